@@ -52,9 +52,9 @@ pub enum ParamsError {
         field: &'static str,
         /// The value that the JSON has.
         got: Shown,
-        /// Smallest value allowed.
+        /// Smallest value that is allowed.
         min: u64,
-        /// Largest value allowed.
+        /// Largest value that is allowed.
         max: u64,
     },
     /// A list, text or object has too many elements, bytes or keys.

@@ -1,9 +1,10 @@
-//! Who a client is, as far as its address tells.
+//! [`ClientAddr`]: the address by which the server tells clients apart.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The address by which what a client keeps here is counted. The port is left out, and of an IPv6
-/// address the last 64 bits: whoever has one of these has all of them.
+/// The address of a client, for which connections, bytes and entries are counted. The port is left out, and
+/// so are the last 64 bits of an IPv6 address, because a host with one address of such a network can use them
+/// all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientAddr(IpAddr);
 

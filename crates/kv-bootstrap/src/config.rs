@@ -1,51 +1,52 @@
-//! What a server and a client may spend: time, connections, memory.
+//! Bounds of a server and of a client: time, connections, memory.
 
 use std::time::Duration;
 
 use crate::secret::Secret;
 
-/// Bounds of a [`KvBootstrapServer`](crate::KvBootstrapServer).
+/// Settings and bounds of a [`KvBootstrapServer`](crate::KvBootstrapServer).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Connections at once. One more closes the one that has been idle longest; if none is idle,
-    /// the new one is answered with 503.
+    /// Most open connections. For one more, the connection that has been idle longest is closed; if none is
+    /// idle, the new connection is answered with 503.
     pub max_connections: usize,
-    /// Connections at once from one client address. One more closes the client's own that has been
-    /// idle longest; if none is idle, the new one is answered with 503.
+    /// Most open connections from one client address. For one more, the client's connection that has been
+    /// idle longest is closed; if none is idle, the new connection is answered with 503.
     pub max_connections_per_client: usize,
-    /// Bytes of a request line with all header fields.
+    /// Longest request line with all header fields, in bytes (431).
     pub max_head: usize,
-    /// Bytes of a request body. A rank record whose JSON is longer is refused with 413, whatever its pieces.
+    /// Longest request body, in bytes (413). A rank record whose JSON is longer cannot be registered.
     pub max_body: usize,
-    /// Bytes of unfinished requests, over all connections. A request beyond that gets 503.
+    /// Most bytes of unfinished requests, over all connections. A request beyond that is answered with 503.
     pub max_buffered: usize,
-    /// The same over the connections of one client address.
+    /// Most bytes of unfinished requests, over the connections of one client address (503).
     pub max_buffered_per_client: usize,
-    /// From the first byte of a request to the end of its header.
+    /// Longest time from the first byte of a request to the end of its header fields (408).
     pub head_timeout: Duration,
-    /// From the end of the header to the end of the body.
+    /// Longest time from the end of the header fields to the end of the body (408).
     pub body_timeout: Duration,
-    /// How long a connection may rest between requests.
+    /// How long a connection may rest between requests before it is closed.
     pub idle_timeout: Duration,
-    /// How long a client may take to read what it was sent.
+    /// How long a client may take to read its answers before the connection is closed.
     pub write_timeout: Duration,
-    /// What requests to `/v1/ranks` must carry as `Authorization: Bearer …`; 401 otherwise. `None`
-    /// lets everybody in who can connect.
+    /// The secret that requests to `/v1/ranks` must carry as `Authorization: Bearer …` (401 otherwise). With
+    /// `None`, every client that can connect may use these routes.
     pub secret: Option<Secret>,
     /// Bounds of the framework's own rank records.
     pub registry: RegistryConfig,
-    /// Whether SGLang's routes are served. They have no credentials: whoever can connect can register
+    /// True to serve SGLang's routes. These have no credentials: every client that can connect can register
     /// there, with or without [`secret`](Self::secret).
     pub sglang: bool,
-    /// Ranks of an engine in SGLang's `/route` table, which holds one engine and its successor.
+    /// Most ranks of an engine in SGLang's `/route` table, which holds one engine and its successor.
     pub max_route_ranks: usize,
-    /// Places of each of these that one client address may hold. One more gets 429.
+    /// Most ranks of each of these engines that one client address may have registered (429).
     pub max_route_ranks_per_client: usize,
-    /// Bytes of that table. A registration beyond that gets 507.
+    /// Most bytes of the `/route` table. A registration beyond that is answered with 507.
     pub max_route_bytes: usize,
-    /// Rooms of SGLang's `/register_dp_rank`. One more forgets the client's own oldest, or gets 507.
+    /// Most rooms of SGLang's `/register_dp_rank`. For one more, the client's own oldest room is forgotten; a
+    /// client without rooms is answered with 507.
     pub max_dp_ranks: usize,
-    /// Rooms of one client address. One more forgets the client's own oldest.
+    /// Most rooms of one client address. For one more, the client's own oldest room is forgotten.
     pub max_dp_ranks_per_client: usize,
     /// How long a room of `/register_dp_rank` is remembered (SGLang: 120 s).
     pub dp_rank_ttl: Duration,
@@ -80,14 +81,14 @@ impl Default for ServerConfig {
 /// Bounds of a [`Registry`](crate::Registry).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Ranks, over all engines.
+    /// Most ranks, over all engines. A registration beyond that is answered with 507.
     pub max_ranks: usize,
-    /// Bytes of all records: their JSON, and for the maps 2 KiB each and 1 KiB for each service. A
-    /// registration beyond that gets 507.
+    /// Most bytes of all records. A record counts with its JSON text, 2 KiB, and 1 KiB for each service. A
+    /// registration beyond that is answered with 507.
     pub max_bytes: usize,
-    /// The same for the records of one client address. A registration beyond that gets 429.
+    /// Most bytes of the records of one client address. A registration beyond that is answered with 429.
     pub max_bytes_per_client: usize,
-    /// Longest lease; longer ones are shortened to it.
+    /// Longest lease. Longer leases are shortened to this, and the answer says so.
     pub max_lease: Duration,
 }
 
@@ -102,16 +103,16 @@ impl Default for RegistryConfig {
     }
 }
 
-/// Timing and bounds of an [`HttpBootstrapClient`](crate::HttpBootstrapClient).
+/// Settings and bounds of an [`HttpBootstrapClient`](crate::HttpBootstrapClient).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// How long a registration lives without being renewed. It is renewed every third of it.
+    /// How long a registration lasts without being renewed. The client renews it after every third of this.
     pub lease: Duration,
-    /// What is sent as `Authorization: Bearer …` to every server, in clear text.
+    /// The secret that is sent as `Authorization: Bearer …` to every server, in clear text.
     pub secret: Option<Secret>,
-    /// From a question to its answer or failure, connecting included.
+    /// Longest time from a request to its answer or failure, the time to connect included.
     pub request_timeout: Duration,
-    /// First pause after a failed registration; doubles from there on.
+    /// Pause after the first failed attempt to register; each further failure doubles the pause.
     pub retry_first: Duration,
     /// Longest pause after a failed registration.
     pub retry_max: Duration,
@@ -119,13 +120,13 @@ pub struct ClientConfig {
     pub idle_timeout: Duration,
     /// How long the addresses of a host name are remembered.
     pub resolve_ttl: Duration,
-    /// Servers talked to at once.
+    /// Most servers with requests or a connection at the same time. Requests to one more fail at once.
     pub max_servers: usize,
-    /// Requests waiting for one server. A lookup beyond that fails at once.
+    /// Most requests that wait for one server. One more fails at once.
     pub max_queue: usize,
-    /// Requests sent to one server before the first is answered.
+    /// Most requests sent to one server before the first of them is answered.
     pub max_pipeline: usize,
-    /// Bytes of one answer.
+    /// Longest body of an answer, in bytes.
     pub max_response: usize,
 }
 

@@ -1,4 +1,4 @@
-//! One connection of the server: bytes in, requests, answers, bytes out.
+//! One connection of the server: bytes are read, requests parsed and answered, and answers written.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use crate::config::ServerConfig;
 use crate::http::{Progress, Reply, Request, RequestLimits, RequestParser, Stage};
 use crate::socket::Socket;
 
-/// Answers waiting to be read by the client beyond which no further request is looked at.
+/// Bytes of unsent answers from which on no further request of the client is parsed.
 const OUTPUT_MARK: usize = 64 << 10;
 /// Bytes read, and requests answered, before other connections get their turn.
 const READS_PER_TURN: usize = 8;
 const REQUESTS_PER_TURN: usize = 64;
-/// How long a client that was told to go may still send: closing with unread input would take the
-/// answer from it.
+/// How long a client may still send after its last answer: closing a socket with unread input would make the
+/// client lose that answer.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A client.
+/// The connection of one client.
 ///
 /// | phase | left when |
 /// |---|---|
 /// | `Serving` | the last answer is decided (`Closing`), the client is gone (closed) |
-/// | `Closing` | everything is sent: `Lingering` |
+/// | `Closing` | all answers are sent: `Lingering` |
 /// | `Lingering` | the client has closed its side, or a second has passed: closed |
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -34,7 +34,7 @@ pub(crate) struct Connection {
     /// Since when there has been something to send.
     output_since: Time,
     phase: Phase,
-    /// When the present request, or part of it, or rest between requests, began.
+    /// When the part in `waiting_for` began: the head, the body, or the pause between requests.
     since: Time,
     waiting_for: Part,
     eof: bool,
@@ -50,20 +50,20 @@ enum Phase {
 /// What the client is expected to send next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// A request, at leisure.
+    /// Nothing: the connection rests between requests.
     Nothing,
     Head,
     Body,
 }
 
-/// What a turn came to.
+/// What the server does with a connection after a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing to do until the socket or the clock says so.
+    /// Wait until the socket is ready or the deadline has passed.
     Wait,
-    /// There is more to do; others first.
+    /// Give the connection another turn, after the others.
     Again,
-    /// Drop the connection.
+    /// Close the connection and drop its value.
     Close,
 }
 
@@ -85,24 +85,24 @@ impl Connection {
         self.socket.stream()
     }
 
-    /// Takes note of what the socket is ready for.
+    /// Notes from an event whether the socket can be read or written.
     pub(crate) fn ready(&mut self, event: &Event) {
         self.socket.ready(event);
     }
 
-    /// Since when it has rested between requests; `None` if it is busy.
+    /// Since when the connection has rested between requests; `None` if it is busy.
     pub(crate) fn idle_since(&self) -> Option<Time> {
         let idle =
             self.phase == Phase::Serving && self.waiting_for == Part::Nothing && self.socket.unsent() == 0;
         idle.then_some(self.since)
     }
 
-    /// Bytes of an unfinished request.
+    /// Bytes of memory that an unfinished request takes.
     pub(crate) fn buffered(&self) -> usize {
         self.parser.buffered() + self.socket.input.capacity()
     }
 
-    /// When [`Connection::overdue`] is due.
+    /// When [`Connection::overdue`] must be called, unless the connection makes progress before.
     pub(crate) fn deadline(&self, config: &ServerConfig) -> Time {
         let output =
             if self.socket.unsent() == 0 { Time::MAX } else { self.output_since + config.write_timeout };
@@ -122,7 +122,7 @@ impl Connection {
         input.min(output)
     }
 
-    /// The deadline has passed. True if the connection is to be dropped.
+    /// Handles a deadline that has passed. Returns true if the connection must be closed.
     pub(crate) fn overdue(&mut self, now: Time) -> bool {
         let slow_request = self.phase == Phase::Serving && self.waiting_for != Part::Nothing;
         if slow_request && self.socket.unsent() == 0 {
@@ -132,7 +132,7 @@ impl Connection {
         true
     }
 
-    /// Gives a last answer to whatever was asked.
+    /// Sends a last answer and reads no further request.
     pub(crate) fn refuse(&mut self, now: Time, reply: Reply) {
         if self.phase == Phase::Serving {
             self.send(now, reply.encode(true, false, false));
@@ -142,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// Reads, answers and writes what can be without waiting.
+    /// Reads, answers and writes as much as possible without blocking.
     pub(crate) fn turn(
         &mut self,
         now: Time,
@@ -213,7 +213,7 @@ impl Connection {
         }
     }
 
-    /// Notes which part of a request is missing, and since when.
+    /// Notes which part of a request the client must send next, and since when.
     fn expect(&mut self, now: Time) {
         let part = match self.parser.stage() {
             Stage::Body => Part::Body,
@@ -226,7 +226,7 @@ impl Connection {
         }
     }
 
-    /// True if bytes, or the end, came in.
+    /// Reads once. True if bytes, or the end of the stream, came in.
     fn read(&mut self, scratch: &mut [u8], budget: &mut usize) -> bool {
         let blocked = self.phase == Phase::Serving && self.socket.unsent() >= OUTPUT_MARK;
         if self.eof || blocked {
@@ -236,7 +236,7 @@ impl Connection {
             Ok(None) => return false,
             Ok(Some(len)) => self.eof = len == 0,
             Err(_) => {
-                // Reset: nobody will read the rest either.
+                // The client has reset the connection, and will not read the rest either.
                 self.eof = true;
                 self.socket.give_up();
             }
@@ -252,14 +252,15 @@ impl Connection {
         self.socket.send(parts);
     }
 
-    /// After the last byte: says so, and waits for the client to go. True if there was progress.
+    /// After the last byte: closes the sending direction, and waits for the client to close its own. True if
+    /// there was progress.
     fn finish(&mut self, now: Time) -> bool {
         if self.socket.unsent() > 0 {
             return false;
         }
         self.phase = Phase::Lingering;
         self.since = now;
-        // The client may be gone already; then reading finds out.
+        // If the client is gone already, reading finds that out.
         self.eof |= self.socket.finish().is_err();
         true
     }

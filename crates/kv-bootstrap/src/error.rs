@@ -1,4 +1,4 @@
-//! Why a server or a client could not be started.
+//! Why a bootstrap server or a bootstrap client could not be started.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,28 +7,29 @@ use std::net::SocketAddr;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapServerError {
-    /// The address is not `host:port`, or the host has no address. Check the configuration.
+    /// The address is not `host:port`, or the host name has no address. Check the configuration.
     #[error("cannot listen on {addr:?}: {source}")]
     Address {
         /// The address as it was given.
         addr: String,
-        /// Why it cannot be used.
+        /// Why the address cannot be used.
         source: io::Error,
     },
-    /// The address is taken, or not of this machine. Choose another, or port 0 for any.
+    /// The address is in use, or is not an address of this machine. Choose another, or port 0 for a free
+    /// port.
     #[error("cannot listen on {addr}: {source}")]
     Bind {
-        /// The address.
+        /// The socket address that was refused.
         addr: SocketAddr,
-        /// Why it cannot be used.
+        /// Why the system refused the address.
         source: io::Error,
     },
-    /// The operating system refused a resource: raise the limit on descriptors or threads.
+    /// The operating system refused a resource. Raise the limit on descriptors or threads.
     #[error("{call} failed: {source}")]
     Os {
-        /// The call.
+        /// Name of the system call.
         call: &'static str,
-        /// Why it failed.
+        /// The error of the system call.
         source: io::Error,
     },
 }
@@ -37,12 +38,12 @@ pub enum BootstrapServerError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapClientError {
-    /// The operating system refused a resource: raise the limit on descriptors.
+    /// The operating system refused a resource. Raise the limit on descriptors.
     #[error("{call} failed: {source}")]
     Os {
-        /// The call.
+        /// Name of the system call.
         call: &'static str,
-        /// Why it failed.
+        /// The error of the system call.
         source: io::Error,
     },
 }

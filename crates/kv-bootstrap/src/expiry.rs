@@ -1,4 +1,4 @@
-//! When what is kept for a limited time ends: the one expiry of all tables and connections.
+//! [`Expiry`]: keys by the time at which they end, for tables and connections.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ impl<K: Ord> Expiry<K> {
         self.0.insert((at, key));
     }
 
-    /// Forgets a key, whose end was to be `at`.
+    /// Forgets a key that was inserted with the end `at`.
     pub(crate) fn remove(&mut self, at: Time, key: K) {
         self.0.remove(&(at, key));
     }
@@ -27,7 +27,7 @@ impl<K: Ord> Expiry<K> {
         self.0.pop_first().map(|(_, key)| key)
     }
 
-    /// When the next key ends.
+    /// When the next key ends; `None` without keys.
     pub(crate) fn next(&self) -> Option<Time> {
         self.0.first().map(|(at, _)| *at)
     }

@@ -1,4 +1,4 @@
-//! Entrances for fuzzing: what the bytes of clients and servers pass through.
+//! Entry points for fuzzing: functions through which the bytes of clients and servers pass. Not a public API.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,8 +10,8 @@ use crate::http::{Progress, Request, RequestLimits, RequestParser, ResponseParse
 use crate::record::RankJson;
 use crate::routes::Tables;
 
-/// Requests of one connection, answered by a server with small tables. The requests are the same
-/// however the stream is cut.
+/// Parses the bytes of one connection as requests and answers them with small tables. Asserts that the
+/// requests are the same however the stream is cut into pieces.
 pub fn requests(bytes: &[u8]) {
     let whole = parse(bytes, bytes.len().max(1));
     let cut = parse(bytes, 7);
@@ -27,7 +27,7 @@ pub fn requests(bytes: &[u8]) {
     let mut tables = Tables::new(&config);
     for (at, request) in (0..).zip(whole.unwrap_or_else(|requests| requests)) {
         let now = Time::from_nanos(at * 1_000_000_000);
-        // Clients in turn, so that shares of a table are met too.
+        // Several clients in turn, so that the limits of one client are reached too.
         let client = IpAddr::V4(Ipv4Addr::from_bits((at % 3) as u32)).into();
         let reply = tables.answer(now, client, &request);
         let parts = reply.encode(request.http11, request.keep_alive, request.method == "HEAD");
@@ -36,7 +36,7 @@ pub fn requests(bytes: &[u8]) {
     }
 }
 
-/// The requests in the bytes; `Err` with those before the first that is malformed.
+/// The requests in the bytes; `Err` with the requests before the first malformed one.
 fn parse(bytes: &[u8], piece: usize) -> Result<Vec<Request>, Vec<Request>> {
     let mut parser = RequestParser::new(RequestLimits { max_head: 4096, max_body: 1 << 16 });
     let (mut input, mut requests) = (BytesMut::new(), Vec::new());
@@ -54,7 +54,7 @@ fn parse(bytes: &[u8], piece: usize) -> Result<Vec<Request>, Vec<Request>> {
     Ok(requests)
 }
 
-/// Answers of a server, and the rank records in them.
+/// Parses the bytes of a connection as answers of a server, and the rank records in the answers.
 pub fn responses(bytes: &[u8]) {
     let mut parser = ResponseParser::new(1 << 16);
     let mut input = BytesMut::new();
@@ -70,7 +70,7 @@ pub fn responses(bytes: &[u8]) {
     let _ = parser.parse(&mut input, true);
 }
 
-/// One rank record.
+/// Parses the bytes as the JSON of one rank record.
 pub fn record(bytes: &[u8]) {
     if let Ok(json) = serde_json::from_slice::<RankJson>(bytes) {
         valid_record(json);
@@ -81,7 +81,7 @@ fn valid_record(json: RankJson) {
     if let Ok(record) = json.into_record() {
         for offer in &record.offers {
             if let Ok(geometry) = offer.geometry(record.parallel) {
-                // What passes the check of the KV service can be told to others as it is.
+                // A geometry that passes the check of the KV service can be offered to others unchanged.
                 let again = ServiceOffer::kv(&geometry).and_then(|offer| {
                     let record = RankRecord { offers: vec![offer.clone()], ..record.clone() };
                     record.check().map(|()| offer)

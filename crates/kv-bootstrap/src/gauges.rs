@@ -1,27 +1,28 @@
-//! What a server keeps.
+//! [`BootstrapGauges`]: how much a server keeps.
 
-/// What a [`KvBootstrapServer`](crate::KvBootstrapServer) keeps: each of these has a bound in
-/// [`ServerConfig`](crate::ServerConfig). Bytes are upper bounds: texts as they are, and a generous
-/// flat share of the maps for each entry.
+/// How much a [`KvBootstrapServer`](crate::KvBootstrapServer) keeps. Each number but `lookup_steps` has a
+/// bound in [`ServerConfig`](crate::ServerConfig). Bytes are upper bounds: the length of texts, and a flat
+/// share of the maps for each entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct BootstrapGauges {
-    /// Ranks of `/v1/ranks`.
+    /// Ranks that are registered with `/v1/ranks`.
     pub ranks: usize,
-    /// Bytes of their records, those that left but are still being sent included.
+    /// Bytes of the records of `/v1/ranks`. Records that were removed count while an answer with them is
+    /// being sent.
     pub rank_bytes: usize,
-    /// Engines and ranks that all lookups so far have looked at. Only rises.
+    /// Engines and ranks that all lookups so far have looked at. This number only rises.
     pub lookup_steps: u64,
-    /// Places of SGLang's `/route`.
+    /// Ranks that are registered with SGLang's `/route`.
     pub route_ranks: usize,
-    /// Their bytes.
+    /// Bytes of the table of SGLang's `/route`.
     pub route_bytes: usize,
-    /// Rooms of SGLang's `/register_dp_rank`.
+    /// Rooms that are registered with SGLang's `/register_dp_rank`.
     pub rooms: usize,
-    /// Their bytes.
+    /// Bytes of the table of SGLang's `/register_dp_rank`.
     pub room_bytes: usize,
-    /// Open connections.
+    /// Connections that are open, those that are being refused included.
     pub connections: usize,
-    /// Bytes of unfinished requests over all connections.
+    /// Bytes of unfinished requests, over all connections.
     pub buffered: usize,
 }

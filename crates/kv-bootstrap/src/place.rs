@@ -1,8 +1,9 @@
-//! Where a rank stands among those of its engine.
+//! Where a rank stands among the ranks of its engine.
 
 use kv_core::Parallel;
 
-/// A rank's place in the groups of its engine. Places are ordered as a replica is handed out.
+/// A rank's place in the parallel groups of its engine. Places are ordered as the ranks of a replica are
+/// answered: by data-parallel, pipeline, prefill-context and tensor-parallel rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) dp: u32,

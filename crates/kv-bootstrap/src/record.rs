@@ -1,4 +1,5 @@
-//! A rank record as JSON: what `PUT /v1/ranks` takes and `GET /v1/ranks` gives.
+//! The JSON of the framework's own routes: a rank record as `PUT /v1/ranks` takes it and `GET /v1/ranks`
+//! returns it, and the bodies of the other requests and answers.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,24 +9,25 @@ use kv_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The JSON form of a [`RankRecord`]: the same fields, bytes in base64, and on the way to the server the
-/// lease. Fields that are not known are ignored.
+/// The JSON form of a [`RankRecord`]: the same fields, with bytes in base64. A request to the server has the
+/// lease beside them. Unknown fields are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankJson {
-    /// Engine and rank.
+    /// The engine's id, and the rank's number within the engine.
     pub worker: WorkerId,
-    /// The life of the worker that the record describes.
+    /// The incarnation of the worker that the record describes.
     pub incarnation: Incarnation,
-    /// What the worker does.
+    /// Whether the worker computes prompts, generates tokens, or encodes.
     pub role: WorkerRole,
-    /// The rank's place in the engine's parallel groups; a single rank if it is left out.
+    /// The rank's place in the engine's parallel groups. A record without this field is of a single rank.
     #[serde(default)]
     pub parallel: Parallel,
-    /// The ways to reach the worker.
+    /// The transports by which the worker can be reached, the preferred one first.
     pub transports: Vec<TransportJson>,
-    /// The services of the worker.
+    /// The services that the worker offers to peers.
     pub offers: Vec<OfferJson>,
-    /// How long the registration lives unless renewed, in milliseconds. Requests only.
+    /// How long the registration lasts unless renewed, in milliseconds. Only in requests; without this field
+    /// the server chooses five seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
 }
@@ -33,80 +35,82 @@ pub struct RankJson {
 /// The JSON form of a [`TransportOffer`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportJson {
-    /// The transport's name.
+    /// The transport's name: `local`, for instance.
     pub name: String,
-    /// The version of the metadata's form.
+    /// The version of the form of `metadata`.
     pub version: u16,
-    /// The metadata, standard base64 with padding.
+    /// The transport's metadata, in standard base64 with padding.
     pub metadata: String,
 }
 
 /// The JSON form of a [`ServiceOffer`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferJson {
-    /// The service's name.
+    /// The service's name: `kv`, for instance.
     pub service: String,
     /// The oldest version of the service's protocol that the worker speaks.
     pub min: u16,
-    /// The newest.
+    /// The newest version of the service's protocol that the worker speaks.
     pub max: u16,
-    /// The text that must be the same on both sides.
+    /// A text that must be the same on both sides, or the peers refuse each other.
     #[serde(default)]
     pub compatibility: String,
-    /// The service's data, standard base64 with padding.
+    /// The service's data, in standard base64 with padding. For the KV service: the worker's geometry.
     #[serde(default)]
     pub data: String,
 }
 
-/// Which registration: the body of `DELETE /v1/ranks`, and with a lease of `POST /v1/ranks/renew`.
+/// Names one registration: the body of `DELETE /v1/ranks`, and with a lease the body of
+/// `POST /v1/ranks/renew`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseJson {
-    /// Engine and rank.
+    /// The engine's id, and the rank's number within the engine.
     pub worker: WorkerId,
-    /// The life of the worker that registered.
+    /// The incarnation of the worker that registered.
     pub incarnation: Incarnation,
-    /// How much longer the registration shall live, in milliseconds.
+    /// How long the registration lasts from this request on, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
 }
 
-/// The answer to a registration or renewal.
+/// The answer 200 to a registration or renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantJson {
-    /// How long the registration lives from the request on, in milliseconds.
+    /// How long the registration lasts from the request on, in milliseconds: the server may have shortened
+    /// what was asked for.
     pub lease_ms: u64,
 }
 
-/// The answer 503 of `GET /v1/ranks`.
+/// The answer 503 of `GET /v1/ranks`: ranks of the replica are missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotReadyJson {
-    /// For people.
+    /// The same as a sentence, for logs.
     pub error: String,
     /// Ranks of the replica that have registered.
     pub registered: u32,
-    /// Ranks of the replica.
+    /// Ranks that the replica has when complete.
     pub expected: u32,
 }
 
-/// JSON that is no record of a worker. Fix the sender.
+/// Why JSON is not a valid rank record. The sender must be corrected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RankJsonError {
-    /// Bytes that are not base64.
-    #[error("{field} is not base64: {error}")]
+    /// The text of a field is not base64.
+    #[error("{field} is not standard base64 with padding: {error}")]
     Base64 {
-        /// The field.
+        /// Name of the JSON field.
         field: &'static str,
         /// What is wrong with the text.
         error: base64::DecodeError,
     },
-    /// A record that no worker can have.
+    /// The fields contradict each other, or one of them is out of its range.
     #[error(transparent)]
     Record(#[from] RecordError),
 }
 
 impl RankJson {
-    /// The JSON form of a record.
+    /// The JSON form of a record; `lease_ms` is the lease in milliseconds, for requests only.
     pub fn new(record: &RankRecord, lease_ms: Option<u64>) -> RankJson {
         let transports = record.transports.iter().map(|transport| TransportJson {
             name: transport.name.clone(),
@@ -131,7 +135,7 @@ impl RankJson {
         }
     }
 
-    /// The record, if a worker could have sent it.
+    /// The record that the JSON describes, if the record is valid.
     pub fn into_record(self) -> Result<RankRecord, RankJsonError> {
         let transports = self.transports.into_iter().map(|json| {
             let metadata = bytes("transports.metadata", &json.metadata)?;

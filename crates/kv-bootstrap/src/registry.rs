@@ -1,5 +1,5 @@
-//! The framework's own rank records: who is registered, for how long, and which replicas are
-//! complete. No I/O and no clock: `now` is an argument. What a service tells its peers is opaque here.
+//! The framework's own rank records: which ranks are registered, for how long, and which replicas are
+//! complete. No I/O and no clock: `now` is an argument. The registry does not look into the data of services.
 
 mod engine;
 mod error;
@@ -22,25 +22,26 @@ use crate::expiry::Expiry;
 use crate::place::Place;
 use crate::record::RankJson;
 
-/// What a rank costs beside its JSON text: its share of the maps. An upper bound, not a measurement.
+/// Bytes counted for a rank beside its JSON text: its share of the maps. An upper bound, not a measurement.
 const RANK_BYTES: usize = 2048;
-/// The same for each of its services.
+/// Bytes counted for each service of a rank.
 const SERVICE_BYTES: usize = 1024;
 
-/// Rank records with leases.
+/// The table of rank records with leases, behind `/v1/ranks`.
 ///
-/// An engine is the set of live ranks with one engine id. All of them have the same role, the same
-/// sizes of parallel groups and the same services, and no two the same place in the groups. The ranks
-/// of one data-parallel replica are handed out together or not at all, in the order of
+/// An engine is the set of registered ranks with one engine id. All of them have the same role, the same
+/// parallel sizes and the same services, and no two of them have the same place in the parallel groups. The
+/// ranks of one data-parallel replica are answered together or not at all, in the order of
 /// `(pp_rank, pcp_rank, tp_rank)`.
 ///
-/// A worker that registers with another incarnation replaces its former life at once, and the
-/// former life cannot come back while the newer one is registered.
+/// A worker that registers with another incarnation replaces its earlier registration at once, and the
+/// earlier incarnation cannot register again while the newer one is registered.
 ///
-/// Every method first forgets the ranks whose lease has ended by `now`.
+/// Every method with an argument `now` first forgets the ranks whose lease has ended by then.
 ///
-/// What is kept is counted in bytes, over all and by client, until the last answer that holds it is
-/// gone too: a client that does not read its answers cannot keep records in memory uncounted.
+/// The memory of records is counted in bytes, in total and by client. A record counts until the last answer
+/// that contains it is sent, so that a client that does not read its answers cannot keep records in memory
+/// uncounted.
 #[derive(Debug)]
 pub struct Registry {
     config: RegistryConfig,
@@ -53,7 +54,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// An empty registry.
+    /// An empty registry with these bounds.
     pub fn new(config: RegistryConfig) -> Registry {
         Registry {
             config,
@@ -66,7 +67,9 @@ impl Registry {
         }
     }
 
-    /// Registers a rank, or replaces what is known of it. Returns the lease granted.
+    /// Registers a rank for the time `lease`, or replaces its registration. `client` is the address that the
+    /// record's bytes are counted for. Returns the lease granted, which is at most
+    /// [`RegistryConfig::max_lease`].
     pub fn register(
         &mut self,
         now: Time,
@@ -102,7 +105,8 @@ impl Registry {
         Ok(lease)
     }
 
-    /// Prolongs a lease.
+    /// Prolongs a registration to `lease` from `now` on. Returns the lease granted, which is at most
+    /// [`RegistryConfig::max_lease`].
     pub fn renew(
         &mut self,
         now: Time,
@@ -123,7 +127,7 @@ impl Registry {
         Ok(lease)
     }
 
-    /// Removes a registration; only the life that made it can.
+    /// Removes a registration. Only the incarnation that registered can do so.
     pub fn withdraw(
         &mut self,
         now: Time,
@@ -136,15 +140,20 @@ impl Registry {
         Ok(())
     }
 
-    /// All ranks of a replica, each as the JSON text of a [`RankJson`], in rank order.
+    /// All ranks of a replica, each as the JSON text of a [`RankJson`], in the order of
+    /// `(pp_rank, pcp_rank, tp_rank)`.
     ///
-    /// Without `service`, engines with any services may answer; without `engine`, the engine with the
-    /// smallest id of those in the role whose replica is complete does. For `number % dp_size`, which is
-    /// another replica in every engine, the smallest engine with all replicas complete comes first, then
-    /// up to 16 with some. If none can answer, an engine that could once its ranks are there decides how
-    /// many are reported missing.
+    /// `service` and `engine` narrow the search. Without `engine`, the engine with the smallest id answers,
+    /// of the engines with this role and service whose replica is complete. [`Replica::Modulo`] may mean
+    /// another replica in every engine: the smallest engine with all replicas complete comes first, then up
+    /// to 16 engines with some complete.
     ///
-    /// No search looks at more than these few engines, and at no rank but those of the answer.
+    /// A lookup costs time for these few engines and the ranks of the answer, however many are registered.
+    ///
+    /// # Errors
+    ///
+    /// [`LookupError::NotReady`] if an engine has the replica but ranks of it are missing,
+    /// [`LookupError::Unknown`] if there is no such engine.
     pub fn lookup(
         &mut self,
         now: Time,
@@ -181,23 +190,23 @@ impl Registry {
         }
     }
 
-    /// When the next lease ends.
+    /// When the next lease ends; `None` if no rank is registered.
     pub fn next_timeout(&self) -> Option<Time> {
         self.expiry.next()
     }
 
-    /// How many ranks are registered.
+    /// How many ranks are registered, over all engines.
     pub fn len(&self) -> usize {
         self.ranks
     }
 
-    /// Bytes of all records, with what it takes to keep them: an upper bound. Records that have left
-    /// count until the last answer with them is sent.
+    /// Bytes that all records take, their share of the maps included: an upper bound. A record that was
+    /// removed counts until the last answer that contains it is sent.
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// Engines and ranks that all lookups so far have looked at.
+    /// Engines and ranks that all lookups so far have looked at: a measure of their cost, which only rises.
     pub fn steps(&self) -> u64 {
         self.steps
     }

@@ -1,4 +1,4 @@
-//! What each request means: the tables behind the server, and their answers.
+//! The routes of the server: the tables behind them, and the answers.
 //!
 //! | route | answers |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | `DELETE /v1/ranks` | 200 `{}`; 400; 401; 404; 409 |
 //! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&service=…`, `&engine=…`) | 200 list of [`RankJson`]; 400; 401; 404; 503 [`NotReadyJson`] |
 //!
-//! 429 means that the client's share is full, 507 that the server is; both name the bound and what it
-//! would have come to. A text that is too long is 400 with the field, its length and the maximum.
+//! 429 means that the client's share is full, 507 that the server is full; both name the bound and the value
+//! that would have exceeded it. A text that is too long is 400 with the field, its length and the maximum.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,12 +36,12 @@ use crate::sglang::{Int, ROOM_BYTES, Rooms, RouteJson, RouteLimits, RouteMiss, R
 
 /// Most rooms in one `/query_dp_ranks`.
 const MAX_ROOMS: usize = 1 << 16;
-/// Longest body of a registration at one of SGLang's routes; real ones have about 1 KiB.
+/// Longest body of a registration at one of SGLang's routes, in bytes; real bodies have about 1 KiB.
 const MAX_SGLANG_BODY: usize = 32 << 10;
-/// Lease of a registration that names none.
+/// Lease of a registration that does not name one.
 const DEFAULT_LEASE: Duration = Duration::from_secs(5);
 
-/// Everything that the server remembers.
+/// All tables of the server, with the settings that decide which requests may use them.
 #[derive(Debug)]
 pub(crate) struct Tables {
     registry: Registry,
@@ -89,7 +89,7 @@ impl Tables {
         all.into_iter().flatten().min()
     }
 
-    /// What is kept.
+    /// How much the tables keep.
     pub(crate) fn gauges(&self) -> BootstrapGauges {
         BootstrapGauges {
             ranks: self.registry.len(),
@@ -103,7 +103,7 @@ impl Tables {
         }
     }
 
-    /// The answer. An answer to HEAD is that to GET; who sends it leaves the body out.
+    /// The answer to a request. HEAD is answered as GET; the caller leaves the body out.
     pub(crate) fn answer(&mut self, now: Time, client: ClientAddr, request: &Request) -> Reply {
         let ours = request.path.starts_with("/v1/");
         let admitted = |secret: &Secret| secret.admits(request.authorization.as_deref());
@@ -219,7 +219,8 @@ impl Tables {
     fn renew_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
         let body: LeaseJson = json_body(request)?;
         let lease = lease(body.lease_ms)?;
-        // Another life registered is as good as none: the client registers again, and is told then.
+        // A registration of another incarnation is answered as if there were none: the client then registers
+        // again, and learns the conflict from that answer.
         let renewed = self.registry.renew(now, &body.worker, body.incarnation, lease);
         renewed.map(grant).map_err(|error| refusal(404, &error.to_string()))
     }
@@ -265,13 +266,13 @@ impl Tables {
     }
 }
 
-/// The body of a request to one of SGLang's routes, which refuse in plain text.
+/// The body of a request to one of SGLang's routes, whose refusals are plain text.
 fn text_body<T: DeserializeOwned>(request: &Request) -> Result<T, Reply> {
     let body = request.body.as_deref().ok_or_else(|| Reply::text(411, "the request has no body"))?;
     serde_json::from_slice(body).map_err(|error| Reply::text(400, format!("the body is not valid: {error}")))
 }
 
-/// The same, of a route where no body is long.
+/// The body of a request to a registration route of SGLang's, where a long body is refused with 413.
 fn short_body<T: DeserializeOwned>(request: &Request) -> Result<T, Reply> {
     match request.body.as_ref().map(Vec::len) {
         Some(got) if got > MAX_SGLANG_BODY => {
@@ -308,7 +309,7 @@ fn grant(lease: Duration) -> Reply {
     Reply::json(200, &GrantJson { lease_ms })
 }
 
-/// A JSON list of values that are JSON already: the records are shared, not copied.
+/// A JSON list of values that are JSON texts already. The texts are shared, not copied.
 fn list(bodies: Vec<Bytes>) -> Reply {
     let mut parts = Vec::with_capacity(2 * bodies.len() + 1);
     for (number, body) in bodies.into_iter().enumerate() {

@@ -5,7 +5,8 @@ use kv_core::{
     EngineId, Incarnation, Parallel, RankRecord, ServiceOffer, TransportOffer, WorkerId, WorkerRole,
 };
 
-/// A record: engine, rank, life, then (size, rank) of tp, pp and dp.
+/// A record of the rank `rank` of `engine`. `life` makes the incarnation; `tp`, `pp` and `dp` are each a pair
+/// of size and rank.
 pub(crate) fn record(
     engine: &str,
     rank: u32,
@@ -29,7 +30,7 @@ pub(crate) fn record(
     RankRecord::new(who, WorkerRole::Prefill, parallel, vec![transport], vec![offer("kv")]).unwrap()
 }
 
-/// An offer of a service, with data that mean nothing.
+/// An offer of a service, with data that no service can read.
 pub(crate) fn offer(service: &str) -> ServiceOffer {
     let (service, compatibility) = (service.to_owned(), String::new());
     ServiceOffer { service, min: 1, max: 2, compatibility, data: Bytes::from_static(b"\xffdata\0") }

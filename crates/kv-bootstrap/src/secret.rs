@@ -4,42 +4,46 @@ use std::fmt;
 use std::hint::black_box;
 use std::sync::Arc;
 
-/// Shortest secret, in bytes: 128 bits in hexadecimal digits are twice as long.
+/// Shortest secret, in bytes. (128 random bits in hexadecimal digits have 32.)
 const MIN: usize = 16;
 /// Longest secret, in bytes.
 const MAX: usize = 512;
 
-/// What a client shows a server to be let in: 16 to 512 printable ASCII characters without spaces.
+/// The secret by which a server recognizes its clients: 16 to 512 printable ASCII characters without spaces.
 ///
-/// It is sent in clear text. It keeps out whoever can reach the port, not whoever can read the
-/// network; for that, put TLS in front of the server and of its clients.
+/// Clients send the secret in clear text. So it keeps out clients that can reach the port, but not those that
+/// can read the network: against these, put TLS in front of the server and of its clients.
+///
+/// Two secrets are compared in a time that does not depend on where they differ, and the debug form shows
+/// nothing of the text.
 #[derive(Clone)]
 pub struct Secret(Arc<str>);
 
-/// A text that cannot be a secret.
+/// Why a text cannot be a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
-    /// Too short to be one, or too long for a header field.
+    /// The text is too short to be secret, or too long for a header field.
     #[error("the secret has {got} bytes; it must have {min} to {max}")]
     Length {
-        /// Its length.
+        /// Length of the text, in bytes.
         got: usize,
-        /// The shortest allowed.
+        /// Shortest length allowed, in bytes.
         min: usize,
-        /// The longest allowed.
+        /// Longest length allowed, in bytes.
         max: usize,
     },
-    /// A character that a header field cannot carry: often the line end of the file it was read from.
-    #[error("byte {at} of the secret is not a printable ASCII character")]
+    /// The text has a character that a header field cannot carry: often the line end of the file that the
+    /// secret was read from.
+    #[error("byte {at} of the secret is not a printable ASCII character; remove spaces and line ends")]
     Character {
-        /// Where.
+        /// Position of the first such byte, from 0.
         at: usize,
     },
 }
 
 impl Secret {
-    /// Takes a text as a secret.
+    /// A secret with this text, which is used as it is: nothing is trimmed.
     pub fn new(text: &str) -> Result<Secret, SecretError> {
         if !(MIN..=MAX).contains(&text.len()) {
             return Err(SecretError::Length { got: text.len(), min: MIN, max: MAX });
@@ -50,13 +54,13 @@ impl Secret {
         }
     }
 
-    /// The header field that shows it, with its line end.
+    /// The `Authorization` header field that carries the secret, with its line end.
     pub(crate) fn field(&self) -> String {
         format!("Authorization: Bearer {}\r\n", self.0)
     }
 
-    /// Whether an `Authorization` header field shows it. How long that takes depends on the length
-    /// of what was shown, never on where it differs.
+    /// True if the value of an `Authorization` header field carries the secret. The time that this takes
+    /// depends on the length of the value, never on where it differs.
     pub(crate) fn admits(&self, shown: Option<&[u8]>) -> bool {
         let Some((scheme, token)) = shown.and_then(|value| value.split_at_checked("Bearer ".len())) else {
             return false;

@@ -1,4 +1,4 @@
-//! The server: one thread, one `mio::Poll`.
+//! [`KvBootstrapServer`]: one thread with one `mio::Poll` that accepts connections and answers requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -24,15 +24,15 @@ use crate::routes::Tables;
 
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
-/// Connections accepted before the others get their turn.
+/// Most connections accepted in one turn, before the open connections are served.
 const ACCEPTS_PER_TURN: usize = 64;
-/// Connections beyond the limit that are kept until they have their 503.
+/// Most connections beyond the limit that are kept until their answer 503 is sent.
 const REFUSED: usize = 64;
-/// How long to wait when the process has no descriptor left for another connection.
+/// How long the server waits when the process has no descriptor left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A bootstrap server (seed: `KVBootstrapServer`): it serves from its own thread until it is
-/// stopped or dropped. The crate's documentation lists its routes.
+/// A bootstrap server, as SGLang's `KVBootstrapServer`: it serves from its own thread until it is stopped or
+/// dropped. The [crate's page](crate) lists the routes.
 #[derive(Debug)]
 pub struct KvBootstrapServer {
     local_addr: SocketAddr,
@@ -43,12 +43,18 @@ pub struct KvBootstrapServer {
 }
 
 impl KvBootstrapServer {
-    /// Binds `addr` (`host:port`; port 0 picks one) and serves with the default bounds.
+    /// Binds `addr` (`host:port`; with port 0 the system picks a port) and serves with
+    /// [`ServerConfig::default`].
     pub fn start(addr: &str) -> Result<KvBootstrapServer, BootstrapServerError> {
         KvBootstrapServer::start_with(addr, ServerConfig::default())
     }
 
-    /// Binds `addr` and serves within the bounds given.
+    /// Binds `addr` (`host:port`; with port 0 the system picks a port) and serves with `config`.
+    ///
+    /// # Errors
+    ///
+    /// [`BootstrapServerError`] if the address cannot be used, or the system refuses a descriptor or the
+    /// thread.
     pub fn start_with(addr: &str, config: ServerConfig) -> Result<KvBootstrapServer, BootstrapServerError> {
         let mut listener = bind(addr)?;
         let os = |call| move |source| BootstrapServerError::Os { call, source };
@@ -78,12 +84,12 @@ impl KvBootstrapServer {
         Ok(KvBootstrapServer { local_addr, stop, waker, gauges, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on, with the port that the system picked.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// What the server keeps, as of its last turn.
+    /// How much the server keeps (ranks, bytes, connections), as of the last turn of its thread.
     pub fn gauges(&self) -> BootstrapGauges {
         *self.gauges.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,7 +161,7 @@ struct Service {
     stop: Arc<AtomicBool>,
 }
 
-/// What one client address takes of the server.
+/// Connections and buffered bytes of one client address.
 #[derive(Default)]
 struct Share {
     connections: usize,
@@ -171,11 +177,11 @@ struct Slot {
 }
 
 enum Accept {
-    /// There may be connections waiting.
+    /// Connections may wait to be accepted.
     Now,
-    /// There were none.
+    /// No connection waited the last time.
     WhenReadable,
-    /// There is no descriptor for another one.
+    /// The process has no descriptor for another connection; try again at this time.
     At(Time),
 }
 
@@ -234,7 +240,7 @@ impl Service {
             return Some(Duration::ZERO);
         }
         let next = [accept, self.deadlines.next(), self.tables.next_timeout()].into_iter().flatten().min()?;
-        // epoll counts in milliseconds: round up, or the last of them would be a busy loop.
+        // epoll counts in milliseconds: round up, or the last millisecond would be a busy loop.
         Some(next.since(self.now()) + Duration::from_millis(1))
     }
 
@@ -354,7 +360,7 @@ impl Service {
         if full {
             connection.refuse(now, Reply::text(503, "too many connections"));
             if self.slots.len() >= self.config.max_connections + REFUSED {
-                // No room even for saying so in peace: one attempt.
+                // Too many connections are being refused already: send the answer at once, or not at all.
                 connection.turn(now, &mut [0; 4096], &mut |_| Reply::text(503, "too many connections"));
                 return;
             }
@@ -372,8 +378,8 @@ impl Service {
         self.enqueue(key);
     }
 
-    /// Closes the connection, of this client if one is named, that has been idle longest. False if
-    /// all are busy.
+    /// Closes the connection that has been idle longest: of the client `of`, or of any client. False if all
+    /// of them are busy.
     fn close_idle(&mut self, of: Option<ClientAddr>) -> bool {
         let slots = self.slots.iter().filter(|(_, slot)| of.is_none_or(|client| client == slot.client));
         let idle = slots.filter_map(|(key, slot)| Some((slot.connection.idle_since()?, key)));

@@ -1,6 +1,6 @@
-//! SGLang's table of prefill ranks, as its `/route` speaks of it.
+//! SGLang's table of prefill ranks, behind the route `/route`.
 //!
-//! SGLang's own server counts registrations; here distinct ranks are counted, so that a repeated
+//! SGLang's own server counts registrations. This table counts distinct ranks, so that a repeated
 //! registration never hides a missing rank.
 
 mod claim;
@@ -24,9 +24,9 @@ use crate::place::Place;
 /// Bounds of a [`RouteTable`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RouteLimits {
-    /// Ranks of an engine.
+    /// Most ranks of an engine.
     pub(crate) max_ranks: usize,
-    /// Places held by registrations of one client.
+    /// Most places of an engine that one client may have registered.
     pub(crate) max_per_client: usize,
     pub(crate) max_bytes: usize,
     pub(crate) max_lease: Duration,
@@ -34,22 +34,22 @@ pub(crate) struct RouteLimits {
 
 /// The ranks of SGLang's prefill engine.
 ///
-/// SGLang's ranks register once and send nothing afterwards, so that silence says nothing about
-/// them: a registration ends by replacement (or by its lease, if it asked for one). The rules see
-/// to it that a live engine stays, and that the ports of a former life of it leave:
+/// SGLang's ranks register once and send nothing afterwards, so a silent rank may well be alive: a
+/// registration ends when it is replaced, or by its lease if it asked for one. These rules keep a live engine
+/// in the table, and remove the ports of a former life of the engine:
 ///
 /// - The same place, address and port again is the same registration.
-/// - A place that comes with another address or port has restarted. Its engine's ranks restart
-///   together: those that the same client registered *before the former registration of this
-///   place* belong to the former life. Those registered after it may belong to either and stay.
+/// - A place that is registered with another address or port has restarted. The ranks of an engine restart
+///   together: ranks that the same client registered *before the previous registration of this place* belong
+///   to the former life. Ranks registered after it may belong to either life, and stay.
 /// - While ranks of the new life are missing, the last complete set of ranks is answered, if there
-///   was one; afterwards nothing of it is left. So a single stray registration costs a live engine
+///   was one; afterwards nothing of that set is left. So a single stray registration costs a live engine
 ///   at most its own place, and only where it was the engine's first to register.
-/// - A place that comes with other sizes, another policy or layout begins a second engine beside
+/// - A place that is registered with other sizes, another policy or layout begins a second engine beside
 ///   the first, which takes over once it is complete.
 ///
-/// No registration of one client removes what another has registered at another place; a place
-/// itself belongs to who registered it last, as in SGLang.
+/// No registration of one client removes what another client has registered at another place. A place belongs
+/// to the client that registered it last, as in SGLang.
 #[derive(Debug)]
 pub(crate) struct RouteTable {
     limits: RouteLimits,
@@ -67,7 +67,7 @@ impl RouteTable {
         RouteTable { limits, engine: None, rival: None, expiry: Expiry::default(), bytes: 0, next_seq: 0 }
     }
 
-    /// Registers a rank, or replaces what is known of it.
+    /// Registers a rank, or replaces its registration.
     pub(crate) fn register(
         &mut self,
         now: Time,
@@ -117,7 +117,7 @@ impl RouteTable {
         Ok(())
     }
 
-    /// Whether the claim begins an engine (true) or belongs to one that is known (false).
+    /// True if the registration begins a new engine, false if it belongs to an engine in the table.
     fn choose(
         &self,
         now: Time,
@@ -158,7 +158,7 @@ impl RouteTable {
         if held > self.limits.max_per_client {
             return Err(RouteError::ClientFull { would_be: held, max: self.limits.max_per_client });
         }
-        // What is replaced is still counted, so that a table that is full to the brim refuses it.
+        // The registration that is replaced still counts, so a completely full table refuses a replacement.
         let bytes = self.bytes + RANK_BYTES + info.rank_ip.len() + about.bytes();
         if bytes > self.limits.max_bytes {
             return Err(RouteError::Full { would_be: bytes, max: self.limits.max_bytes });
@@ -166,7 +166,7 @@ impl RouteTable {
         Ok(())
     }
 
-    /// The engine, once all its ranks are there.
+    /// What is known about the engine, once all its ranks are registered.
     pub(crate) fn info(&mut self, now: Time) -> Result<&ServerInfo, RouteMiss> {
         self.expire(now);
         match &self.engine {
@@ -176,7 +176,7 @@ impl RouteTable {
         }
     }
 
-    /// One rank, once all are there.
+    /// The rank at a place, once all ranks of the engine are registered.
     pub(crate) fn rank(&mut self, now: Time, place: Option<Place>) -> Result<&RankInfo, RouteMiss> {
         self.info(now)?;
         let engine = self.engine.as_ref();
@@ -208,12 +208,12 @@ impl RouteTable {
         self.expiry.next()
     }
 
-    /// Places held, of both engines.
+    /// Places that are registered, of both engines.
     pub(crate) fn places(&self) -> usize {
         self.engine.iter().chain(&self.rival).map(|engine| engine.ranks.len()).sum()
     }
 
-    /// Bytes kept: an upper bound.
+    /// Bytes of the table: an upper bound.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -1,4 +1,5 @@
-//! A socket that never waits: what has been read and is not used yet, and what is still to be sent.
+//! A socket that never blocks: bytes that were read and are not used yet, and bytes that are still to be
+//! sent.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -8,14 +9,14 @@ use bytes::{Buf, Bytes, BytesMut};
 use mio::event::Event;
 use mio::net::TcpStream;
 
-/// Pieces given to the system in one call.
+/// Most pieces of output given to the system in one call.
 const MAX_SLICES: usize = 16;
 
-/// A connected stream, which mio reports at each change.
+/// A connected stream with its input and output, edge-triggered by mio.
 #[derive(Debug)]
 pub(crate) struct Socket {
     stream: TcpStream,
-    /// What has been read. Whoever parses it takes away what belongs to a message.
+    /// Bytes that were read. A parser takes away the bytes of a message.
     pub(crate) input: BytesMut,
     output: VecDeque<Bytes>,
     unsent: usize,
@@ -35,7 +36,7 @@ impl Socket {
         &mut self.stream
     }
 
-    /// Takes note of what the socket is ready for.
+    /// Notes from an event whether the socket can be read or written.
     pub(crate) fn ready(&mut self, event: &Event) {
         self.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
         self.writable |= event.is_writable() || event.is_write_closed() || event.is_error();
@@ -54,7 +55,7 @@ impl Socket {
         self.unsent
     }
 
-    /// Sends what the system takes.
+    /// Sends as many queued bytes as the system takes without blocking.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while self.writable && self.unsent > 0 {
             let parts = self.output.iter().take(MAX_SLICES);
@@ -82,7 +83,8 @@ impl Socket {
         }
     }
 
-    /// Reads once, up to the length of `scratch`; `None` if nothing is there, `Some(0)` at the end.
+    /// Reads once, at most `scratch.len()` bytes, and returns their number; `None` if there is nothing to
+    /// read now, `Some(0)` at the end of the stream.
     pub(crate) fn read(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
         while self.readable {
             match self.stream.read(scratch) {
@@ -98,13 +100,13 @@ impl Socket {
         Ok(None)
     }
 
-    /// Forgets what is still to be sent, because nobody will read it.
+    /// Drops the bytes that are still to be sent, because the peer will not read them.
     pub(crate) fn give_up(&mut self) {
         self.output.clear();
         self.unsent = 0;
     }
 
-    /// Ends the sending. The peer's own end, or its reset, is yet to be read.
+    /// Closes the sending direction. The peer's own end of the stream, or its reset, is still to be read.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         self.readable = true;
         self.stream.shutdown(Shutdown::Write)

@@ -73,7 +73,7 @@ fn route_places_and_bytes_end_with_429_and_507() {
     let refused = put(addr, 3);
     assert_eq!(
         (refused.status, refused.body.as_str()),
-        (429, "the places of this client would be 4, the limit is 3")
+        (429, "the ranks registered by this client would be 4, the limit is 3")
     );
     assert_eq!(put(addr, 2).status, 200, "a place that it holds already");
 

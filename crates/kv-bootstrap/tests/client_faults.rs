@@ -93,27 +93,39 @@ fn answers_of_a_foreign_server_become_typed_errors() {
     idle.offers[0].service = "ec".to_owned();
     let malformed = BootstrapError::Malformed;
     let cases = [
-        ("SSH-2.0-OpenSSH_9.6\r\n\r\n".to_owned(), malformed("not HTTP/1.1")),
+        ("SSH-2.0-OpenSSH_9.6\r\n\r\n".to_owned(), malformed("the head is not HTTP/1.1")),
         (
             "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n".to_owned(),
             malformed("Content-Length is not one number"),
         ),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n[".to_owned(), malformed("ended early")),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n".to_owned(), malformed("too large")),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n[".to_owned(),
+            malformed("the connection ended in the middle of the answer"),
+        ),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n".to_owned(),
+            malformed("the body is too large"),
+        ),
         (
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n".to_owned(),
-            malformed("malformed chunks"),
+            malformed("the chunked body is malformed"),
         ),
-        (format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(20_000)), malformed("header too large")),
-        (body("<html>"), malformed("not a list of ranks")),
-        (body("[]"), malformed("no ranks")),
-        (body(&"[".repeat(10_000)), malformed("not a list of ranks")),
-        (ranks(&[rank("p", (2, 0), 1)]), malformed("not all ranks of the replica")),
-        (ranks(&[rank("p", (2, 1), 1), rank("p", (2, 0), 1)]), malformed("ranks out of order")),
-        (ranks(&[rank("p", (2, 0), 1), rank("q", (2, 1), 1)]), malformed("ranks of different engines")),
-        (ranks(&[decode]), malformed("ranks of different engines")),
-        (ranks(&[idle]), malformed("a rank without the service")),
-        (ranks(&[elsewhere]), malformed("ranks out of order")),
+        (format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(20_000)), malformed("the head is too large")),
+        (body("<html>"), malformed("the body is not a list of rank records")),
+        (body("[]"), malformed("the list has no ranks")),
+        (body(&"[".repeat(10_000)), malformed("the body is not a list of rank records")),
+        (ranks(&[rank("p", (2, 0), 1)]), malformed("the list does not have all ranks of the replica")),
+        (
+            ranks(&[rank("p", (2, 1), 1), rank("p", (2, 0), 1)]),
+            malformed("the ranks are out of order, or of another replica"),
+        ),
+        (
+            ranks(&[rank("p", (2, 0), 1), rank("q", (2, 1), 1)]),
+            malformed("the ranks are of different engines or roles"),
+        ),
+        (ranks(&[decode]), malformed("the ranks are of different engines or roles")),
+        (ranks(&[idle]), malformed("a rank does not offer the service")),
+        (ranks(&[elsewhere]), malformed("the ranks are out of order, or of another replica")),
         ("HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n".to_owned(), BootstrapError::Status(500)),
         ("HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nbusy".to_owned(), BootstrapError::Status(503)),
         ("HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n".to_owned(), BootstrapError::UnknownRank),

@@ -58,7 +58,7 @@ mod tests {
         assert!(other < work, "{other:?} of a thread that has done nothing");
     }
 
-    /// In a time namespace whose boot was a day earlier, which `CLOCK_MONOTONIC` does not know of.
+    /// Runs in a time namespace whose boot was a day earlier, which `CLOCK_MONOTONIC` does not show.
     #[test]
     fn the_clock_counts_the_time_of_a_suspended_host() {
         let known = "clock::tests::the_clock_is_the_clock_of_the_conformance_suite";

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::MemoryFile;
 
-    /// Descriptors of this process that are memory files of that name.
+    /// How many descriptors of this process are memory files with this name.
     fn open_files(name: &str) -> usize {
         let all = std::fs::read_dir("/proc/self/fd").unwrap();
         all.filter(|fd| {

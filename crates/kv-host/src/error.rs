@@ -99,9 +99,9 @@ pub struct Limit {
     pub field: &'static str,
     /// Value of the field.
     pub got: usize,
-    /// Smallest value allowed.
+    /// Smallest value that is allowed.
     pub min: usize,
-    /// Largest value allowed.
+    /// Largest value that is allowed.
     pub max: usize,
 }
 
@@ -154,7 +154,7 @@ mod tests {
         let error = MemoryError::Os { len: 4096, cause: OsError::new("mmap", Errno::NOMEM) };
         assert_eq!(
             error.to_string(),
-            "4096 bytes of memory: mmap failed: Cannot allocate memory (os error 12)"
+            "4096 bytes of memory could not be had: mmap failed: Cannot allocate memory (os error 12)"
         );
         assert_eq!(OsError::new("read", io::ErrorKind::InvalidData).errno, Errno::IO.raw_os_error());
         let error = PeerError::OtherUser { peer: 7, ours: 0 };

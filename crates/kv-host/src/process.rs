@@ -98,7 +98,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Another process, which ends with this value at the latest.
+    /// Another process, which is killed when this value is dropped.
     pub(crate) struct Sleeper(Child);
 
     impl Sleeper {

@@ -9,7 +9,7 @@ pub enum WaysError {
     Members {
         /// Members that were given.
         got: usize,
-        /// Most members allowed.
+        /// Most members of one transport.
         max: usize,
     },
     /// A member's name is empty, or too long for a rank record.

@@ -1,4 +1,4 @@
-//! One server as the client sees it: a queue of requests, and a connection that carries them.
+//! One server as the client sees it: a queue of requests, and the connection that carries them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,17 +15,17 @@ use crate::config::ClientConfig;
 use crate::http::{Response, ResponseParser};
 use crate::socket::Socket;
 
-/// How often a request is sent before a connection that breaks is its failure. All requests may
-/// be repeated; the first connection may just have been closed for having been idle.
+/// How often a request is sent before a broken connection makes the request fail. All requests may be
+/// repeated, and the server may have closed the first connection just then because it was idle.
 const MAX_SENDS: u8 = 2;
-/// Pieces read in one go, before the caller gets its turn again.
+/// Most reads in one turn, before the caller continues with other servers.
 const READS_PER_TURN: usize = 32;
 
-/// A request with its meaning `P`.
+/// A request, with the purpose `P` for which the client made it.
 #[derive(Debug)]
 pub(crate) struct Request<P> {
     pub(crate) purpose: P,
-    /// When it was asked for.
+    /// When the request was made.
     pub(crate) asked: Time,
     pub(crate) deadline: Time,
     bytes: Bytes,
@@ -38,7 +38,7 @@ impl<P> Request<P> {
     }
 }
 
-/// What became of a request.
+/// A request that has ended, with its answer or error.
 pub(crate) type Outcome<P> = (Request<P>, Result<Response, BootstrapError>);
 
 /// What an endpoint needs of its client to make progress.
@@ -50,7 +50,7 @@ pub(crate) struct Context<'a> {
     pub(crate) scratch: &'a mut [u8],
 }
 
-/// A server.
+/// One server, its requests and its connection.
 ///
 /// Every request submitted comes out of [`Endpoint::advance`] exactly once, at its deadline at the
 /// latest. Requests are answered in the order in which they were submitted.
@@ -64,7 +64,7 @@ pub(crate) struct Endpoint<P> {
     queue: VecDeque<Request<P>>,
     in_flight: VecDeque<Request<P>>,
     idle_since: Time,
-    /// There is something to do at once: a new request, or more to read than one turn allows.
+    /// True if there is something to do at once: a new request, or more to read than one turn allows.
     more: bool,
 }
 
@@ -77,7 +77,7 @@ enum Addrs {
 #[derive(Debug)]
 enum Link {
     Down,
-    /// The connection to the address at this position is being opened.
+    /// The connection to the address at position `index` is being opened.
     Connecting {
         stream: TcpStream,
         index: usize,
@@ -92,10 +92,10 @@ struct Up {
     parser: ResponseParser,
 }
 
-/// Why a connection is of no use any more.
+/// Why a connection cannot be used any more.
 #[derive(Debug, Clone, Copy)]
 enum Loss {
-    /// The server said with its last answer that it closes: it has not looked at what follows.
+    /// The server announced with its last answer that it closes: it has not read the requests that follow.
     Announced,
     Broken(io::ErrorKind),
 }
@@ -138,17 +138,17 @@ impl<P> Endpoint<P> {
         &mut self.queue
     }
 
-    /// Requests of any kind that are not answered yet.
+    /// Requests that are not answered yet, sent or not.
     pub(crate) fn pending(&self) -> impl Iterator<Item = &Request<P>> {
         self.in_flight.iter().chain(&self.queue)
     }
 
-    /// True if nothing would be lost by forgetting it.
+    /// True if there is neither a request nor a connection.
     pub(crate) fn is_unused(&self) -> bool {
         self.pending().next().is_none() && matches!(self.link, Link::Down)
     }
 
-    /// Takes note of what the socket is ready for.
+    /// Notes from an event whether the socket can be read or written.
     pub(crate) fn ready(&mut self, event: &Event) {
         match &mut self.link {
             Link::Down => {}
@@ -159,7 +159,7 @@ impl<P> Endpoint<P> {
         }
     }
 
-    /// The answer of the resolver.
+    /// Takes the resolver's answer for this server's name.
     pub(crate) fn resolved(
         &mut self,
         now: Time,
@@ -176,7 +176,7 @@ impl<P> Endpoint<P> {
         }
     }
 
-    /// When [`Endpoint::advance`] wants to be called again without any event.
+    /// When [`Endpoint::advance`] must be called again if no event comes before.
     pub(crate) fn next_timeout(&self, config: &ClientConfig) -> Option<Time> {
         if self.more {
             return Some(Time::ZERO);
@@ -188,7 +188,7 @@ impl<P> Endpoint<P> {
         }
     }
 
-    /// Makes progress without waiting, and says what became of requests.
+    /// Makes as much progress as possible without blocking, and adds requests that have ended to `outcomes`.
     pub(crate) fn advance(&mut self, context: &mut Context<'_>, outcomes: &mut Vec<Outcome<P>>) {
         self.more = false;
         self.time_out(context, outcomes);
@@ -208,7 +208,8 @@ impl<P> Endpoint<P> {
     fn time_out(&mut self, context: &Context<'_>, outcomes: &mut Vec<Outcome<P>>) {
         let now = context.now;
         if self.in_flight.front().is_some_and(|request| request.deadline <= now) {
-            // The answer may still come, ahead of those to later requests: no use for it here.
+            // The answer may still come, before those to later requests, and would be taken for one of
+            // theirs.
             self.close(context.registry);
             self.requeue();
         }
@@ -226,7 +227,7 @@ impl<P> Endpoint<P> {
         }
     }
 
-    /// Begins to connect, or to find out where to. True if there is more to do at once.
+    /// Begins to connect, or to resolve the server's name. True if there is more to do at once.
     fn open(&mut self, context: &mut Context<'_>, outcomes: &mut Vec<Outcome<P>>) -> bool {
         match &self.addrs {
             Addrs::Known { until, .. } if *until > context.now => {
@@ -241,8 +242,8 @@ impl<P> Endpoint<P> {
         }
     }
 
-    /// Connects to the first address from position `index` on that takes it so far. Without any,
-    /// all requests fail with the last error.
+    /// Begins to connect to the first address from position `index` on that does not fail at once. If all of
+    /// them fail, all requests fail with the last error.
     fn connect(
         &mut self,
         context: &Context<'_>,
@@ -271,7 +272,8 @@ impl<P> Endpoint<P> {
         self.fail_queue(error, outcomes);
     }
 
-    /// The socket has become writable: the connection stands, or has failed. True if it stands.
+    /// Handles a socket that has become writable: it is connected, or connecting has failed. True if it is
+    /// connected.
     fn connected(&mut self, context: &Context<'_>, outcomes: &mut Vec<Outcome<P>>) -> bool {
         let Link::Connecting { stream, index, .. } = std::mem::replace(&mut self.link, Link::Down) else {
             return false;
@@ -297,7 +299,7 @@ impl<P> Endpoint<P> {
         true
     }
 
-    /// Sends requests and receives answers. True if the connection is gone and requests are left.
+    /// Sends requests and receives answers. True if the connection is lost, so that another must be opened.
     fn exchange(&mut self, context: &mut Context<'_>, outcomes: &mut Vec<Outcome<P>>) -> bool {
         let Link::Up(up) = &mut self.link else { return false };
         while self.in_flight.len() < context.config.max_pipeline.max(1)
@@ -330,7 +332,8 @@ impl<P> Endpoint<P> {
         false
     }
 
-    /// Gives the connection up. Requests that were sent often enough fail; the others wait for the next.
+    /// Closes a lost connection. Requests that were sent [`MAX_SENDS`] times fail; the others wait for the
+    /// next connection.
     fn lose(&mut self, lost: Loss, context: &Context<'_>, outcomes: &mut Vec<Outcome<P>>) -> bool {
         self.close(context.registry);
         match lost {
@@ -346,7 +349,7 @@ impl<P> Endpoint<P> {
         true
     }
 
-    /// Puts the requests in flight back to where they came from.
+    /// Puts the requests in flight back to the front of the queue, in order.
     fn requeue(&mut self) {
         while let Some(request) = self.in_flight.pop_back() {
             self.queue.push_front(request);
@@ -364,7 +367,7 @@ impl<P> Endpoint<P> {
 
     fn fail_queue(&mut self, kind: io::ErrorKind, outcomes: &mut Vec<Outcome<P>>) {
         if self.target.numeric().is_none() {
-            // The name may lead elsewhere by now.
+            // The name may have other addresses by now.
             self.addrs = Addrs::Unknown;
         }
         let failed = self.queue.drain(..).map(|request| (request, Err(BootstrapError::Unreachable(kind))));
@@ -373,7 +376,8 @@ impl<P> Endpoint<P> {
 }
 
 impl Up {
-    /// Reads the answers that are there, in the order of the requests; `eof` if no more bytes will come.
+    /// Takes the answers that have arrived, in the order of the requests; `eof` says that no more bytes will
+    /// come.
     fn answers<P>(
         &mut self,
         eof: bool,
@@ -392,7 +396,7 @@ impl Up {
                     return Err(Loss::Broken(io::ErrorKind::InvalidData));
                 }
             };
-            // An answer to nothing: whatever follows would be taken for another.
+            // An answer without a request: all later answers would be taken for those of other requests.
             let request = in_flight.pop_front().ok_or(Loss::Broken(io::ErrorKind::InvalidData))?;
             *idle_since = now;
             let keep_alive = response.keep_alive;

@@ -1,4 +1,4 @@
-//! The client: registrations kept alive, and questions answered, without ever blocking.
+//! [`HttpBootstrapClient`]: keeps registrations alive and answers lookups, without blocking.
 
 mod endpoint;
 mod publication;
@@ -27,7 +27,7 @@ use crate::record::{NotReadyJson, RankJson};
 use crate::secret::Secret;
 
 const WAKER: Token = Token(usize::MAX);
-/// Longest sleep inside `flush`.
+/// Longest single sleep inside `flush`.
 const FLUSH_STEP: Duration = Duration::from_millis(20);
 
 /// A client of any number of bootstrap servers, with one keep-alive connection to each.
@@ -36,16 +36,16 @@ const FLUSH_STEP: Duration = Duration::from_millis(20);
 ///
 /// - Call [`poll`](BootstrapClient::poll) until it returns `None` whenever the descriptor is
 ///   readable, [`next_timeout`](BootstrapClient::next_timeout) is due, or a method was called.
-/// - No method waits for a peer, a name server or a lock, but [`flush`](Self::flush), which says so.
+/// - No method waits for a server, a name server or a lock, with one exception: [`flush`](Self::flush).
 /// - A lookup ends in exactly one event, [`ClientConfig::request_timeout`] after the call at the
-///   latest if `poll` is called then. Questions that are alike and not sent yet share a request.
-/// - A registration is renewed every third of its lease, made again when the server has forgotten
-///   it, and retried without end. Each failed attempt makes a `PublishFailed` event; while nobody
-///   polls, only the latest of a server is kept. An address that is not `host:port`, and a server
-///   that does not accept the secret, make one with `retry_in` [`Duration::MAX`]: that registration
-///   is given up.
-/// - After `withdraw`, either keep polling until the servers have been told, or call `flush`.
-///   Registrations that no server could be told about end with their leases.
+///   latest if `poll` is called then. Equal lookups that are not sent yet share one request.
+/// - A registration is renewed after every third of its lease, made again when the server has forgotten
+///   it, and retried without end. Each failed attempt makes a `PublishFailed` event; while the owner does not
+///   poll, only the latest such event of a server is kept. If the address is not `host:port`, or the server
+///   does not accept the secret, the event has the `retry_in` [`Duration::MAX`]: the client gives that
+///   registration up.
+/// - After `withdraw`, either keep polling until the servers have been told, or call `flush`. A registration
+///   whose server could not be told ends with its lease.
 pub struct HttpBootstrapClient {
     config: ClientConfig,
     poll: Poll,
@@ -61,7 +61,7 @@ pub struct HttpBootstrapClient {
 
 type Key = (String, WorkerId);
 
-/// Why a request was made.
+/// The purpose for which a request was made.
 #[derive(Debug)]
 enum Purpose {
     Lookup { query: RankQuery, lookups: Vec<LookupId> },
@@ -70,7 +70,7 @@ enum Purpose {
 }
 
 impl HttpBootstrapClient {
-    /// A client without connections.
+    /// A client without connections and registrations.
     pub fn new(config: ClientConfig) -> Result<HttpBootstrapClient, BootstrapClientError> {
         let os = |call| move |source| BootstrapClientError::Os { call, source };
         let poll = Poll::new().map_err(os("epoll_create"))?;
@@ -89,11 +89,11 @@ impl HttpBootstrapClient {
         })
     }
 
-    /// Waits until every `withdraw` has ended, because the server was told or cannot be reached,
-    /// but no longer than `at_most`. True if they all have. Events that come meanwhile are kept for
+    /// Blocks until every withdrawal has ended, because the server was told or cannot be reached, but no
+    /// longer than `at_most`. Returns true if all of them have ended. Events that come meanwhile are kept for
     /// `poll`.
     ///
-    /// The one method that blocks: for the very end of a worker. 200 ms are plenty for servers that
+    /// This is the only method that blocks, for the very end of a worker. 200 ms are enough for servers that
     /// are alive.
     pub fn flush(&mut self, now: Time, at_most: Duration) -> bool {
         let start = Instant::now();
@@ -114,7 +114,7 @@ impl HttpBootstrapClient {
         }
     }
 
-    /// Waits for readiness for `wait`, then does everything that can be done at `now`.
+    /// Waits for socket events for `wait` at most, then does everything that can be done at `now`.
     fn progress(&mut self, now: Time, wait: Duration) {
         if self.poll.poll(&mut self.ready, Some(wait)).is_ok() {
             for event in &self.ready {
@@ -152,7 +152,7 @@ impl HttpBootstrapClient {
         });
     }
 
-    /// Submits the steps of registrations that are due.
+    /// Submits the requests of the registrations whose next step is due.
     fn take_steps(&mut self, now: Time, outcomes: &mut Vec<Outcome<Purpose>>) {
         let due: Vec<Key> = self
             .publications
@@ -174,7 +174,7 @@ impl HttpBootstrapClient {
         Request::new(purpose, bytes, now, now + self.config.request_timeout)
     }
 
-    /// Queues a request for a server, or says at once why not.
+    /// Queues a request for a server; `Err` with the request and the reason if that is impossible.
     #[allow(clippy::result_large_err, reason = "an outcome like any other, not passed up any further")]
     fn submit(&mut self, now: Time, addr: &str, request: Request<Purpose>) -> Result<(), Outcome<Purpose>> {
         let busy = BootstrapError::Unreachable(io::ErrorKind::ResourceBusy);
@@ -200,7 +200,7 @@ impl HttpBootstrapClient {
         }
     }
 
-    /// Turns the end of a request into what it means.
+    /// Turns a request that has ended into events, and into the next step of its registration.
     fn conclude(&mut self, now: Time, (request, answer): Outcome<Purpose>) {
         match request.purpose {
             Purpose::Withdraw => {}
@@ -245,7 +245,7 @@ impl BootstrapClient for HttpBootstrapClient {
                 self.publications.insert(key, publication);
             }
             None => {
-                let error = BootstrapError::Malformed("the record cannot be written as JSON");
+                let error = BootstrapError::Malformed("this worker's own record cannot be written as JSON");
                 let addr = addr.to_owned();
                 self.events.push_back(BootstrapEvent::PublishFailed { addr, error, retry_in: Duration::MAX });
             }
@@ -256,7 +256,7 @@ impl BootstrapClient for HttpBootstrapClient {
         for ((addr, _), publication) in std::mem::take(&mut self.publications) {
             if let Some(bytes) = publication.withdraw() {
                 let request = self.request(now, Purpose::Withdraw, bytes);
-                // A full queue means that the server does not answer: the lease has to do.
+                // A full queue means that the server does not answer: the registration ends with its lease.
                 let _ = self.submit(now, &addr, request);
             }
         }
@@ -267,7 +267,7 @@ impl BootstrapClient for HttpBootstrapClient {
         if let Some(endpoint) = self.by_addr.get(addr).and_then(|key| self.endpoints.get_mut(*key)) {
             for request in endpoint.queued_mut() {
                 match &mut request.purpose {
-                    // The one that waits longest decides when all of them time out: soon enough.
+                    // All lookups of the request time out with the one that was asked first.
                     Purpose::Lookup { query: same, lookups } if same == query => {
                         lookups.push(lookup);
                         return;
@@ -328,7 +328,7 @@ fn question(host: &str, secret: Option<&Secret>, query: &RankQuery) -> Bytes {
     Bytes::from(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{secret}\r\n"))
 }
 
-/// The ranks of an answer, if they are what was asked for: one whole replica, in rank order.
+/// The ranks of an answer, if the answer has all ranks of one replica, in the order of their places.
 fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, BootstrapError> {
     match response.status {
         200 => {}
@@ -345,10 +345,10 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
         status => return Err(BootstrapError::Status(status)),
     }
     let list: Vec<RankJson> = serde_json::from_slice(&response.body)
-        .map_err(|_| BootstrapError::Malformed("not a list of ranks"))?;
+        .map_err(|_| BootstrapError::Malformed("the body is not a list of rank records"))?;
     let ranks: Result<Vec<RankRecord>, _> = list.into_iter().map(RankJson::into_record).collect();
-    let ranks = ranks.map_err(|_| BootstrapError::Malformed("a record that no rank can have"))?;
-    let Some(first) = ranks.first() else { return Err(BootstrapError::Malformed("no ranks")) };
+    let ranks = ranks.map_err(|_| BootstrapError::Malformed("a rank record is not valid"))?;
+    let Some(first) = ranks.first() else { return Err(BootstrapError::Malformed("the list has no ranks")) };
     let groups = &first.parallel;
     let sizes = |groups: &Parallel| (groups.tp_size, groups.pcp_size, groups.pp_size, groups.dp_size);
     let (tp_size, pcp_size, pp_size, dp_size) = sizes(groups);
@@ -357,24 +357,24 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
         Replica::Modulo(number) => number % u64::from(dp_size),
     };
     if ranks.len() as u64 != u64::from(groups.replica_ranks()) {
-        return Err(BootstrapError::Malformed("not all ranks of the replica"));
+        return Err(BootstrapError::Malformed("the list does not have all ranks of the replica"));
     }
     let stage = |pp| (0..pcp_size).flat_map(move |cp| (0..tp_size).map(move |tp| (pp, cp, tp)));
     let mut places = (0..pp_size).flat_map(stage);
     for rank in &ranks {
         let groups = &rank.parallel;
         if !rank.offers.iter().any(|offer| offer.service == query.service) {
-            return Err(BootstrapError::Malformed("a rank without the service"));
+            return Err(BootstrapError::Malformed("a rank does not offer the service"));
         }
         if rank.role != query.role
             || rank.worker.engine != first.worker.engine
             || sizes(groups) != (tp_size, pcp_size, pp_size, dp_size)
         {
-            return Err(BootstrapError::Malformed("ranks of different engines"));
+            return Err(BootstrapError::Malformed("the ranks are of different engines or roles"));
         }
         let place = (groups.pp_rank, groups.pcp_rank, groups.tp_rank);
         if places.next() != Some(place) || u64::from(groups.dp_rank) != dp_rank {
-            return Err(BootstrapError::Malformed("ranks out of order"));
+            return Err(BootstrapError::Malformed("the ranks are out of order, or of another replica"));
         }
     }
     Ok(ranks)

@@ -1,4 +1,4 @@
-//! One registration that is to be kept alive.
+//! One registration of a worker with one server, which the client keeps alive.
 
 use std::time::Duration;
 
@@ -11,30 +11,30 @@ use crate::http::Response;
 use crate::record::{GrantJson, LeaseJson, RankJson};
 use crate::secret::Secret;
 
-/// Most bytes of a refusal that are passed on.
+/// Most bytes of a server's refusal that are passed on in an error.
 const MAX_REASON: usize = 256;
 
-/// Shortest time between two steps, whatever lease a server grants.
+/// Shortest time between two steps, however short the granted lease is.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
-/// A registration and its next step.
+/// A registration, its state, and its next step.
 ///
 /// | state | next step | then |
 /// |---|---|---|
 /// | `Absent` | register | `Present` on 200 |
 /// | `Present` | renew, every third of the lease | `Absent` on 404 |
 ///
-/// Any other answer, or none, leaves the state and repeats the step after a growing pause.
+/// After any other answer, or no answer, the state stays, and the step is repeated after a growing pause.
 #[derive(Debug)]
 pub(crate) struct Publication {
-    /// Distinguishes it from an earlier one of the same worker at the same server.
+    /// Tells this registration from an earlier one of the same worker at the same server.
     pub(crate) serial: u64,
     register: Bytes,
     renew: Bytes,
     withdraw: Bytes,
     state: State,
     announced: bool,
-    /// Whether the server may have heard of it.
+    /// True if the server may have received the registration.
     sent: bool,
     step_due: Option<Time>,
     pause: Duration,
@@ -46,19 +46,19 @@ enum State {
     Present,
 }
 
-/// What an answer came to.
+/// What an answer changed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answered {
-    /// All is well, as before.
+    /// Nothing that the owner must be told: the registration continues.
     Quiet,
-    /// Registered for the first time.
+    /// The worker is registered for the first time.
     Published,
-    /// Not registered, or not renewed.
+    /// The worker could not be registered, or its registration could not be renewed.
     Failed { error: BootstrapError, retry_in: Duration },
 }
 
 impl Publication {
-    /// `None` if the record cannot be written as JSON.
+    /// A registration whose first step is due at once; `None` if the record cannot be written as JSON.
     pub(crate) fn new(
         serial: u64,
         now: Time,
@@ -83,12 +83,12 @@ impl Publication {
         })
     }
 
-    /// When the next step is due; `None` while one is under way.
+    /// When the next step is due; `None` while a step is under way.
     pub(crate) fn due(&self) -> Option<Time> {
         self.step_due
     }
 
-    /// The request of the step that is due now.
+    /// The request of the step that is due now, if one is.
     pub(crate) fn step(&mut self, now: Time) -> Option<Bytes> {
         if self.step_due.is_none_or(|due| due > now) {
             return None;
@@ -101,12 +101,12 @@ impl Publication {
         })
     }
 
-    /// The request that ends it, if it ever began.
+    /// The request that ends the registration, if the server may have received it.
     pub(crate) fn withdraw(&self) -> Option<Bytes> {
         self.sent.then(|| self.withdraw.clone())
     }
 
-    /// The step that was asked for at `asked` has ended.
+    /// Takes the answer to the step whose request was made at `asked`.
     pub(crate) fn answered(
         &mut self,
         now: Time,
@@ -118,7 +118,7 @@ impl Publication {
             Ok(response) if response.status == 200 => {
                 match serde_json::from_slice::<GrantJson>(&response.body) {
                     Ok(grant) => {
-                        // The lease began when the server answered, or later than it was asked.
+                        // The lease began when the server received the request, which was not before `asked`.
                         let lease = Duration::from_millis(grant.lease_ms).min(config.lease);
                         self.step_due = Some(asked + (lease / 3).max(MIN_PAUSE));
                         self.state = State::Present;
@@ -126,7 +126,7 @@ impl Publication {
                         let first = !std::mem::replace(&mut self.announced, true);
                         return if first { Answered::Published } else { Answered::Quiet };
                     }
-                    Err(_) => BootstrapError::Malformed("a grant without lease_ms"),
+                    Err(_) => BootstrapError::Malformed("it grants a registration without lease_ms"),
                 }
             }
             Ok(response) if response.status == 404 && self.state == State::Present => {
@@ -161,7 +161,7 @@ fn request(what: &str, host: &str, secret: Option<&Secret>, body: &impl Serializ
     Some(Bytes::from(bytes))
 }
 
-/// A server's words as one line that is fit for a log.
+/// The body of a server's refusal as one line without control characters, for logs.
 fn line(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body.get(..MAX_REASON).unwrap_or(body));
     text.trim().chars().map(|char| if char.is_control() { ' ' } else { char }).collect()

@@ -1,5 +1,5 @@
-//! Addresses of servers. Numeric ones are parsed; names are asked of the system's resolver, which
-//! blocks, on a thread of its own.
+//! Addresses of servers. Numeric addresses are parsed; names are resolved by the system's resolver, which
+//! blocks and therefore runs on a thread of its own.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,10 +9,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use mio::Waker;
 
-/// Names being resolved at once. A resolver that hangs holds its thread for as long as it likes;
-/// more must not pile up behind it.
+/// Most names resolved at the same time. A resolver that hangs keeps its thread for as long as it hangs, so
+/// the number of threads must be bounded.
 const MAX_THREADS: usize = 8;
-/// Addresses of one name that are tried.
+/// Most addresses of one name that are tried.
 const MAX_ADDRS: usize = 8;
 
 /// The host and port of a server address.
@@ -23,7 +23,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Splits `host:port`, where an IPv6 address as host stands in brackets.
+    /// Splits `host:port`; an IPv6 address as host is in brackets. `None` if the text has another form.
     pub(crate) fn parse(addr: &str) -> Option<Target> {
         let (host, port) = addr.rsplit_once(':')?;
         let port = port.bytes().all(|byte| byte.is_ascii_digit()).then(|| port.parse().ok())??;
@@ -40,13 +40,13 @@ impl Target {
         (valid && port != 0).then(|| Target { host: host.to_owned(), port })
     }
 
-    /// The address, if the host is one.
+    /// The socket address, if the host is a numeric address.
     pub(crate) fn numeric(&self) -> Option<SocketAddr> {
         self.host.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, self.port))
     }
 }
 
-/// Resolves names in the background.
+/// Resolves names in the background, on at most eight threads.
 #[derive(Debug)]
 pub(crate) struct Resolver {
     waker: Arc<Waker>,
@@ -55,7 +55,8 @@ pub(crate) struct Resolver {
     running: BTreeSet<String>,
 }
 
-/// An answer: the server address it is for, and its socket addresses, or why there are none.
+/// An answer: the server address that was resolved, and its socket addresses or the reason why there are
+/// none.
 pub(crate) type Resolved = (String, Result<Vec<SocketAddr>, io::ErrorKind>);
 
 impl Resolver {
@@ -64,8 +65,8 @@ impl Resolver {
         Resolver { waker: Arc::new(waker), sender, receiver, running: BTreeSet::new() }
     }
 
-    /// Starts resolving. The answer comes out of [`Resolver::next`]; if too many names are being
-    /// resolved, nothing happens, and one of their answers is the occasion to ask again.
+    /// Starts to resolve a name. The answer comes out of [`Resolver::next`]. If too many names are being
+    /// resolved, nothing happens: the caller asks again when one of their answers has come.
     pub(crate) fn start(&mut self, addr: &str, target: &Target) {
         if self.running.len() >= MAX_THREADS || !self.running.insert(addr.to_owned()) {
             return;
@@ -75,9 +76,9 @@ impl Resolver {
         let resolve = move || {
             let found = (target.host.as_str(), target.port).to_socket_addrs();
             let found = found.map(|addrs| addrs.take(MAX_ADDRS).collect::<Vec<_>>());
-            // The system's resolver has errors of its own, for which there is no kind.
+            // The system's resolver has errors of its own, for which the standard library has no kind.
             let found = found.map_err(|_| io::ErrorKind::NotFound);
-            // If the client is gone, nobody wants to know.
+            // If the client is gone, the answer is not needed.
             let _ = sender.send((name, found));
             let _ = waker.wake();
         };
@@ -87,7 +88,7 @@ impl Resolver {
         }
     }
 
-    /// The next answer that has come.
+    /// The next answer of a thread, if one has come.
     pub(crate) fn next(&mut self) -> Option<Resolved> {
         let resolved = self.receiver.try_recv().ok()?;
         self.running.remove(&resolved.0);

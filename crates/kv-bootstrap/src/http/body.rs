@@ -22,7 +22,7 @@ enum Framing {
 }
 
 impl Body {
-    /// A body of no bytes.
+    /// A body without bytes.
     pub(super) fn none() -> Body {
         Body { framing: Framing::Length(0), bytes: Vec::new(), max: 0 }
     }
@@ -32,7 +32,7 @@ impl Body {
         Body { framing: Framing::UntilClose, bytes: Vec::new(), max }
     }
 
-    /// The body that the fields announce; `None` if they announce none.
+    /// The body that the header fields announce; `None` if they announce no body.
     pub(super) fn of(fields: Fields<'_>, http11: bool, max: usize) -> Result<Option<Body>, HttpError> {
         let mut codings = fields.all("transfer-encoding");
         let framing = match (codings.next(), fields.content_length()?) {
@@ -54,7 +54,8 @@ impl Body {
         Ok(Some(Body { framing, bytes: Vec::new(), max }))
     }
 
-    /// Takes what `input` has of the body; `eof` if no more bytes will come. True at the end of the body.
+    /// Takes the bytes of the body that `input` has; `eof` says that no more bytes will come. Returns true at
+    /// the end of the body.
     pub(super) fn receive(&mut self, input: &mut BytesMut, eof: bool) -> Result<bool, HttpError> {
         let max = self.max;
         match &mut self.framing {
@@ -85,7 +86,7 @@ impl Body {
         matches!(self.framing, Framing::UntilClose)
     }
 
-    /// Bytes held, and set aside.
+    /// Bytes of memory that the body takes so far.
     pub(super) fn buffered(&self) -> usize {
         self.bytes.capacity()
     }

@@ -1,10 +1,10 @@
-//! The chunked transfer coding, bounded.
+//! The chunked transfer coding, with a bound on every line, on the trailer and on the body.
 
 use bytes::{Buf, BytesMut};
 
-/// Longest line with a chunk's size and extensions, or one trailer field.
+/// Longest line with a chunk's size and extensions, or with one trailer field, in bytes.
 const MAX_LINE: usize = 4096;
-/// Longest trailer.
+/// Longest trailer, in bytes, all fields together.
 const MAX_TRAILER: usize = 8192;
 
 /// Reads one chunked body.
@@ -12,7 +12,7 @@ const MAX_TRAILER: usize = 8192;
 pub(crate) struct Chunked {
     state: State,
     trailer: usize,
-    /// How much of the present line has been searched for its end.
+    /// Bytes of the present line that have been searched for the line's end.
     scanned: usize,
 }
 
@@ -32,8 +32,8 @@ pub(crate) enum ChunkError {
 }
 
 impl Chunked {
-    /// Moves what `input` has of the body to `body`; true at its end. `body` grows to `max` bytes
-    /// at most.
+    /// Moves the bytes of the body from `input` to `body`, which grows to `max` bytes at most. Returns true
+    /// at the end of the body.
     pub(crate) fn decode(
         &mut self,
         input: &mut BytesMut,
@@ -87,7 +87,7 @@ impl Chunked {
 
 /// The next line without its CRLF. A bare LF is refused: two readers that disagree on where a
 /// chunk ends can be made to disagree on where a request ends.
-/// `from` is how far former searches came, so that a line that comes byte by byte is read once.
+/// `from` is how far earlier searches came, so that a line that comes byte by byte is searched once.
 fn take_line(input: &mut BytesMut, from: &mut usize) -> Result<Option<BytesMut>, ChunkError> {
     let Some(found) = input.iter().take(MAX_LINE).skip(*from).position(|byte| *byte == b'\n') else {
         *from = input.len();

@@ -1,4 +1,4 @@
-//! The head of a message: where it ends, and what its fields say.
+//! The head of a message: where the head ends, and what its fields say.
 
 use bytes::BytesMut;
 
@@ -12,26 +12,26 @@ pub(super) const MAX_FIELDS: usize = 64;
 pub(super) struct Fields<'a>(pub(super) &'a [httparse::Header<'a>]);
 
 impl<'a> Fields<'a> {
-    /// The values of all fields of this name.
+    /// The values of all fields with this name, in order.
     pub(super) fn all(self, name: &'static str) -> impl Iterator<Item = &'a [u8]> {
         let named = move |field: &&httparse::Header<'_>| field.name.eq_ignore_ascii_case(name);
         self.0.iter().filter(named).map(|field| field.value)
     }
 
-    /// The value of `Content-Length`, if it is given.
+    /// The value of `Content-Length`, if the message has that field.
     pub(super) fn content_length(self) -> Result<Option<u64>, HttpError> {
         numbers(self.all("content-length"))
     }
 
-    /// Whether the connection stays open after the message.
+    /// True if the connection stays open after the message.
     pub(super) fn keep_alive(self, http11: bool) -> bool {
         let says = |token| self.all("connection").any(|value| has_token(value, token));
         !says("close") && (http11 || says("keep-alive"))
     }
 }
 
-/// Takes a head of at most `max` bytes from `input`, once all of it is there. `scanned` is how far former
-/// searches for its end came.
+/// Takes a head of at most `max` bytes from `input`, once the whole head has arrived. `scanned` is how far
+/// earlier searches for the head's end came.
 pub(super) fn take_head(
     input: &mut BytesMut,
     scanned: &mut usize,
@@ -48,7 +48,7 @@ pub(super) fn take_head(
 }
 
 /// Where a message's head ends: the length of everything up to and including the empty line.
-/// `from` is how far former searches came; it moves along.
+/// `from` is how far earlier searches came, and is updated.
 fn head_end(input: &[u8], from: &mut usize) -> Option<usize> {
     let mut at = *from;
     while let Some(found) = input.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == b'\n')) {
@@ -68,7 +68,7 @@ fn head_end(input: &[u8], from: &mut usize) -> Option<usize> {
     None
 }
 
-/// One number, said any number of times.
+/// The number that all values agree on; `None` without values.
 fn numbers<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, HttpError> {
     let mut length = None;
     for value in values {
@@ -85,7 +85,7 @@ fn numbers<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, Ht
     Ok(length)
 }
 
-/// Whether a comma-separated header value contains the token.
+/// True if a comma-separated header value contains the token.
 fn has_token(value: &[u8], token: &str) -> bool {
     value.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
 }

@@ -1,5 +1,5 @@
-//! HTTP/1.1 as bytes in, messages out: no sockets here. `httparse` reads the heads; the framing of bodies
-//! is ours, because the bounds of every line, trailer and body are (see the crate's documentation).
+//! HTTP/1.1 as bytes in, messages out: no sockets here. `httparse` reads the heads. The framing of bodies is
+//! code of this crate, because every line, trailer and body has a bound (see the crate's documentation).
 
 mod body;
 mod chunked;

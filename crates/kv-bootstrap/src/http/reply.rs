@@ -1,4 +1,4 @@
-//! The server's side: answers.
+//! The server's side of HTTP: answers are written here.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -9,7 +9,7 @@ pub(crate) struct Reply {
     pub(crate) status: u16,
     content_type: &'static str,
     body: Vec<Bytes>,
-    /// A further header field, with its line end.
+    /// One more header field, with its line end.
     field: Option<&'static str>,
 }
 
@@ -19,7 +19,7 @@ impl Reply {
         Reply { status, content_type: "text/plain; charset=utf-8", body, field: None }
     }
 
-    /// A JSON answer; a value that cannot be written is an error of the server.
+    /// A JSON answer; 500 if the value cannot be written as JSON.
     pub(crate) fn json(status: u16, value: &impl Serialize) -> Reply {
         match serde_json::to_vec(value) {
             Ok(body) => Reply::json_parts(status, vec![Bytes::from(body)]),
@@ -27,29 +27,29 @@ impl Reply {
         }
     }
 
-    /// A JSON answer from parts that are JSON together.
+    /// A JSON answer whose body is given in parts, which are valid JSON when put together.
     pub(crate) fn json_parts(status: u16, body: Vec<Bytes>) -> Reply {
         Reply { status, content_type: "application/json; charset=utf-8", body, field: None }
     }
 
-    /// 405, with the field that names the methods that are allowed.
+    /// Answer 405, with the header field that names the methods that are allowed.
     pub(crate) fn not_allowed(allow: &'static str) -> Reply {
         Reply { field: Some(allow), ..Reply::text(405, "405: Method Not Allowed") }
     }
 
-    /// 401: a secret is asked for.
+    /// Answer 401: the request does not carry the server's secret.
     pub(crate) fn unauthorized() -> Reply {
         let error =
-            serde_json::json!({ "error": "the Authorization field does not show this server's secret" });
+            serde_json::json!({ "error": "the Authorization field does not carry this server's secret" });
         Reply { field: Some("WWW-Authenticate: Bearer\r\n"), ..Reply::json(401, &error) }
     }
 
-    /// The same answer declared as JSON, as SGLang does for one of its texts.
+    /// The same answer with the content type of JSON, as SGLang sends one of its plain texts.
     pub(crate) fn declared_json(self) -> Reply {
         Reply { content_type: "application/json; charset=utf-8", ..self }
     }
 
-    /// The bytes to send. `head_only` for an answer to HEAD.
+    /// The bytes to send. `head_only` leaves the body out, for an answer to HEAD.
     pub(crate) fn encode(self, http11: bool, keep_alive: bool, head_only: bool) -> Vec<Bytes> {
         let length: usize = self.body.iter().map(Bytes::len).sum();
         let version = if http11 { "HTTP/1.1" } else { "HTTP/1.0" };

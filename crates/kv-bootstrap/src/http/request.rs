@@ -1,4 +1,4 @@
-//! The server's side: requests.
+//! The server's side of HTTP: requests are parsed here.
 
 use bytes::{Buf, BytesMut};
 
@@ -6,20 +6,20 @@ use super::body::Body;
 use super::error::HttpError;
 use super::head::{Fields, MAX_FIELDS, take_head};
 
-/// A whole request.
+/// A request that has arrived completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
-    /// The target's path, as it was sent.
+    /// The path of the request's target, as it was sent.
     pub(crate) path: String,
-    /// The target's query, as it was sent, without the question mark.
+    /// The query of the request's target, as it was sent, without the question mark.
     pub(crate) query: String,
-    /// `None` if the request did not say that it has a body; an empty one otherwise counts.
+    /// The body, which may be empty; `None` if no header field announced a body.
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) keep_alive: bool,
-    /// False for HTTP/1.0.
+    /// True for HTTP/1.1, false for HTTP/1.0.
     pub(crate) http11: bool,
-    /// The `Authorization` field, if there is exactly one.
+    /// The value of the `Authorization` field, if there is exactly one.
     pub(crate) authorization: Option<Vec<u8>>,
 }
 
@@ -29,11 +29,11 @@ pub(crate) struct RequestLimits {
     pub(crate) max_body: usize,
 }
 
-/// What became of the bytes so far.
+/// What the bytes so far amount to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     NeedMore,
-    /// The client waits for `100 Continue` before it sends the body. Said once.
+    /// The client waits for `100 Continue` before it sends the body. Returned once for each request.
     Continue,
     Complete(Request),
 }
@@ -69,17 +69,17 @@ impl RequestParser {
         if self.pending.is_some() { Stage::Body } else { Stage::Head }
     }
 
-    /// Forgets an unfinished request.
+    /// Forgets the request that has begun to arrive, if there is one.
     pub(crate) fn reset(&mut self) {
         *self = RequestParser::new(self.limits);
     }
 
-    /// Bytes held for an unfinished body, and set aside for it.
+    /// Bytes of memory that an unfinished body takes.
     pub(crate) fn buffered(&self) -> usize {
         self.pending.as_ref().map_or(0, |pending| pending.body.buffered())
     }
 
-    /// Takes from `input` what belongs to the next request.
+    /// Takes the bytes of the next request from `input`.
     pub(crate) fn parse(&mut self, input: &mut BytesMut) -> Result<Progress, HttpError> {
         let mut pending = match self.pending.take() {
             Some(pending) => pending,
@@ -147,7 +147,7 @@ fn read_head(bytes: &[u8], limits: RequestLimits) -> Result<Pending, HttpError> 
     Ok(Pending { head, body: body.unwrap_or_else(Body::none), expects })
 }
 
-/// Path and query of a target in origin form, or in the absolute form that proxies send.
+/// The path and the query of a target in origin form, or in the absolute form that proxies send.
 fn split_target(target: &str) -> (&str, &str) {
     let scheme = target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://"));
     let target = match scheme.and_then(|scheme| target.get(scheme.len()..)) {

@@ -1,4 +1,4 @@
-//! The client's side: responses.
+//! The client's side of HTTP: responses are parsed here.
 
 use bytes::BytesMut;
 
@@ -6,12 +6,12 @@ use super::body::Body;
 use super::error::HttpError;
 use super::head::{Fields, MAX_FIELDS, take_head};
 
-/// Longest status line with all header fields.
+/// Longest status line with all header fields, in bytes.
 const MAX_HEAD: usize = 16 << 10;
 /// Most interim (1xx) responses before the final one.
 const MAX_INTERIM: u32 = 8;
 
-/// A whole response.
+/// A response that has arrived completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: u16,
@@ -19,7 +19,7 @@ pub(crate) struct Response {
     pub(crate) keep_alive: bool,
 }
 
-/// Reads responses from a stream of bytes, one after the other. None of them may answer HEAD.
+/// Reads responses from a stream of bytes, one after the other. None of the requests may have been HEAD.
 #[derive(Debug)]
 pub(crate) struct ResponseParser {
     max_body: usize,
@@ -33,7 +33,8 @@ impl ResponseParser {
         ResponseParser { max_body, scanned: 0, interim: 0, pending: None }
     }
 
-    /// Takes from `input` what belongs to the next response; `eof` if no more bytes will come.
+    /// Takes the bytes of the next response from `input`; `eof` says that no more bytes will come. Returns
+    /// `None` until the response is complete.
     pub(crate) fn parse(&mut self, input: &mut BytesMut, eof: bool) -> Result<Option<Response>, HttpError> {
         loop {
             let (mut response, mut body) = match self.pending.take() {

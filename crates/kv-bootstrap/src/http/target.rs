@@ -5,13 +5,14 @@
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// The first value of this name.
+    /// The first value that the query gives this name.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// Decodes `a=b&c=d`; `None` if an escape is not two hexadecimal digits, or the text not UTF-8.
+/// Decodes a query `a=b&c=d`; `None` if an escape is not `%` with two hexadecimal digits, or the decoded text
+/// is not UTF-8.
 pub(crate) fn decode_query(text: &str) -> Option<Query> {
     let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -33,7 +34,7 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(decoded).ok()
 }
 
-/// A text as the value of a query: what is not a letter, a digit or one of `-._~` is escaped.
+/// A text encoded as a value of a query: every byte but ASCII letters, digits and `-._~` is escaped.
 pub(crate) fn encode_value(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! An engine: its ranks, and which of its replicas are complete.
+//! One engine of the registry: its ranks, and which of its replicas are complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use super::error::{LookupError, RegisterError};
 use crate::client_addr::ClientAddr;
 use crate::place::Place;
 
-/// Lives of one worker that are remembered as replaced.
+/// Most replaced incarnations that are remembered of one worker.
 const MAX_SUPERSEDED: usize = 16;
 
-/// By what engines are found: their role, and one of their services or any.
+/// The key by which engines are found: their role, and one of their services (`None`: any).
 pub(super) type Kind = (WorkerRole, Option<Arc<str>>);
 
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) profile: Profile,
     pub(super) ranks: BTreeMap<u32, Rank>,
-    /// Ordered as a replica is handed out.
+    /// The rank at each place, in the order in which the ranks of a replica are answered.
     pub(super) places: BTreeMap<Place, u32>,
-    /// How many ranks of each replica are there.
+    /// How many ranks of each replica are registered.
     pub(super) replicas: BTreeMap<u32, u32>,
-    /// Replicas of which all are.
+    /// How many replicas have all their ranks registered.
     pub(super) complete: u32,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Rank {
     pub(super) place: Place,
     pub(super) client: ClientAddr,
     pub(super) body: Bytes,
-    /// What is counted for the body.
+    /// Bytes that are counted for the body.
     pub(super) cost: usize,
     pub(super) expires: Time,
     pub(super) superseded: Vec<Incarnation>,
@@ -62,7 +62,7 @@ impl Engine {
         Engine { profile, ranks, places, replicas, complete: 0 }
     }
 
-    /// Whether a registration agrees with the other ranks.
+    /// Refuses a registration that contradicts the other ranks of the engine.
     pub(super) fn check(
         &self,
         worker: &WorkerId,
@@ -104,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// The ranks of a replica in order, if all are there.
+    /// The ranks of a replica in the order of their places, if all of them are registered.
     pub(super) fn replica(&self, replica: Replica) -> Result<Vec<Bytes>, LookupError> {
         let sizes = self.profile.sizes;
         let dp = match replica {
@@ -134,13 +134,13 @@ impl Profile {
         Profile { role: record.role, sizes: Sizes::of(&record.parallel), services }
     }
 
-    /// Everything by which the engine can be found.
+    /// Every key by which the engine can be found.
     pub(super) fn kinds(&self) -> impl Iterator<Item = Kind> {
         let services = self.services.iter().cloned().map(Some);
         std::iter::once(None).chain(services).map(|service| (self.role, service))
     }
 
-    /// Whether a question for this role and service means the engine.
+    /// True if a lookup for this role and service may be answered by the engine.
     pub(super) fn serves(&self, role: WorkerRole, service: Option<&str>) -> bool {
         self.role == role && service.is_none_or(|service| self.services.contains(service))
     }
@@ -152,7 +152,8 @@ impl Profile {
 }
 
 impl Rank {
-    /// The former lives after a registration; refused if the registration is of one of them.
+    /// The replaced incarnations after this registration. Refused if the registration is itself of a replaced
+    /// incarnation.
     pub(super) fn superseded(&self, record: &RankRecord) -> Result<Vec<Incarnation>, RegisterError> {
         let mut list = self.superseded.clone();
         if self.incarnation == record.incarnation {
@@ -179,7 +180,8 @@ impl Sizes {
         Sizes { tp: parallel.tp_size, pp: parallel.pp_size, dp: parallel.dp_size, cp: parallel.pcp_size }
     }
 
-    /// Ranks of a replica; nothing is ever sized by it.
+    /// Ranks that a replica has when complete. Peers set the factors, so nothing may be allocated by this
+    /// number.
     pub(super) fn replica(self) -> u64 {
         u64::from(self.tp).saturating_mul(u64::from(self.pp)).saturating_mul(u64::from(self.cp))
     }

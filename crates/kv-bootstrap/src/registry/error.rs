@@ -1,4 +1,4 @@
-//! Why a registration, a renewal or a lookup was refused.
+//! The errors of [`Registry`](crate::Registry): why a registration, a renewal or a lookup was refused.
 
 use kv_core::{Incarnation, WorkerId};
 
@@ -6,37 +6,40 @@ use kv_core::{Incarnation, WorkerId};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// It contradicts what is registered. Restart the engine with one configuration; ranks of a
-    /// former life leave when their leases end.
+    /// The record contradicts the engine's ranks that are registered, or an incarnation that has been
+    /// replaced registers again. Start all ranks of the engine with one configuration; ranks of an earlier
+    /// start leave when their leases end.
     #[error("{worker}: {field} is {claimed}, but {registered} is registered")]
     Conflict {
-        /// Who wanted to register.
+        /// The worker that was to be registered.
         worker: WorkerId,
-        /// The field in question.
+        /// The field in which the records differ: `role`, `tp_size`, `services`, `place`, `incarnation` …
         field: &'static str,
-        /// What is registered.
+        /// The value that is registered.
         registered: String,
-        /// What was claimed.
+        /// The value of the refused record.
         claimed: String,
     },
-    /// This client has no room left. Withdraw ranks that have gone, or raise the server's bound.
+    /// The records of this client address have reached their bound. Withdraw ranks that are gone, or raise
+    /// [`RegistryConfig::max_bytes_per_client`](crate::RegistryConfig::max_bytes_per_client).
     #[error("the client's share is full: {field} would be {would_be}, the limit is {max}")]
     ClientFull {
-        /// Which bound.
+        /// What is bounded: `bytes`.
         field: &'static str,
-        /// What it would have come to.
+        /// The value that the registration would have led to.
         would_be: usize,
-        /// The bound.
+        /// Largest value that is allowed.
         max: usize,
     },
-    /// No room. Retry later, or raise the server's bounds.
+    /// The registry has reached a bound. Retry later, or raise the bound in
+    /// [`RegistryConfig`](crate::RegistryConfig).
     #[error("the registry is full: {field} would be {would_be}, the limit is {max}")]
     Full {
-        /// Which bound.
+        /// What is bounded: `ranks` or `bytes`.
         field: &'static str,
-        /// What it would have come to.
+        /// The value that the registration would have led to.
         would_be: usize,
-        /// The bound.
+        /// Largest value that is allowed.
         max: usize,
     },
     /// The record cannot be written as JSON.
@@ -48,34 +51,34 @@ pub enum RegisterError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
-    /// The worker is not registered (any more). Register it again.
+    /// The worker is not registered, or not any more. Register the worker again.
     #[error("{0} is not registered")]
     Unknown(WorkerId),
-    /// Another life of the worker is registered.
+    /// Another incarnation of the worker is registered: the worker has been restarted.
     #[error("{worker}: incarnation is {claimed}, but {registered} is registered")]
     OtherIncarnation {
-        /// The worker.
+        /// The worker that the request names.
         worker: WorkerId,
-        /// The life that is registered.
+        /// The incarnation that is registered.
         registered: Incarnation,
-        /// The life that asked.
+        /// The incarnation that the request names.
         claimed: Incarnation,
     },
 }
 
-/// Why no replica can be handed out.
+/// Why a lookup has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
     /// No engine with this role, service and replica is registered.
     #[error("no engine with this role, service and replica is registered")]
     Unknown,
-    /// Some ranks are missing. Ask again later.
+    /// Ranks of the replica are missing. Ask again later.
     #[error("{registered} of {expected} ranks of the replica have registered")]
     NotReady {
         /// Ranks of the replica that have registered.
         registered: u32,
-        /// Ranks of the replica.
+        /// Ranks that the replica has when complete.
         expected: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! Engines by what they can answer, so that a search looks at none that cannot.
+//! Engines by the lookups that they can answer, so that a search looks at no engine that cannot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use kv_core::{EngineId, Replica, WorkerRole};
 
 use super::engine::{Engine, Kind, Profile};
 
-/// Engines of which only some replicas are complete that a search for `number % dp_size` looks at.
+/// Most engines with only some complete replicas that a search for `number % dp_size` looks at.
 const MAX_PARTIAL: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// Replicas of which all ranks are there.
+    /// Engines of which all ranks of a replica are registered, by the replica.
     pub(super) complete: Sets<(Kind, u32)>,
-    /// Replicas of which some ranks are there.
+    /// Engines of which some ranks of a replica are registered, by the replica.
     pub(super) begun: Sets<(Kind, u32)>,
-    /// Engines by the number of their replicas.
+    /// Engines by their number of replicas (`dp_size`).
     sized: Sets<(Kind, u32)>,
     /// Engines with all replicas complete.
     pub(super) whole: Sets<Kind>,
@@ -25,12 +25,12 @@ pub(super) struct Index {
     all: Sets<Kind>,
 }
 
-/// Sets of engines; none is empty.
+/// Sets of engines by a key. No set is empty.
 #[derive(Debug)]
 pub(super) struct Sets<K>(BTreeMap<K, BTreeSet<EngineId>>);
 
 impl Index {
-    /// The engines that may answer, best first, without those that cannot. Few.
+    /// The few engines that may answer a lookup, the best one first.
     pub(super) fn candidates(
         &self,
         role: WorkerRole,
@@ -43,7 +43,8 @@ impl Index {
             Replica::Rank(dp) => {
                 found.extend(self.complete.of(&(kind.clone(), dp)).next());
                 found.extend(self.begun.of(&(kind.clone(), dp)).next());
-                // If no engine has begun with this replica, the one with the most may have it.
+                // If no engine has a rank of this replica, the engine with the most replicas may have it
+                // later.
                 let most = self.sized.0.range((kind.clone(), 0)..=(kind, u32::MAX)).next_back();
                 found.extend(most.and_then(|(_, engines)| engines.first()));
             }
@@ -70,7 +71,7 @@ impl Index {
         }
     }
 
-    /// A rank of a replica has come.
+    /// Notes that a rank of the replica `dp` has been registered.
     pub(super) fn added(&mut self, id: &EngineId, engine: &mut Engine, dp: u32) {
         let there = engine.replicas.entry(dp).or_default();
         *there += 1;
@@ -89,7 +90,7 @@ impl Index {
         }
     }
 
-    /// A rank of a replica has left.
+    /// Notes that a rank of the replica `dp` has been removed.
     pub(super) fn removed(&mut self, id: &EngineId, engine: &mut Engine, dp: u32) {
         let Some(there) = engine.replicas.get_mut(&dp) else { return };
         let was_full = u64::from(*there) == engine.profile.sizes.replica();

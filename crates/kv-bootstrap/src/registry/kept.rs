@@ -1,4 +1,5 @@
-//! The memory of a registry: records as they are handed out, counted for as long as anybody holds them.
+//! The memory of a registry: the JSON texts of records, counted for as long as the registry or an unsent
+//! answer holds them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,16 +11,16 @@ use super::error::RegisterError;
 use crate::client_addr::ClientAddr;
 use crate::config::RegistryConfig;
 
-/// Bytes over all records, and of each client that has any.
+/// Bytes of all records, and of the records of each client.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     all: Arc<AtomicUsize>,
     clients: BTreeMap<ClientAddr, Weak<AtomicUsize>>,
-    /// At how many clients those without bytes are looked for.
+    /// From how many clients on the clients without bytes are removed.
     sweep_at: usize,
 }
 
-/// A record's JSON text, and what is counted for it.
+/// A record's JSON text, and the bytes that are counted for it.
 #[derive(Debug)]
 struct Kept {
     text: Vec<u8>,
@@ -29,7 +30,7 @@ struct Kept {
 }
 
 impl Memory {
-    /// An upper bound of what is kept.
+    /// Bytes that all records take: an upper bound.
     pub(super) fn bytes(&self) -> usize {
         self.all.load(Ordering::Relaxed)
     }
@@ -39,8 +40,8 @@ impl Memory {
         self.clients.len()
     }
 
-    /// Whether a client may keep `cost` bytes more, once what `old` says is gone: whose it is, and how
-    /// many bytes.
+    /// Refuses `cost` more bytes of a client that exceed a bound. `old` is the record that will be replaced:
+    /// its client and its bytes.
     pub(super) fn check(
         &mut self,
         config: &RegistryConfig,
@@ -62,7 +63,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Counts `cost` bytes for a client until the last copy of the answer is gone.
+    /// Counts `cost` bytes for a client until the last handle of the returned text is dropped.
     pub(super) fn keep(&mut self, client: ClientAddr, text: Vec<u8>, cost: usize) -> Bytes {
         let kept = Kept { text, cost, all: Arc::clone(&self.all), client: self.share(client) };
         kept.all.fetch_add(cost, Ordering::Relaxed);

@@ -39,7 +39,7 @@ fn a_replica_is_handed_out_whole_and_in_rank_order() {
             assert_eq!(find(&mut registry, at(0), Replica::Rank(1)), Err(missing));
         }
         let rank = record("p", number as u32, 1, (2, tp), (2, pp), (2, 1));
-        // The same rank twice is still one rank.
+        // A rank that registers twice is still one rank.
         registry.register(at(0), here(), &rank, LEASE).unwrap();
         registry.register(at(0), here(), &rank, LEASE).unwrap();
         all.push(rank);
@@ -126,9 +126,9 @@ fn contradictions_name_the_field_and_both_values() {
     decode.role = WorkerRole::Decode;
     let message = "p/1: role is Decode, but Prefill is registered";
     assert_eq!(registry.register(at(0), here(), &decode, LEASE).unwrap_err().to_string(), message);
-    // Once the contradicted rank has left, the new configuration is as good as any.
+    // Once the contradicted rank has left, the new configuration is accepted.
     registry.register(at(6), here(), &decode, LEASE).unwrap();
-    // A single rank that changes its mind contradicts nobody.
+    // A single rank may register with another configuration: no other rank contradicts it.
     registry.register(at(6), here(), &record("p", 1, 2, (4, 1), (1, 0), (1, 0)), LEASE).unwrap();
     let missing = Err(LookupError::NotReady { registered: 1, expected: 4 });
     assert_eq!(find(&mut registry, at(6), Replica::Rank(0)), missing);
@@ -151,7 +151,7 @@ fn of_several_complete_engines_the_smallest_is_returned() {
     assert_eq!(only("d"), Err(LookupError::Unknown));
 }
 
-/// The index, made anew from the engines.
+/// An index that is made anew from the registry's engines.
 fn assert_index(registry: &Registry) {
     let mut index = Index::default();
     for (id, engine) in &registry.engines {
@@ -250,7 +250,7 @@ fn bytes_count_until_the_last_answer_is_gone_and_each_client_has_a_share() {
     registry.register(at(0), here(), &rank(0), LEASE).unwrap();
     let one = registry.bytes();
     registry.config.max_bytes_per_client = one;
-    // The same again takes the place of itself.
+    // The same registration again replaces itself.
     registry.register(at(0), here(), &rank(0), LEASE).unwrap();
     let full = RegisterError::ClientFull { field: "bytes", would_be: 2 * one, max: one };
     assert_eq!(registry.register(at(0), here(), &rank(1), LEASE), Err(full.clone()));
@@ -317,7 +317,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// The rules, written as a scan over a list.
+/// The rules of the registry, written as a scan over a list.
 #[derive(Default)]
 struct Model(Vec<(RankRecord, Time, Vec<Incarnation>)>);
 

@@ -1,4 +1,4 @@
-//! SGLang's JSON: what a prefill rank says of itself, and what a decode worker is told.
+//! SGLang's JSON: what a prefill rank says about itself, and what a decode worker is told.
 
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -32,12 +32,12 @@ pub(crate) struct RouteJson {
     enable_kv_cache_sharding: Option<bool>,
     prefill_http_port: Option<Int>,
     decode_allocation_policy: Option<String>,
-    /// Ours: the entry leaves after this time unless registered again. SGLang's ranks register
-    /// once and for all, so that without it an entry stays.
+    /// Not in SGLang: the entry ends after so many seconds unless the rank registers again. Without this
+    /// field an entry stays, because SGLang's ranks register only once.
     pub(super) lease_ttl_s: Option<f64>,
 }
 
-/// An integer as Python's `int()` takes it: a number or its decimal text.
+/// An integer as Python's `int()` accepts it: a JSON number, or a text of decimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Int(pub(crate) i128);
 
@@ -81,7 +81,7 @@ pub(super) const MAX_HOST: usize = 255;
 pub(super) const MAX_WORD: usize = 128;
 /// Longest `dsv41_spec_layout`, in bytes of JSON.
 pub(super) const MAX_SPEC_LAYOUT: usize = 4096;
-/// What a rank costs beside its host name: its share of the maps. An upper bound, not a measurement.
+/// Bytes counted for a rank beside its host name: its share of the maps. An upper bound, not a measurement.
 pub(super) const RANK_BYTES: usize = 512;
 impl ServerInfo {
     pub(super) fn ranks(&self) -> u64 {
@@ -109,7 +109,7 @@ impl ServerInfo {
             .map(|(field, registered, claimed)| RouteError::Topology { field, registered, claimed })
     }
 
-    /// Fills what it leaves open with what another rank said.
+    /// Fills the fields that are open with what another rank said.
     pub(super) fn fill(&mut self, other: &ServerInfo) {
         let fill = |known: &mut Option<String>, said: &Option<String>| {
             if known.is_none() {
@@ -121,7 +121,7 @@ impl ServerInfo {
         self.prefill_http_port = self.prefill_http_port.or(other.prefill_http_port);
     }
 
-    /// What it costs to keep: an upper bound. A value of JSON takes 64 times its text at most.
+    /// Bytes that the value takes: an upper bound. A JSON value takes 64 times its text at most.
     pub(super) fn bytes(&self) -> usize {
         let words =
             [self.kv_cache_dtype.as_ref(), self.kv_layout.as_ref(), Some(&self.decode_allocation_policy)];
@@ -131,7 +131,7 @@ impl ServerInfo {
 }
 
 impl RouteJson {
-    /// Every text is bounded; the body as a whole is by the server.
+    /// Refuses a text that is too long. (The server bounds the body as a whole.)
     pub(super) fn check_lengths(&self) -> Result<(), RouteError> {
         let check = |field, got: Option<usize>, max| match got {
             Some(got) if got > max => Err(RouteError::Length { field, got, max }),
@@ -193,8 +193,8 @@ impl RouteJson {
         Ok(info)
     }
 
-    /// Data parallelism is either within attention or of whole systems; SGLang tells by
-    /// `system_dp_size`.
+    /// The data-parallel rank and size, with the field's name. Data parallelism is either within attention or
+    /// of whole systems; SGLang says which by `system_dp_size`.
     fn dp(&self) -> (&'static str, Int, Int) {
         if self.system_dp_size == Int(1) {
             ("attn_dp_rank", self.attn_dp_rank, self.attn_dp_size)

@@ -1,4 +1,4 @@
-//! One life, or two lives that overlap, of SGLang's prefill engine.
+//! SGLang's prefill engine: the ranks of its present life, and those that are left of a former life.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,25 +10,26 @@ use super::error::RouteError;
 use crate::client_addr::ClientAddr;
 use crate::place::Place;
 
-/// An engine of which nothing was heard for so long, and which is not complete, makes way for
-/// another. SGLang's ranks repeat a refused registration for at least 11 s.
+/// An incomplete engine for which no rank has registered for this time makes way for another engine. SGLang's
+/// ranks repeat a refused registration for at least 11 s.
 pub(super) const STALLED: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Engine {
     pub(super) id: u64,
-    /// What its ranks said about it, and which of them was the first.
+    /// What the ranks said about the engine; the rank at `founder` decides where they differ.
     pub(super) info: ServerInfo,
+    /// The place that registered first.
     pub(super) founder: Place,
     pub(super) ranks: BTreeMap<Place, Rank>,
-    /// By client and age, those that have not left.
+    /// The ranks that have not left, by client and order of registration.
     pub(super) ages: BTreeSet<(ClientAddr, u64, Place)>,
-    /// How often all ranks were there anew: what a rank remembers of an earlier time is void.
+    /// How often the set of ranks has become complete. What a rank remembers of an earlier epoch is void.
     pub(super) epoch: u64,
-    /// Whether all ranks were there in this epoch, so that the set can be answered still.
+    /// True if the set of ranks was complete in this epoch, so that the set can still be answered.
     pub(super) whole_once: bool,
     pub(super) grown: Time,
-    /// Places by who registered them.
+    /// Number of places that each client has registered.
     pub(super) clients: BTreeMap<ClientAddr, usize>,
     pub(super) bytes: usize,
 }
@@ -39,9 +40,9 @@ pub(super) struct Rank {
     pub(super) client: ClientAddr,
     pub(super) seq: u64,
     pub(super) expires: Option<Time>,
-    /// It belongs to a former life of the engine.
+    /// True if the rank belongs to a former life of the engine.
     pub(super) left: bool,
-    /// What stood at this place when all ranks were last there, and in which epoch.
+    /// The rank at this place when the set was last complete, with the epoch of that set.
     pub(super) former: Option<(u64, RankInfo)>,
 }
 
@@ -61,8 +62,8 @@ impl Engine {
         }
     }
 
-    /// Takes in a rank that agrees with the others. Returns when the registration that it replaces
-    /// was to end.
+    /// Enters a rank that agrees with the others. Returns when the lease of the replaced registration would
+    /// have ended.
     pub(super) fn put(
         &mut self,
         now: Time,
@@ -117,7 +118,7 @@ impl Engine {
         Some(rank)
     }
 
-    /// Marks what this client registered earlier than `seq`. Each rank is marked once.
+    /// Marks the ranks that this client registered before `seq` as left. Each rank is marked once.
     fn leave_before(&mut self, client: ClientAddr, seq: u64) {
         while let Some((of, age, place)) =
             self.ages.range((client, 0, Place::FIRST)..(client, seq, Place::FIRST)).next().copied()
@@ -129,8 +130,8 @@ impl Engine {
         }
     }
 
-    /// Who answers at this place: of the present life if all of it is there, else of the last
-    /// time when all were.
+    /// The rank that is answered for a place: the present one if the set is complete, else the rank of the
+    /// last complete set.
     pub(super) fn answer(&self, place: &Place) -> Option<&RankInfo> {
         let rank = self.ranks.get(place)?;
         Some(match &rank.former {
@@ -153,7 +154,7 @@ impl Engine {
         !self.whole_once && now.since(self.grown) >= STALLED
     }
 
-    /// Whether nobody else has registered any of it.
+    /// True if no other client has registered a rank of the engine.
     pub(super) fn is_of(&self, client: ClientAddr) -> bool {
         let of = |age: Option<&(ClientAddr, u64, Place)>| age.is_none_or(|(of, ..)| *of == client);
         of(self.ages.first()) && of(self.ages.last())

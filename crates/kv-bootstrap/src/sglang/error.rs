@@ -1,6 +1,6 @@
-//! Why SGLang's tables refuse a registration, or have no answer.
+//! Why SGLang's route table refuses a registration, or has no answer.
 
-/// Why a registration was refused. The texts of the first two are part of the protocol.
+/// Why a registration was refused. The texts of the first two variants are part of SGLang's protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RouteError {
     #[error("DeepSeek-V4.1 DSpark PD layout differs across prefill ranks")]
@@ -15,7 +15,7 @@ pub(crate) enum RouteError {
     Length { field: &'static str, got: usize, max: usize },
     #[error("lease_ttl_s must be a positive number of seconds")]
     Lease,
-    #[error("the places of this client would be {would_be}, the limit is {max}")]
+    #[error("the ranks registered by this client would be {would_be}, the limit is {max}")]
     ClientFull { would_be: usize, max: usize },
     #[error("the table is full: bytes would be {would_be}, the limit is {max}")]
     Full { would_be: usize, max: usize },
@@ -31,7 +31,7 @@ impl RouteError {
     }
 }
 
-/// Why a question has no answer yet, or none at all.
+/// Why a lookup has no answer yet, or has none at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RouteMiss {
     NotReady { registered: usize },

@@ -8,12 +8,12 @@ use kv_core::Time;
 use crate::client_addr::ClientAddr;
 use crate::expiry::Expiry;
 
-/// What a room costs: its share of the maps. An upper bound, not a measurement.
+/// Bytes counted for a room: its share of the maps. An upper bound, not a measurement.
 pub(crate) const ROOM_BYTES: usize = 256;
 
-/// Rooms and their ranks, each for a limited time, at most `max` of them and at most
-/// `max_per_client` of one client. A client beyond that forgets its own oldest room, the one most
-/// likely to have been asked for already, never another's.
+/// Rooms and their data-parallel ranks, each for a limited time, at most `max` rooms and at most
+/// `max_per_client` of one client. For one room more, the client's own oldest room is forgotten, which most
+/// likely has been asked for already; never a room of another client.
 #[derive(Debug)]
 pub(crate) struct Rooms {
     ttl: Duration,
@@ -21,7 +21,7 @@ pub(crate) struct Rooms {
     max_per_client: usize,
     rooms: BTreeMap<i128, Entry>,
     expiry: Expiry<i128>,
-    /// Rooms of each client that has any, by age: the number rises with each registration.
+    /// The rooms of each client, in the order of registration.
     clients: BTreeMap<ClientAddr, BTreeSet<(u64, i128)>>,
     next: u64,
 }
@@ -34,7 +34,7 @@ struct Entry {
     client: ClientAddr,
 }
 
-/// The table is full of other clients' rooms.
+/// The table is full of other clients' rooms, and the client has no room of its own to forget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the table is full: rooms would be {would_be}, the limit is {max}")]
 pub(crate) struct RoomsFull {
@@ -55,7 +55,7 @@ impl Rooms {
         }
     }
 
-    /// Remembers the rank of a room.
+    /// Remembers the data-parallel rank of a room.
     pub(crate) fn insert(
         &mut self,
         now: Time,
@@ -93,7 +93,7 @@ impl Rooms {
         }
     }
 
-    /// Rooms remembered.
+    /// How many rooms are remembered.
     pub(crate) fn len(&self) -> usize {
         self.rooms.len()
     }
@@ -108,7 +108,7 @@ impl Rooms {
         }
     }
 
-    /// When the next room is due to be forgotten.
+    /// When the next room will be forgotten.
     pub(crate) fn next_timeout(&self) -> Option<Time> {
         self.expiry.next()
     }

@@ -25,7 +25,7 @@ fn put_from(client: &str, table: &mut RouteTable, now: Time, claim: Value) -> Re
 }
 
 impl RouteTable {
-    /// What is counted is what is there.
+    /// Asserts that the counters of a table agree with its entries.
     fn check(&self) {
         let engines = || self.engine.iter().chain(&self.rival);
         for engine in engines() {
@@ -46,7 +46,7 @@ fn table() -> RouteTable {
     RouteTable::new(RouteLimits { max_ranks: 64, max_per_client: 64, max_bytes: 1 << 20, max_lease })
 }
 
-/// The ports answered, or how many ranks are there.
+/// The ports that are answered, or how many ranks are registered.
 fn ports(table: &mut RouteTable, ranks: u32) -> Result<Vec<u16>, RouteMiss> {
     (0..ranks).map(|tp| table.rank(Time::ZERO, place(tp)).map(|rank| rank.rank_port)).collect()
 }
@@ -143,7 +143,7 @@ fn ports_known_to_be_old_are_answered_only_as_a_whole_set() {
     for rank in 0..3 {
         put(&mut table, Time::ZERO, claim((3, rank), 10 + rank as u16)).unwrap();
     }
-    // The last of them comes first: the others are older than its former life.
+    // The rank that had registered last restarts first: the others had registered before it, and leave.
     put(&mut table, Time::ZERO, claim((3, 2), 22)).unwrap();
     assert_eq!(ports(&mut table, 3), Ok(vec![10, 11, 12]), "all of the former life");
     put(&mut table, Time::ZERO, claim((3, 0), 20)).unwrap();
@@ -161,7 +161,7 @@ fn a_registration_by_another_client_removes_no_rank() {
     put(&mut table, Time::ZERO, claim((3, 1), 11)).unwrap();
     put(&mut table, Time::ZERO, claim((3, 2), 12)).unwrap();
     assert_eq!(ports(&mut table, 3), Ok(vec![10, 11, 12]));
-    // Nor does an engine of theirs push out one of ours that is not complete yet.
+    // An engine of another client does not replace one of this client that is not complete yet.
     put(&mut table, Time::ZERO, claim((4, 0), 40)).unwrap();
     let refused = put_from("10.9.9.9", &mut table, Time::ZERO, claim((5, 0), 50));
     assert_eq!(refused, Err(RouteError::Topology { field: "attn_tp_size", registered: 3, claimed: 5 }));

@@ -207,7 +207,7 @@ mod tests {
         // SAFETY: `owner` keeps the range mapped, and no reference to it exists.
         let adopted = unsafe { Memory::adopt(owner.addr(), 100) }.unwrap();
         adopted.write(0, b"mine").unwrap();
-        // SAFETY: nobody writes any more.
+        // SAFETY: no other thread writes to the range.
         assert_eq!(unsafe { owner.slice(0, 4) }, Ok(&b"mine"[..]));
     }
 }
