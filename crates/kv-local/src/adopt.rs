@@ -1,4 +1,4 @@
-//! Memory that the server already owns.
+//! [`LocalTransport::adopt`]: regions in memory that the server already owns.
 #![allow(unsafe_code)]
 
 use kv_host::Memory;
@@ -7,11 +7,17 @@ use crate::error::LocalError;
 use crate::transport::LocalTransport;
 
 impl LocalTransport {
-    /// Takes memory that the server already owns. Peers reach it with `process_vm_readv` and
-    /// `process_vm_writev`, at about half the speed of an [`Arena`](kv_host::Arena).
+    /// Allows regions in memory that the server already owns: `len` bytes at the address `addr`. Peers reach
+    /// this memory with `process_vm_readv` and `process_vm_writev`, at about half the speed of an
+    /// [`Arena`](kv_host::Arena).
     ///
     /// Peers need the right to trace this process: the same user, the same PID namespace, and
-    /// where Yama restricts tracing, [`LocalConfig::permit_tracing`](crate::LocalConfig).
+    /// where the Yama security module restricts tracing,
+    /// [`LocalConfig::permit_tracing`](crate::LocalConfig::permit_tracing).
+    ///
+    /// # Errors
+    ///
+    /// [`LocalError::Memory`] if the range is impossible, or the transport's metadata has been asked for.
     ///
     /// # Safety
     ///

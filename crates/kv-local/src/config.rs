@@ -1,4 +1,4 @@
-//! Bounds on what peers, strangers and the owner can make a transport hold.
+//! [`LocalConfig`]: bounds on what peers, strangers and the owner can make a transport hold.
 
 use std::time::Duration;
 
@@ -11,35 +11,38 @@ use crate::metadata::MAX_ARENAS;
 /// Limits and switches of a [`LocalTransport`](crate::LocalTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalConfig {
-    /// Peers connected at once (default 1024).
+    /// Most connected peers (default 1024, 1 to 2^20).
     pub max_peers: usize,
-    /// Connections open at once, whoever opened them (default 2048). Each takes two file
+    /// Most open connections, opened by either side (default 2048, 1 to 2^20). A connection takes two file
     /// descriptors.
     pub max_connections: usize,
-    /// Accepted connections that have not said who they are (default 64). When one more comes, the
-    /// oldest is dropped.
+    /// Most strangers: accepted connections whose hello has not arrived (default 64, 1 to 65 536). For one
+    /// more, the oldest is dropped.
     pub max_strangers: usize,
-    /// Accepted connections of transports that know this one's metadata, but to which `connect` has not
-    /// been called (default 256). When one more comes, the most silent is closed.
+    /// Most unclaimed connections: accepted from transports that know this one's metadata, and that the owner
+    /// has not named in `connect` yet (default 256, 1 to 65 536). For one more, the one that has been silent
+    /// for longest is closed.
     pub max_unclaimed: usize,
-    /// How long a stranger may take to say who it is (default 5 s).
+    /// How long a stranger's hello may take to arrive (default 5 s).
     pub handshake_timeout: Duration,
-    /// Descriptors that all unclaimed connections together may have lent: each has lent one, and one more
-    /// for each of its arenas (default 512). When one more comes, the most silent connection is closed.
+    /// Most file descriptors that all unclaimed connections together may have sent (default 512, 65 to 2^20).
+    /// A connection sends one, and one more for each arena. For one more, the connection that has been silent
+    /// for longest is closed.
     pub max_lent: usize,
-    /// Bytes of one peer's registered memory that may be mapped although the peer has not allocated them
-    /// (default 16 GiB). Whatever a peer has really allocated and registered may be mapped.
+    /// Most bytes of one peer's registered memory that are mapped although the peer has not allocated them
+    /// (default 16 GiB). Memory that a peer has really allocated and registered is mapped without a bound.
     pub max_sparse: u64,
-    /// How long an unclaimed connection may be silent, and its peer copy nothing through it, before it is
-    /// closed (default 60 s).
+    /// How long an unclaimed connection may be silent, with its peer copying nothing, before it is closed
+    /// (default 60 s).
     pub unclaimed_timeout: Duration,
-    /// Bytes queued for one peer before `send` answers `WouldBlock` (default 4 MiB).
+    /// Most bytes queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
     pub outbound_bytes: usize,
-    /// Posts accepted and not yet reported as ended (default 65 536).
+    /// Most posts that are accepted and not reported as ended; beyond that `post` returns `WouldBlock`
+    /// (default 65 536, 1 to 2^24).
     pub max_posts: usize,
-    /// Lets every process of the same user reach this process' adopted memory on hosts where the
-    /// Yama security module restricts that to ancestors (`kernel.yama.ptrace_scope = 1`; default
-    /// off). It also lets them attach a debugger. Arenas never need it.
+    /// True to let every process of the same user reach this process' adopted memory on hosts where the Yama
+    /// security module restricts that to ancestors (`kernel.yama.ptrace_scope = 1`). The default is false,
+    /// because those processes may then attach a debugger, too. Arenas never need this.
     pub permit_tracing: bool,
 }
 

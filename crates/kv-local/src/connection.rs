@@ -1,4 +1,5 @@
-//! One connected socket: messages both ways, never blocking. See [`framing`](crate::framing).
+//! One connected socket that never blocks, with the messages in both directions. [`framing`](crate::framing)
+//! has their form.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,28 +10,28 @@ use crate::handshake::OPENING;
 use crate::inbound::{Inbound, Received};
 use crate::outbound::Outbound;
 
-/// A socket that does not block, and what waits on either side of it.
+/// A socket that does not block, with the bytes that came and the messages that wait to be written.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,
     inbound: Inbound,
-    /// What waits to be written.
+    /// The messages that wait to be written.
     pub(crate) outbound: Outbound,
 }
 
 impl Connection {
-    /// A connection on a socket that does not block. `limit` bounds the queue of frames; the peer's hello
-    /// must begin with `opening`.
+    /// A connection on a socket that does not block. `limit` bounds the queue of frames, in bytes; the peer's
+    /// hello must begin with `opening`.
     pub(crate) fn new(socket: OwnedFd, limit: usize, opening: [u8; OPENING]) -> Connection {
         Connection { socket, inbound: Inbound::new(opening), outbound: Outbound::new(limit) }
     }
 
-    /// The socket.
+    /// The socket, for epoll and for the kernel's word about the peer.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Writes as much as the socket takes, but a bounded amount.
+    /// Writes as many bytes as the socket takes, 64 KiB at most.
     pub(crate) fn flush(&mut self) -> Result<(), OsError> {
         self.outbound.flush(&self.socket)
     }
@@ -40,7 +41,7 @@ impl Connection {
         self.inbound.receive(&self.socket, scratch)
     }
 
-    /// The next complete message.
+    /// The next complete message, if one has arrived.
     pub(crate) fn next_message(&mut self) -> Result<Option<Message>, Broken> {
         self.inbound.next_message()
     }
@@ -90,7 +91,7 @@ mod tests {
         bytes
     }
 
-    /// A hello, and no descriptors.
+    /// Sends a hello without descriptors.
     fn greeting(hello: &[u8]) -> Vec<u8> {
         [message(1, hello), message(4, b"")].concat()
     }
@@ -181,7 +182,7 @@ mod tests {
             ours.flush().unwrap();
             got.extend(drain(&mut reader).unwrap());
         }
-        // The frame that had begun to go out arrived whole, the others not at all.
+        // The frame of which a part was written arrives whole, the others not at all.
         assert_eq!(got, [Message::Frame(frame), Message::Goodbye]);
         assert_eq!(ours.outbound.queued(), 0);
     }

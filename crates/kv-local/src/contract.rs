@@ -1,4 +1,4 @@
-//! The [`Transport`] trait: each call is given to the parts that it concerns.
+//! The [`Transport`] trait for [`LocalTransport`]: each call goes to the parts that it concerns.
 
 use std::mem;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use crate::link::LinkId;
 use crate::remote::unmap_some;
 use crate::transport::LocalTransport;
 
-/// How long a transport that is dropped waits for full sockets.
+/// How long dropping a transport waits for sockets that are full.
 const FAREWELL: Duration = Duration::from_millis(100);
 
 impl Transport for LocalTransport {
@@ -50,7 +50,7 @@ impl Transport for LocalTransport {
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         check::frame("frame.len", frame.len())?;
         let (id, link) = self.links.of_peer(peer)?;
-        // Notify frames that wait for room go first.
+        // Parked notify frames, which wait for room, go first.
         if !link.parked.is_empty() || !link.connection.outbound.queue_frame(frame) {
             return Err(TransportError::WouldBlock);
         }
@@ -142,8 +142,7 @@ impl Transport for LocalTransport {
 }
 
 impl Drop for LocalTransport {
-    /// Tells the peers that no byte will be copied any more. Waits a moment for those whose sockets
-    /// are full.
+    /// Tells all peers that this side copies no more. Waits up to 100 ms for peers whose sockets are full.
     fn drop(&mut self) {
         let links: Vec<LinkId> = self.links.iter().map(|(id, _)| id).collect();
         for id in links {

@@ -13,13 +13,14 @@ use crate::transport::LocalTransport;
 
 /// Bytes of one post that are copied before the next post has its turn.
 const QUANTUM: usize = 256 << 10;
-/// How long one call of `poll` copies: half of what a call may take.
+/// How long one call of `poll` copies: half of the time that a call may take.
 const COPY_TIME: Duration = Duration::from_micros(500);
-/// How long a slice of a write takes, with much to spare. No slice begins this close to the end of the
-/// permission.
+/// Longest time that a slice of a write is assumed to take, with much to spare. No slice begins this close to
+/// the end of the permission.
 const SLICE_TIME: Duration = Duration::from_millis(10);
-/// Bytes of a new peer's memory made present at once, and for how long one call of `poll` does so.
+/// Bytes of a new peer's memory that are made present in one step.
 const POPULATE: usize = 256 << 10;
+/// How long one call of `poll` makes memory of new peers present.
 const POPULATE_TIME: Duration = Duration::from_micros(200);
 
 impl LocalTransport {
@@ -43,17 +44,17 @@ impl LocalTransport {
                 Some(Ok(Progress::Complete)) => self.bytes_in_place(id),
                 Some(Err(error)) => self.posts.end(id, Err(error)),
             }
-            // The clock is read only for the sake of others.
+            // The clock is read only if other posts wait.
             if self.posts.is_copying() && start.elapsed() >= COPY_TIME {
                 break;
             }
         }
     }
 
-    /// All bytes of a post are copied: tells the peer, once there is room to.
+    /// Ends a post whose bytes are all copied, after its notify frame has found room.
     fn bytes_in_place(&mut self, id: PostId) {
-        // The kernel orders the copies before the frame for whoever reads the socket; this orders
-        // them before the event for other threads of ours.
+        // The kernel orders the copies before the frame for the process that reads the socket; this fence
+        // orders them before the event for other threads of this process.
         fence(Ordering::SeqCst);
         let Some(transfer) = self.posts.get_mut(id) else {
             return;
@@ -87,8 +88,8 @@ impl LocalTransport {
     }
 }
 
-/// Copies one slice, and counts it in the page that stands for the right to write; `None` of a write that
-/// has to wait for its permission.
+/// Copies one slice, and counts it in the page that stands for the right to write; `None` if a write has to
+/// wait for its permission.
 fn slice(
     transfer: &mut Transfer,
     regions: &[Memory],
@@ -101,7 +102,7 @@ fn slice(
     } else if !right.mark() {
         Err(TransportError::Revoked)
     } else {
-        // The clock is read inside of the mark: whoever finds the right unmarked after the
+        // The clock is read while the right is marked: an owner that finds the right unmarked after the
         // permission has ended knows that no slice begins any more.
         let may = clock::now() + SLICE_TIME < permitted;
         let slice = may.then(|| transfer.step(regions, memory, process, QUANTUM));

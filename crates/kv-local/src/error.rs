@@ -1,24 +1,24 @@
-//! What can go wrong while transports are made; what goes wrong later is a
+//! The errors of making a transport and of giving it memory. Later errors are a
 //! [`TransportError`](kv_core::TransportError).
 
 use kv_host::{Limit, MemoryError, OsError};
 
-/// Why a transport could not be made, or memory not be given to it.
+/// Why a transport could not be made, or could not be given memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalError {
-    /// Memory is refused: an impossible range, or peers know the transport already.
+    /// The memory is refused: the range is impossible, or the metadata has been asked for already.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Too many arenas.
-    #[error("{got} arenas given; a transport takes at most {max}")]
+    /// The transport has as many arenas as it can have. Put several regions into one arena.
+    #[error("arenas (count) is {got}; a transport takes at most {max}")]
     Arenas {
-        /// How many there would be.
+        /// Arenas that the transport would have.
         got: usize,
-        /// How many there may be.
+        /// Most arenas of one transport.
         max: usize,
     },
-    /// A limit of the configuration is out of its range.
+    /// A field of the configuration is out of its range.
     #[error(transparent)]
     Limit(#[from] Limit),
     /// The operating system failed.

@@ -6,18 +6,18 @@
 //! | 1 | kind: 1 hello, 2 frame, 3 goodbye, 4 descriptors |
 //! | length | body |
 //!
-//! A hello comes first, exactly once, and begins with what its receiver expects of a peer. The
-//! descriptors follow: an empty message whose first byte carries them. They are taken from nobody else and
-//! at no other time: everything before is read without room for them, so that the kernel closes what comes
-//! too early. A goodbye comes last, and says that the sender has stopped copying.
+//! A hello comes first, exactly once, and begins with the bytes that its receiver expects. The descriptors
+//! follow, with an empty message whose first byte carries them. Descriptors are accepted at no other time:
+//! all earlier bytes are read without room for descriptors, so that the kernel closes those that come too
+//! early. A goodbye comes last, and says that the sender has stopped copying.
 
 use bytes::Bytes;
 
 use crate::metadata::MAX_ARENAS;
 
-/// Bytes before each body.
+/// Length of the header before each body, in bytes.
 pub(crate) const HEADER: usize = 5;
-/// Most descriptors that a peer lends: for the right to write, and for its arenas.
+/// Most descriptors that a peer sends: one for the right to write, and one for each arena.
 pub(crate) const MAX_LENT: usize = 1 + MAX_ARENAS;
 
 /// The kinds of messages.
@@ -29,20 +29,20 @@ pub(crate) enum Kind {
     Descriptors = 4,
 }
 
-/// What a peer said.
+/// A message of a peer. The message with descriptors is not told: it completes the hello.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Who it is. The descriptors that came after it are in
+    /// The peer's hello, encoded. The descriptors that came after it are in
     /// [`Connection::take_fds`](crate::connection::Connection::take_fds).
     Hello(Bytes),
-    /// A frame.
+    /// A frame for the owner of the transport.
     Frame(Bytes),
-    /// It has stopped copying and forgets us.
+    /// The peer has stopped copying and has disconnected this transport.
     Goodbye,
 }
 
 impl Message {
-    /// Bytes of its body.
+    /// Length of the body, in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Message::Hello(body) | Message::Frame(body) => body.len(),
@@ -51,15 +51,15 @@ impl Message {
     }
 }
 
-/// The peer broke the rules; nothing more can be read.
+/// The peer has broken the rules of the stream; nothing more can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Broken {
-    #[error("message kind {0} where it may not be")]
+    #[error("a message of kind {0} is not allowed at this point of the stream")]
     Kind(u8),
-    #[error("a body of {got} bytes; it must have {min} to {max}")]
+    #[error("the body of a message has {got} bytes; it must have {min} to {max}")]
     Length { got: usize, min: usize, max: usize },
-    #[error("a hello for somebody else, or of another version")]
+    #[error("the hello is for another transport, or of another version")]
     Opening,
-    #[error("more descriptors than a peer may lend")]
+    #[error("the peer has sent more descriptors than it may")]
     Descriptors,
 }

@@ -1,4 +1,4 @@
-//! Entrances for fuzzing: what a stranger's bytes pass through before anything of them is believed.
+//! Entry points for fuzzing: the functions that a stranger's bytes pass through first. Not a public API.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,8 @@ use crate::handshake::{Hello, OPENING};
 use crate::inbound::Received;
 use crate::metadata::Metadata;
 
-/// The metadata of a transport: what is accepted encodes again to something that means the same.
+/// Decodes a transport's metadata. Asserts that accepted metadata stays the same when encoded and decoded
+/// again.
 pub fn metadata(bytes: &[u8]) {
     if let Ok(read) = Metadata::decode(bytes) {
         let again = read.encode().and_then(|bytes| Metadata::decode(&bytes));
@@ -18,7 +19,7 @@ pub fn metadata(bytes: &[u8]) {
     }
 }
 
-/// A hello, and the metadata in it.
+/// Decodes a hello, and the metadata in it.
 pub fn hello(bytes: &[u8]) {
     if let Ok(read) = Hello::decode(Bytes::copy_from_slice(bytes)) {
         assert_eq!(Hello::decode(read.encode()).as_ref(), Ok(&read));
@@ -26,7 +27,7 @@ pub fn hello(bytes: &[u8]) {
     }
 }
 
-/// The stream of messages of a connection, cut into pieces as the first byte says.
+/// Reads the stream of messages of a connection, in pieces whose length the first byte gives.
 pub fn messages(bytes: &[u8]) {
     let (Some((&cut, stream)), Ok((ours, mut theirs))) = (bytes.split_first(), UnixStream::pair()) else {
         return;

@@ -1,4 +1,4 @@
-//! What the transport is and has: its name, its memory, its regions, and what peers are told of them.
+//! What the transport has: its name, its memory, its regions, and what peers are told about them.
 
 use bytes::Bytes;
 use kv_core::{MemoryKind, Region, TransportError};
@@ -7,7 +7,7 @@ use kv_host::{Arena, Frozen, Host, Memory, OsError, ProcessIdentity};
 use crate::error::LocalError;
 use crate::metadata::{MAX_ARENAS, Metadata, Place, Token};
 
-/// This worker's end, as peers see it. From the first look at the metadata on, nothing of it changes.
+/// This transport as its peers see it. Nothing changes after the metadata has been asked for.
 #[derive(Debug)]
 pub(crate) struct Given {
     host: Host,
@@ -18,12 +18,12 @@ pub(crate) struct Given {
     adopted: Vec<Memory>,
     regions: Vec<Memory>,
     places: Vec<Place>,
-    /// Our metadata, once anybody has asked for it.
+    /// The transport's metadata, once the owner has asked for it.
     frozen: Frozen,
 }
 
 impl Given {
-    /// A life of its own, in this process, under the name of a socket.
+    /// A transport with a new token, in this process, which listens under `socket_name`.
     pub(crate) fn new(socket_name: String) -> Result<Given, OsError> {
         Ok(Given {
             host: Host::here()?,
@@ -38,7 +38,7 @@ impl Given {
         })
     }
 
-    /// Takes an arena, which peers may map.
+    /// Adds an arena, which peers may map.
     pub(crate) fn add_arena(&mut self, arena: &Arena) -> Result<(), LocalError> {
         self.frozen.check_memory()?;
         if self.arenas.len() >= MAX_ARENAS {
@@ -48,14 +48,14 @@ impl Given {
         Ok(())
     }
 
-    /// Takes memory that peers reach by its addresses.
+    /// Adds adopted memory, which peers reach by its addresses.
     pub(crate) fn adopt(&mut self, memory: Memory) -> Result<(), LocalError> {
         self.frozen.check_memory()?;
         self.adopted.push(memory);
         Ok(())
     }
 
-    /// Makes the next region of a range of the memory given.
+    /// Registers a range of the given memory as the next region.
     pub(crate) fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         let number = self.frozen.next_region(self.places.len())?;
         let found = match region.memory {
@@ -72,7 +72,7 @@ impl Given {
         Ok(())
     }
 
-    /// Our metadata. From the first call on, our memory does not change any more.
+    /// The transport's metadata. After the first call, no memory and no region can be added.
     pub(crate) fn metadata(&self) -> Result<Bytes, TransportError> {
         self.frozen.get_or_make(|| {
             Metadata {
@@ -91,12 +91,12 @@ impl Given {
     pub(crate) fn check_peer(&self, peer: &Metadata) -> Result<(), TransportError> {
         self.host.check(&peer.host)?;
         if peer.token == self.token {
-            return Err(TransportError::Metadata("it is this transport's own"));
+            return Err(TransportError::Metadata("it is that of this transport itself"));
         }
         Ok(())
     }
 
-    /// This life of the transport.
+    /// The token that names this life of the transport.
     pub(crate) fn token(&self) -> Token {
         self.token
     }
@@ -111,7 +111,7 @@ impl Given {
         &self.regions
     }
 
-    /// Where a range lies in the memory that we were given.
+    /// Where a range is in the memory that the transport was given.
     fn locate(&self, addr: u64, len: u64) -> Option<(Memory, Place)> {
         for (index, arena) in self.arenas.iter().enumerate() {
             if let Some(part) = arena.memory().at(addr, len) {
@@ -128,7 +128,7 @@ impl Given {
         &self.socket_name
     }
 
-    /// Tells peers something else from now on.
+    /// Gives peers other metadata from now on.
     #[cfg(test)]
     pub(crate) fn pretend(&mut self, metadata: Bytes) {
         self.frozen = metadata.into();

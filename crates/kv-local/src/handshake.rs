@@ -1,14 +1,20 @@
-//! The hello: who I am, whom I take you for, and my arenas.
+//! The hello of a connection: which transport the sender is, which transport it takes the receiver for, and
+//! the sender's arenas.
 //!
-//! Both sides send one. Neither uses anything of the other before it has checked that the process
-//! belongs to the same user, that it is the process and the life of the peer that the metadata names (a
-//! token of 128 random bits), that it names this life of ours, that its own word about its regions is the
-//! metadata we were given, and that every arena is a memory file that cannot shrink. So a restarted
-//! peer, or another process that took its socket name or its metadata, is never written to.
+//! Both sides send a hello. A side uses nothing of the other side before it has checked that
 //!
-//! Descriptors come in a message of their own after the hello: first the one of the page that stands for
-//! the right to write (see [`right`](crate::right)), then one for each arena. The kernel closes what
-//! comes earlier, so that somebody who does not know the token lends nothing.
+//! - the other process belongs to the same user, and is the process that the metadata names;
+//! - the other transport has the life that the metadata names (a token of 128 random bits), and names the
+//!   life of this side;
+//! - the metadata in the hello is the metadata that `connect` was given;
+//! - every arena is a memory file that cannot shrink.
+//!
+//! So neither a restarted peer nor another process that took the peer's socket name or metadata is ever
+//! written to.
+//!
+//! Descriptors come in a message of their own after the hello: first the page that stands for the right to
+//! write (see [`right`](crate::right)), then one descriptor for each arena. The kernel closes descriptors
+//! that come earlier, so that a stranger who does not know the token cannot make this process hold any.
 
 use std::os::fd::OwnedFd;
 
@@ -20,44 +26,46 @@ use crate::remote::PeerMemory;
 use crate::right::{RIGHT_LEN, Right};
 
 const MAGIC: [u8; 4] = *b"KVH\x02";
-/// Bytes with which a hello for a transport begins: the magic bytes and the transport's token.
+/// Length in bytes of the beginning of a hello: the magic bytes and the token of the transport it is for.
 pub(crate) const OPENING: usize = MAGIC.len() + Token::LEN;
-/// Longest hello.
+/// Longest hello, in bytes.
 pub(crate) const MAX_HELLO: usize = OPENING + MAX_METADATA;
 
-/// A hello, as far as it can be checked by itself.
+/// A decoded hello. The metadata and the descriptors are not checked yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The life of the transport that the sender wants to speak to.
+    /// The token of the transport that the sender wants to speak to.
     pub(crate) expected: Token,
-    /// The sender's metadata.
+    /// The sender's metadata, encoded.
     pub(crate) metadata: Bytes,
 }
 
-/// Why a hello is not accepted. The other side is not told: it may be anyone.
+/// Why a hello is not accepted. The other side is not told, because it may be any process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("not a hello of this version")]
+    #[error("the message is not a hello of this version")]
     Hello,
-    #[error("from another transport than the one asked for, or it says something else of itself")]
+    #[error("the peer is another transport than the one asked for, or has other metadata than was given")]
     NotThem,
-    #[error("its metadata is unusable")]
+    #[error("the peer's metadata cannot be used")]
     Metadata,
-    #[error("{got} arenas announced, {sent} descriptors sent; there must be one more for the right to write")]
+    #[error(
+        "the peer announced {got} arenas and sent {sent} descriptors; there must be one more than arenas"
+    )]
     DescriptorCount { got: usize, sent: usize },
-    #[error("an arena is no memory file, can shrink, or is too short")]
+    #[error("an arena is not a memory file, can shrink, or is too short")]
     Arena,
-    #[error("the page of the right to write is no small memory file, can shrink, or is too short")]
+    #[error("the page of the right to write is not a small memory file, can shrink, or is too short")]
     Right,
-    #[error("its process cannot be watched")]
+    #[error("the peer's process cannot be watched")]
     Process,
-    #[error("its process is not the one that the metadata names")]
+    #[error("the peer's process is not the one that its metadata names")]
     Impostor,
-    #[error("its process still has {got} marked rights of connections that have ended; {max} are allowed")]
+    #[error("the peer's process may still write through {got} ended connections; {max} are allowed")]
     Marked { got: usize, max: usize },
-    #[error("{got} bytes of its memory would be mapped, of which it has {allocated}; {max} are allowed")]
+    #[error("{got} bytes of the peer would be mapped, of which {allocated} are allocated; {max} are allowed")]
     Memory { got: u64, allocated: u64, max: u64 },
-    #[error("an arena on huge pages has {allocated} of {got} bytes")]
+    #[error("an arena on huge pages has {allocated} of {got} bytes allocated; all of them must be")]
     Holes { got: u64, allocated: u64 },
 }
 
@@ -82,7 +90,7 @@ impl Hello {
     }
 }
 
-/// How every hello for the transport with this token begins.
+/// The bytes with which every hello for the transport with this token begins.
 pub(crate) fn opening(token: Token) -> [u8; OPENING] {
     let mut out = [0; OPENING];
     let (magic, expected) = out.split_at_mut(MAGIC.len());
@@ -94,9 +102,9 @@ pub(crate) fn opening(token: Token) -> [u8; OPENING] {
 /// The descriptors that came after a hello, checked against its metadata.
 #[derive(Debug)]
 pub(crate) struct Lent {
-    /// The page of our right to write.
+    /// The page that stands for this side's right to write.
     pub(crate) right: MemoryFile,
-    /// The arenas.
+    /// The peer's arenas, in the order of their numbers.
     pub(crate) arenas: Vec<MemoryFile>,
 }
 
@@ -121,12 +129,13 @@ impl Lent {
         Ok(lent)
     }
 
-    /// Maps what is registered, and our right to write to it.
+    /// Maps the registered parts of the peer's arenas, and the page of this side's right to write.
     pub(crate) fn map(&self, metadata: &Metadata) -> Result<(PeerMemory, Right), OsError> {
         Ok((PeerMemory::map(&self.arenas, metadata)?, Right::of(&self.right)?))
     }
 
-    /// What we map of a peer is bounded by `sparse` bytes, or by what the peer has allocated itself.
+    /// Refuses a peer of whose memory more bytes would be mapped than `sparse`, and more than the peer has
+    /// allocated.
     fn check_size(&self, metadata: &Metadata, sparse: u64) -> Result<(), Refusal> {
         let got: u64 = metadata.extents().iter().map(|extent| extent.end - extent.start).sum();
         let allocated = self.arenas.iter().map(MemoryFile::allocated).sum();
@@ -137,7 +146,7 @@ impl Lent {
     }
 }
 
-/// Whether an arena has the bytes that its owner says it has.
+/// Refuses an arena that does not have the bytes that its owner announced.
 fn check_arena(file: &MemoryFile, len: u64) -> Result<(), Refusal> {
     if file.len() < len {
         return Err(Refusal::Arena);

@@ -1,5 +1,5 @@
-//! What a peer has sent on a connection: bytes become messages, each length checked before its body is
-//! awaited.
+//! The bytes that a peer has sent on a connection, and the messages in them. Each length is checked before
+//! the body is awaited.
 
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,50 +13,50 @@ use rustix::net::{RecvFlags, recv};
 use crate::framing::{Broken, HEADER, Kind, MAX_LENT, Message};
 use crate::handshake::{MAX_HELLO, OPENING};
 
-/// Frames up to this size are copied out of the receive buffer, so as not to keep it alive.
+/// Frames of up to so many bytes are copied out of the receive buffer, so that they do not keep it alive.
 const SMALL: usize = 4 << 10;
-/// An empty receive buffer larger than this is given back.
+/// An empty receive buffer of more bytes than this is freed.
 const KEEP: usize = 64 << 10;
 
-/// What the peer has said so far.
+/// How much of the peer's greeting has arrived.
 #[derive(Debug)]
 enum Heard {
-    /// Not the whole hello.
+    /// The hello has not arrived completely.
     Nothing,
-    /// Its hello, but not its descriptors.
+    /// The hello has arrived, and its descriptors have not.
     Hello(Bytes),
-    /// Both.
+    /// The hello and its descriptors have arrived.
     Everything,
 }
 
-/// What reading brought.
+/// The result of reading once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// That many bytes.
+    /// So many bytes were read.
     Bytes(usize),
-    /// Nothing for now.
+    /// There is nothing to read at the moment.
     Nothing,
-    /// The stream has ended and everything that was in it has been read.
+    /// The stream has ended and all its bytes have been read.
     End,
 }
 
-/// Bytes that came and are no messages yet, and descriptors that came with them.
+/// Bytes that do not make a complete message yet, and descriptors that came with them.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     buffer: BytesMut,
     fds: Vec<OwnedFd>,
     heard: Heard,
-    /// How the peer's hello must begin.
+    /// The bytes with which the peer's hello must begin.
     opening: [u8; OPENING],
 }
 
 impl Inbound {
-    /// Nothing has come; the peer's hello must begin with `opening`.
+    /// The inbound side of a new connection. The peer's hello must begin with `opening`.
     pub(crate) fn new(opening: [u8; OPENING]) -> Inbound {
         Inbound { buffer: BytesMut::new(), fds: Vec::new(), heard: Heard::Nothing, opening }
     }
 
-    /// Of a peer that has said its hello and sent its descriptors.
+    /// The inbound side of a connection whose peer has sent its hello and its descriptors.
     #[cfg(test)]
     pub(crate) fn greeted() -> Inbound {
         Inbound { heard: Heard::Everything, ..Inbound::new([0; OPENING]) }
@@ -64,7 +64,8 @@ impl Inbound {
 
     /// Reads at most `scratch.len()` bytes from a socket that does not block.
     pub(crate) fn receive(&mut self, socket: &OwnedFd, scratch: &mut [u8]) -> Result<Received, Broken> {
-        // Nothing is read beyond a message before the last one that the kernel treats differently.
+        // Until the descriptors have come, no byte is read beyond a message: the next one is read by another
+        // call.
         let room = self.wanted()?.min(scratch.len());
         let scratch = scratch.get_mut(..room).unwrap_or_default();
         let result = if matches!(self.heard, Heard::Hello(_)) {
@@ -81,12 +82,12 @@ impl Inbound {
             }
             Err(error) if error.is_for_now() => Ok(Received::Nothing),
             Err(ReceiveError::TooMany { .. }) => Err(Broken::Descriptors),
-            // A reset comes instead of the end when the peer left something of ours unread.
+            // A reset comes instead of the end if the peer has left bytes of this side unread.
             Err(_) => Ok(Received::End),
         }
     }
 
-    /// The next complete message.
+    /// The next complete message, if one has arrived.
     pub(crate) fn next_message(&mut self) -> Result<Option<Message>, Broken> {
         let Some((kind, len)) = self.peek()? else {
             return Ok(None);
@@ -130,13 +131,13 @@ impl Inbound {
         match self.heard {
             Heard::Everything => Ok(usize::MAX),
             Heard::Hello(_) => Ok(HEADER.saturating_sub(got)),
-            // First only as much as shows whether the sender knows our token.
+            // At first only as many bytes as show whether the sender knows this transport's token.
             Heard::Nothing if got < HEADER + OPENING => Ok(HEADER + OPENING - got),
             Heard::Nothing => Ok(self.peek()?.map_or(HEADER, |(_, len)| HEADER + len - got)),
         }
     }
 
-    /// Kind and length of the message that begins the buffer, checked before its body is awaited.
+    /// Kind and length of the message at the beginning of the buffer, checked before its body is awaited.
     fn peek(&self) -> Result<Option<(Kind, usize)>, Broken> {
         let Some((header, _)) = self.buffer.split_first_chunk::<HEADER>() else {
             return Ok(None);

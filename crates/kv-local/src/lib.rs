@@ -1,26 +1,29 @@
-//! The embedded transport: moves KV pages between processes of one Linux host, without a native library.
+//! The embedded transport: moves KV pages between processes of one Linux host, without a native library
+//! ([`LocalTransport`]).
 //!
 //! A worker puts its pages into an [`Arena`], a sealed memory file. When two workers connect, each
-//! maps the other's arenas, and a WRITE or READ is one plain copy by the side that posts it. Memory
+//! maps the other's arenas, and a write or read is one plain copy by the side that posts it. Memory
 //! that a server already owns can be [adopted](LocalTransport::adopt) instead; peers reach it with
 //! `process_vm_readv` and `process_vm_writev`. Frames travel on the Unix stream socket that also
 //! carried the arenas.
 //!
-//! Everything happens in [`poll`](kv_core::Transport::poll), on the thread that owns the transport, a
-//! fraction of a millisecond at a time: posts take turns, so a small one passes a large one, and a
-//! cancelled one is quiet at once. Where there are several connections, the processor time that the frames
-//! of each take is counted, up to the owner's call of [`wait`](kv_core::Transport::wait), and one that takes too
-//! much is left alone for a while: its socket fills, and its sender waits.
+//! All work is done in [`poll`](kv_core::Transport::poll), on the thread that owns the transport, a fraction
+//! of a millisecond at a time. Posts take turns, so a small post overtakes a large one, and the memory of a
+//! cancelled post is free at once. With several connections, the processor time that the frames of each
+//! connection take is counted, up to the owner's call of [`wait`](kv_core::Transport::wait), and a connection
+//! that takes too much is not read for a while: its socket fills, and its sender waits.
 //!
-//! A write waits for the peer's permission ([`permit`](kv_core::Transport::permit)), and ends with an error once
-//! the peer has revoked the right to write, which it can do at any moment
-//! ([`WriteFence::Revocable`](kv_core::WriteFence)): both sides share a page with one word for each connection.
+//! A write waits for the peer's permission ([`permit`](kv_core::Transport::permit)). The peer can revoke the
+//! right to write at any moment, and the writes then end with an error
+//! ([`WriteFence::Revocable`](kv_core::WriteFence)): the two sides of a connection share a page with one word
+//! for this.
 //!
-//! What it is not: a transport for other hosts or for device memory; a protocol (frames are opaque);
-//! a guard against processes of the same user, which could read this process' memory anyway.
-//! Other users' processes are refused.
+//! What this crate is not: a transport for other hosts or for device memory; a protocol (the content of
+//! frames is opaque); a guard against processes of the same user, which could read this process' memory
+//! anyway. Processes of other users are refused.
 //!
-//! After a `fork` the child must not use the transport: the mappings of peers' memory are not there.
+//! After a `fork` the child must not use the transport: the child does not have the mappings of peers'
+//! memory.
 //!
 //! ```
 //! use kv_core::{Desc, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};

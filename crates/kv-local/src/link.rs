@@ -1,4 +1,4 @@
-//! One connection to a peer, and what stands behind it.
+//! A link: one connection to a peer, with its stage, the peer's memory, and both rights to write.
 
 use std::collections::BTreeSet;
 
@@ -13,22 +13,22 @@ use crate::metadata::{Metadata, Token};
 use crate::remote::PeerMemory;
 use crate::right::Right;
 
-/// Number of a link; never reused, so that a late event of an old one cannot hit a new one.
+/// Number of a link. Numbers are never reused, so that a late event of an old link cannot reach a new one.
 pub(crate) type LinkId = u64;
 
 /// How far a link has come.
 ///
 /// | stage | next | when |
 /// |---|---|---|
-/// | `Dialing` | `Greeting` | the peer's backlog has room: connected, our hello is queued |
-/// | `Greeting` | `Open` | outgoing: the peer's hello is right |
-/// | `Greeting` | `Welcoming` | incoming: the peer's hello is right, ours is queued |
-/// | `Welcoming` | `Open` | our hello is written |
-/// | any | `Closing` | we forget the peer: no copy any more, our goodbye is queued |
+/// | `Dialing` | `Greeting` | the peer's backlog has room: the socket is connected, this side's hello is queued |
+/// | `Greeting` | `Open` | dialed links: the peer's hello is accepted |
+/// | `Greeting` | `Welcoming` | accepted links: the peer's hello is accepted, this side's hello is queued |
+/// | `Welcoming` | `Open` | this side's hello is written |
+/// | any | `Closing` | this side disconnects: it copies no more, and its goodbye is queued |
 ///
-/// A side uses the other's memory only in `Open`. The accepting side gets there only once its hello
-/// is written whole; so a dialing side that reads the end of the stream before a whole hello knows
-/// that its memory was never mapped.
+/// A side uses the other's memory only in `Open`. The accepting side gets there only once its hello is
+/// written completely; so a dialing side that reads the end of the stream before a complete hello knows that
+/// its memory was never mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Dialing,
@@ -38,43 +38,43 @@ pub(crate) enum Stage {
     Closing,
 }
 
-/// A connection in one of its stages.
+/// A connection in one of its stages, with everything that belongs to it.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) connection: Connection,
     pub(crate) stage: Stage,
-    /// The peer it serves; an accepted link has none until `connect` claims it.
+    /// The peer that the link serves; an accepted link serves none until `connect` claims it.
     pub(crate) peer: Option<PeerId>,
-    /// What the peer says of itself: as given to `connect`, or as it came in its hello.
+    /// The peer's metadata, as given to `connect` or as received in the hello.
     pub(crate) identity: Option<Identity>,
-    /// The peer's descriptors, until they are mapped.
+    /// The descriptors that the peer has sent, until they are mapped.
     pub(crate) lent: Option<Lent>,
     pub(crate) process: Option<Process>,
-    /// The kernel confirms that the peer is the process that the identity names.
+    /// True if the kernel confirms that the peer is the process that the identity names.
     pub(crate) proven: bool,
-    /// The peer's memory and our right to write to it, while the link is open and claimed.
+    /// The peer's memory and this side's right to write to it, while the link is open and serves a peer.
     pub(crate) memory: Option<(PeerMemory, Right)>,
-    /// The peer's right to write to our memory, from our hello on.
+    /// The peer's right to write to this side's memory, from this side's hello on.
     pub(crate) granted: Option<Right>,
-    /// Slices that the peer had copied when it was last looked at.
+    /// Slices that the peer had counted at the last look.
     pub(crate) copied: u64,
-    /// Until when the peer allows writes.
+    /// Until when the peer permits writes.
     pub(crate) permitted: Time,
     /// Writes that wait for a permission.
     pub(crate) held: BTreeSet<PostId>,
     /// Posts that wait for the link to open.
     pub(crate) waiting: Vec<PostId>,
-    /// Posts whose bytes are in place and whose notify frame found no room yet.
+    /// Posts whose bytes are in place and for whose notify frames there has been no room yet.
     pub(crate) parked: Parked,
-    /// When it was made.
+    /// When the link was made.
     pub(crate) opened: Time,
-    /// When the last bytes came, or slices were seen to have been copied.
+    /// When the last bytes came, or the peer's count of slices was last seen to have changed.
     pub(crate) heard: Time,
-    /// What epoll watches the socket for; `None` if it does not.
+    /// The events for which epoll watches the socket; `None` if epoll does not watch it.
     pub(crate) interest: Option<EventFlags>,
 }
 
-/// A peer's metadata, raw and read.
+/// A peer's metadata, encoded and decoded.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) bytes: Bytes,
@@ -106,12 +106,13 @@ impl Link {
 }
 
 impl Link {
-    /// The life of the transport at the other end, once it is known.
+    /// The token of the transport at the other end, once it is known.
     pub(crate) fn token(&self) -> Option<Token> {
         Some(self.identity.as_ref()?.metadata.token)
     }
 
-    /// Looks whether the peer has copied since the last look: it lives, although it says nothing.
+    /// Checks whether the peer has copied since the last look, which shows that it lives although it sends
+    /// nothing.
     pub(crate) fn notice_copies(&mut self, now: Time) {
         let copied = self.granted.as_ref().map_or(0, Right::copied);
         if copied != self.copied {
@@ -121,8 +122,8 @@ impl Link {
     }
 }
 
-/// What is left of a link that has ended while the peer's process lives on. The peer's right to write
-/// is revoked, but a slice that it had begun may still be under way.
+/// The rest of a link that has ended while the peer's process lives on. The peer's right to write is revoked,
+/// but a slice that the peer had begun may still be under way.
 #[derive(Debug)]
 pub(crate) struct Lost {
     /// The peer that the link served, until `disconnect`.
@@ -133,7 +134,7 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Whether a slice may still be under way.
+    /// True if a slice of the peer may still be under way.
     pub(crate) fn is_marked(&self) -> bool {
         self.granted.as_ref().is_some_and(|right| !right.revoke())
     }

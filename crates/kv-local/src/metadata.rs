@@ -1,8 +1,8 @@
 //! What a peer must know to reach this transport: four magic bytes with the version, then msgpack.
 //!
-//! The same bytes travel twice: by way of the bootstrap server, and in the hello of every
-//! connection. Both must be equal, so a region table that somebody changed on its way is never
-//! used, and the bounds that posts are checked against are the ones the peer itself gave.
+//! The same bytes travel twice: by way of the bootstrap server, and in the hello of every connection. Both
+//! must be equal. So a region table that was changed on its way is never used, and posts are checked against
+//! the bounds that the peer itself gave.
 
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 
 /// Most arenas of one transport: their descriptors travel in one message, which carries 253 at most.
 pub(crate) const MAX_ARENAS: usize = 64;
-/// Longest metadata.
+/// Longest metadata, in bytes.
 pub(crate) const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
-/// Longest name of an abstract socket.
+/// Longest name of an abstract socket, in bytes.
 const MAX_SOCKET_NAME: usize = 107;
 /// "KV local", version 2.
 const MAGIC: [u8; 4] = *b"KVL\x02";
 
-/// 128 random bits that name one life of one transport. Whoever knows them has been given the transport's
-/// metadata.
+/// 128 random bits that name one life of one transport. A peer that knows the token has been given the
+/// transport's metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Token(u64, u64);
 
@@ -46,61 +46,61 @@ pub(crate) fn random_socket_name() -> Result<String, OsError> {
     Ok(format!("kv-local-{:032x}", u128::from_le_bytes(random()?)))
 }
 
-/// Where a region lies at its owner.
+/// Where a region is in its owner's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
-    /// The arena; `None` for adopted memory.
+    /// Number of the arena; `None` for adopted memory.
     pub(crate) arena: Option<u32>,
-    /// Offset in the arena, or address.
+    /// Offset in the arena, or address in adopted memory, in bytes.
     pub(crate) start: u64,
-    /// Bytes.
+    /// Length of the region, in bytes.
     pub(crate) len: u64,
 }
 
-/// Granularity of what is mapped of an arena, in bytes: one huge page.
+/// Parts of an arena are mapped in multiples of so many bytes: one huge page.
 pub(crate) const EXTENT: u64 = 2 << 20;
 
 /// A range of an arena's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Extent {
-    /// The arena.
+    /// Number of the arena.
     pub(crate) arena: usize,
-    /// First byte.
+    /// Offset of the first byte.
     pub(crate) start: u64,
-    /// The byte after the last.
+    /// Offset of the byte after the last one.
     pub(crate) end: u64,
 }
 
-/// What a transport tells its peers. One that exists is consistent.
+/// What a transport tells its peers. A decoded value is consistent: [`Metadata::decode`] checks it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Metadata {
     pub(crate) host: Host,
     pub(crate) token: Token,
     /// The process that the transport lives in.
     pub(crate) process: ProcessIdentity,
-    /// Name of the abstract socket.
+    /// Name of the abstract socket on which the transport listens.
     pub(crate) socket: String,
-    /// Length of each arena's file.
+    /// Length of each arena's file, in bytes.
     pub(crate) arenas: Vec<u64>,
     pub(crate) regions: Vec<Place>,
 }
 
 impl Metadata {
-    /// The bytes for peers.
+    /// The bytes that are given to peers.
     pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
         let mut out = MAGIC.to_vec();
         rmp_serde::encode::write(&mut out, self)
-            .map_err(|_| TransportError::Metadata("it cannot be encoded"))?;
+            .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
         Ok(out.into())
     }
 
-    /// Reads and checks what a peer, or somebody else, sent.
+    /// Reads and checks bytes that a peer, or a stranger, sent.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
         if bytes.len() > MAX_METADATA {
             return Err(TransportError::Metadata("it is too long"));
         }
         let Some(body) = bytes.strip_prefix(&MAGIC) else {
-            return Err(TransportError::Metadata("it is not of the local transport, or of another version"));
+            return Err(TransportError::Metadata("it is not that of the local transport in this version"));
         };
         if !lengths_fit(body) {
             return Err(TransportError::Metadata("it is damaged"));
@@ -111,7 +111,8 @@ impl Metadata {
         Ok(metadata)
     }
 
-    /// What of the arenas is registered: disjoint ranges in units of [`EXTENT`], by arena and offset.
+    /// The registered parts of the arenas: disjoint ranges in units of [`EXTENT`], ordered by arena and
+    /// offset.
     pub(crate) fn extents(&self) -> Vec<Extent> {
         let mut ranges: Vec<Extent> = Vec::with_capacity(self.regions.len());
         for region in &self.regions {
@@ -139,17 +140,17 @@ impl Metadata {
 
     fn check(&self) -> Result<(), TransportError> {
         if self.socket.is_empty() || self.socket.len() > MAX_SOCKET_NAME {
-            return Err(TransportError::Metadata("the socket name has a wrong length"));
+            return Err(TransportError::Metadata("the socket name does not have 1 to 107 bytes"));
         }
         if self.arenas.len() > MAX_ARENAS {
-            return Err(TransportError::Metadata("too many arenas"));
+            return Err(TransportError::Metadata("it has more than 64 arenas"));
         }
         if self.regions.len() > MAX_REGIONS {
-            return Err(TransportError::Metadata("too many regions"));
+            return Err(TransportError::Metadata("it has too many regions"));
         }
         let fits = |len: u64| len != 0 && len <= isize::MAX as u64;
         if !self.arenas.iter().all(|len| fits(*len)) {
-            return Err(TransportError::Metadata("an arena has an impossible length"));
+            return Err(TransportError::Metadata("an arena has no bytes, or more than an address space"));
         }
         for region in &self.regions {
             let space = match region.arena {

@@ -1,5 +1,5 @@
-//! What waits to be written to a connection: messages in order, within a bound, and the descriptors that go
-//! with one of them.
+//! The messages that wait to be written to a connection, in order and within a bound, and the descriptors
+//! that are sent with one of them.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -10,24 +10,25 @@ use kv_host::{Arena, OsError, descriptors};
 
 use crate::framing::{HEADER, Kind};
 
-/// Bytes written in one call, so that a peer that reads quickly does not keep us.
+/// Most bytes written in one call, so that a peer that reads quickly does not keep this thread.
 const FLUSH: usize = 64 << 10;
 /// Most messages gathered into one write.
 const GATHER: usize = 32;
 
-/// The queue of one connection.
+/// The messages that one connection has still to write.
 #[derive(Debug)]
 pub(crate) struct Outbound {
     messages: VecDeque<Outgoing>,
-    /// To go with the message of descriptors.
+    /// The page of the peer's right to write, sent with the message of descriptors.
     right: Option<OwnedFd>,
+    /// The arenas of this side, sent with the message of descriptors.
     arenas: Vec<Arena>,
-    /// Bytes in `messages`.
+    /// Bytes in `messages`, headers included.
     queued: usize,
     /// Bytes of the first message that are written already.
     written: usize,
     limit: usize,
-    /// Frames may go out.
+    /// True if frames may be written: the peer has sent its hello.
     open: bool,
 }
 
@@ -44,7 +45,7 @@ impl Outgoing {
 }
 
 impl Outbound {
-    /// An empty queue that takes frames up to `limit` bytes.
+    /// An empty queue that takes frames until it holds `limit` bytes.
     pub(crate) fn new(limit: usize) -> Outbound {
         Outbound {
             messages: VecDeque::new(),
@@ -57,7 +58,8 @@ impl Outbound {
         }
     }
 
-    /// Queues our hello, and after it the descriptors of the right to write and of the arenas.
+    /// Queues this side's hello, then the message with the descriptors of the right to write and of the
+    /// arenas.
     pub(crate) fn queue_hello(&mut self, body: Bytes, right: OwnedFd, arenas: Vec<Arena>) {
         self.right = Some(right);
         self.arenas = arenas;
@@ -65,7 +67,7 @@ impl Outbound {
         self.push(Kind::Descriptors, Bytes::new());
     }
 
-    /// Queues a frame, unless there is no room.
+    /// Queues a frame; false if there is no room.
     pub(crate) fn queue_frame(&mut self, body: Bytes) -> bool {
         if !self.has_room(body.len()) {
             return false;
@@ -74,12 +76,12 @@ impl Outbound {
         true
     }
 
-    /// Whether a frame of this length could be queued.
+    /// True if there is room for a frame of `len` bytes.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         self.queued.saturating_add(HEADER + len) <= self.limit
     }
 
-    /// Drops the frames that have not begun to go out, and queues our goodbye.
+    /// Drops the frames of which no byte is written, and queues this side's goodbye.
     pub(crate) fn queue_goodbye(&mut self) {
         let begun = usize::from(self.written > 0);
         let mut position = 0;
@@ -96,17 +98,17 @@ impl Outbound {
         self.push(Kind::Goodbye, Bytes::new());
     }
 
-    /// Lets frames go out: the peer has said who it is.
+    /// Allows frames to be written: the peer's hello has been accepted.
     pub(crate) fn open(&mut self) {
         self.open = true;
     }
 
-    /// True if nothing waits to be written, or may be yet.
+    /// True if no message waits that may be written now.
     pub(crate) fn is_flushed(&self) -> bool {
         self.messages.front().is_none_or(|first| !self.may_go(first))
     }
 
-    /// Writes as much as the socket takes, but a bounded amount.
+    /// Writes as many bytes as the socket takes, 64 KiB at most.
     pub(crate) fn flush(&mut self, socket: &OwnedFd) -> Result<(), OsError> {
         let mut left = FLUSH;
         while !self.is_flushed() && left > 0 {
@@ -171,7 +173,7 @@ impl Outbound {
         self.written += count;
         while let Some(first) = self.messages.front() {
             if self.written > 0 && first.is(Kind::Descriptors) {
-                // They went with the first byte.
+                // The descriptors were sent with the first byte.
                 self.right = None;
                 self.arenas.clear();
             }

@@ -1,10 +1,10 @@
-//! What one connection may cost while there are others.
+//! Processor time that one connection may take while there are other connections.
 //!
-//! Reading a frame, and what the owner of the transport does about it, takes processor time, and how much of it
-//! is the sender's choice. So the time is counted, by the clock of this thread's processor time, and a
-//! connection that has used more than its share is left alone for a while: the socket fills, and its sender
-//! waits. A peer that says little is thus heard at once, however much another one says. Where there is
-//! only one connection nobody else is kept waiting, and nothing is counted.
+//! Reading a frame takes processor time, and so does the owner's work on the frame; the sender decides how
+//! much. So the time is counted for each connection, by the clock of this thread's processor time, and a
+//! connection that has used more than its share is not read for a while: its socket fills, and its sender
+//! waits. The few frames of one peer are thus handled at once, however many another peer sends. With only one
+//! connection, nothing is counted, because no other one waits.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -17,54 +17,56 @@ use kv_host::clock;
 use crate::framing::Message;
 use crate::link::LinkId;
 
-/// One part in so many of the time is what a connection may use in the long run,
+/// In the long run, a connection whose messages take little time each may use one part in so many of the
+/// time.
 const PARTS: u32 = 4;
-/// … where its messages take little time each. Whoever comes while one is handled waits for its end: so the
-/// share shrinks as messages take longer, to a half where they take `PARTS` times this.
+/// A message that takes less time than this is short. Other connections wait while a message is handled, so a
+/// connection's share shrinks as its messages take longer: to a half where they take `PARTS` times this.
 const SHORT: Duration = Duration::from_micros(25);
-/// What a connection may use at once, in short messages.
+/// Time that a connection may use at once, in short messages.
 const BURST: Duration = Duration::from_millis(2);
-/// Longest rest, whatever a message has cost: leases and permissions wait in the socket meanwhile.
+/// Longest rest, however much time a message has taken: leases and permissions wait in the socket meanwhile.
 const LONGEST: Duration = Duration::from_millis(100);
-/// What a message costs beside its bytes, in bytes, where a turn's time is divided among connections.
+/// Bytes added to the length of each message where a turn's time is divided among connections by bytes.
 const OF_MESSAGE: usize = 256;
 
-/// Whose time that of a turn is.
+/// Divides the processor time of a turn among connections, and decides which of them rest.
 #[derive(Debug, Default)]
 pub(crate) struct Pacing {
-    /// What was read in the last call of `poll`.
+    /// What was read from each connection in the last call of `poll`.
     read: Vec<Read>,
-    /// The processor time when that began, and when the events of it were handed over.
+    /// The processor time when reading began.
     begun: Duration,
+    /// The processor time when the owner was given the events.
     handed: Duration,
-    /// What reading took.
+    /// Processor time that reading took.
     reading: Duration,
     /// The processor time when the owner had handled the events, and asked how to wait.
     handled: Cell<Option<Duration>>,
     accounts: HashMap<LinkId, Account>,
-    /// Connections that are left alone, by the end of that.
+    /// Connections that rest (are not read), by the time when they are read again.
     resting: BTreeSet<(Time, LinkId)>,
 }
 
-/// What a connection has used.
+/// The time that a connection has used.
 #[derive(Debug)]
 struct Account {
-    /// When the time that its messages have taken is paid for.
+    /// When the connection has paid, by its share, for the time that its messages have taken.
     paid: Time,
-    /// Until when it is left alone for that.
+    /// Until when the connection rests; `None` if it does not.
     resting: Option<Time>,
 }
 
-/// Connections of which something else is wanted than before.
+/// Connections that begin or end their rest.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
-    /// To be left alone from now on.
+    /// Connections that are not read from now on.
     pub(crate) rest: Vec<LinkId>,
-    /// To be listened to again.
+    /// Connections that are read again.
     pub(crate) listen: Vec<LinkId>,
 }
 
-/// What was read from a connection.
+/// How much was read from a connection in one call of `poll`.
 #[derive(Debug)]
 struct Read {
     id: LinkId,
@@ -73,24 +75,24 @@ struct Read {
 }
 
 impl Pacing {
-    /// A connection that has used nothing.
+    /// Adds a connection, which has used no time yet.
     pub(crate) fn open(&mut self, id: LinkId) {
         self.accounts.insert(id, Account { paid: Time::ZERO, resting: None });
     }
 
-    /// A connection has ended.
+    /// Removes a connection that has ended.
     pub(crate) fn close(&mut self, id: LinkId) {
         if let Some(Account { resting: Some(until), .. }) = self.accounts.remove(&id) {
             self.resting.remove(&(until, id));
         }
     }
 
-    /// Some bytes were taken from a connection.
+    /// Notes that bytes were read from a connection.
     pub(crate) fn note_bytes(&mut self, id: LinkId, bytes: usize) {
         self.of(id).bytes += bytes;
     }
 
-    /// A message is taken from a connection.
+    /// Notes that a message was taken from a connection.
     pub(crate) fn note_message(&mut self, id: LinkId, message: &Message) {
         let read = self.of(id);
         read.bytes += OF_MESSAGE + message.len();
@@ -111,47 +113,47 @@ impl Pacing {
         &mut self.read[at]
     }
 
-    /// Everything is read that is to be read in this call of `poll`; what it does then, copies for the
-    /// most part, is counted to nobody.
+    /// Notes that this call of `poll` has ended reading. The rest of the call, mostly copies, is not counted
+    /// for any connection.
     pub(crate) fn end_reading(&mut self) {
         if !self.read.is_empty() {
             self.reading = clock::thread_time().saturating_sub(self.begun);
         }
     }
 
-    /// The owner is given the events.
+    /// Notes that the owner is given the events now.
     pub(crate) fn hand_over(&mut self) {
         if !self.read.is_empty() {
             self.handed = clock::thread_time();
         }
     }
 
-    /// The owner has handled the events.
+    /// Notes that the owner has handled the events.
     pub(crate) fn handled(&self) {
         if !self.read.is_empty() && self.handled.get().is_none() {
             self.handled.set(Some(clock::thread_time()));
         }
     }
 
-    /// How long until a connection is listened to again, if one is left alone.
+    /// How long until the first resting connection is read again; `None` if no connection rests.
     pub(crate) fn next(&self) -> Option<Duration> {
         self.resting.first().map(|(until, _)| until.since(clock::now()))
     }
 
-    /// Whether a connection is left alone.
+    /// True if a connection rests.
     pub(crate) fn is_resting(&self, id: LinkId) -> bool {
         self.accounts.get(&id).is_some_and(|account| account.resting.is_some())
     }
 
-    /// How many messages, `most` at most, are taken from a connection in one turn: one by one where it uses
-    /// much of its time, so that nobody waits for longer than for one.
+    /// How many messages, `most` at most, may be taken from a connection in one turn: only one if the
+    /// connection has used much of its time, so that other connections wait for one message at most.
     pub(crate) fn share(&self, id: LinkId, most: usize) -> usize {
         let paid = self.accounts.get(&id).map_or(Time::ZERO, |account| account.paid);
         if paid.since(clock::now()) > BURST * PARTS / 4 { 1 } else { most }
     }
 
-    /// Counts the time of the turn that has ended, leaves alone who has used too much, and listens again
-    /// to those who have waited for long enough.
+    /// Counts the time of the turn that has ended. Returns the connections that have used too much and rest
+    /// from now on, and those whose rest is over.
     pub(crate) fn keep_pace(&mut self) -> Changes {
         let mut changes = Changes::default();
         let handled = self.handled.take();
@@ -181,13 +183,13 @@ impl Pacing {
         changes
     }
 
-    /// Listens to a connection again; false if it was not left alone.
+    /// Ends the rest of a connection; false if the connection did not rest.
     pub(crate) fn end_rest(&mut self, id: LinkId) -> bool {
         let until = self.accounts.get_mut(&id).and_then(|account| account.resting.take());
         until.is_some_and(|until| self.resting.remove(&(until, id)))
     }
 
-    /// True if the connection is to be left alone from now on.
+    /// Counts `price` for a connection. True if the connection rests from now on.
     fn charge(&mut self, id: LinkId, price: Duration, now: Time) -> bool {
         let Some(account) = self.accounts.get_mut(&id) else {
             return false;
@@ -196,7 +198,7 @@ impl Pacing {
         if account.paid.since(now) <= BURST * PARTS || account.resting.is_some() {
             return false;
         }
-        // Half of what it may use at once is left when it is heard again, so that this is not for one
+        // After its rest, the connection may use half a burst again, so that it does not rest after each
         // message.
         let until = now + (account.paid.since(now) - BURST * PARTS / 2);
         account.resting = Some(until);
@@ -208,7 +210,7 @@ impl Pacing {
 mod tests {
     use super::*;
 
-    /// Reads one message of a connection, and handles it for so long.
+    /// Reads one message of a connection, and spends processor time on the message.
     fn turn(pacing: &mut Pacing, id: LinkId, work: Duration) -> Changes {
         pacing.note_message(id, &Message::Goodbye);
         pacing.end_reading();
@@ -237,7 +239,7 @@ mod tests {
         assert!(pacing.end_rest(1) && !pacing.end_rest(1));
         assert_eq!(pacing.next(), None);
 
-        // A connection that ended in the turn that it used is not charged, and nothing of it stays.
+        // A connection that ends in the turn whose time it used is not charged, and leaves no account behind.
         pacing.close(2);
         pacing.open(3);
         turn(&mut pacing, 2, work);

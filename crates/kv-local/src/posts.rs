@@ -1,4 +1,4 @@
-//! Posts that were accepted and have not ended, and what the owner is told, in order.
+//! Posts that were accepted and have not ended, and the events for the owner, in order.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,41 +7,41 @@ use kv_core::{Post, PostId, TransportError, TransportEvent};
 use crate::link::LinkId;
 use crate::transfer::Transfer;
 
-/// Accepted posts and events not yet handed over. A post ends once; its event comes before that of the end
-/// of its peer.
+/// Accepted posts, and events that the owner has not been given yet. A post ends once, and its event comes
+/// before the event that its peer is gone.
 #[derive(Debug, Default)]
 pub(crate) struct Posts {
     transfers: BTreeMap<PostId, Transfer>,
-    /// Posts with bytes to copy, next one first. Ids of ended posts are skipped.
+    /// Posts with bytes to copy, the next one first. Ids of ended posts are skipped.
     run: VecDeque<PostId>,
     events: Vec<TransportEvent>,
     completed: u64,
 }
 
 impl Posts {
-    /// Refuses a post above `max` posts that the owner has not been told the end of, and a second one under
-    /// the same id.
+    /// Refuses a post if `max` posts have not ended or their ends have not been told, and a post under the id
+    /// of another one that has not ended.
     pub(crate) fn check(&self, post: PostId, max: usize) -> Result<(), TransportError> {
         if self.transfers.len() + self.events.len() >= max {
             return Err(TransportError::WouldBlock);
         }
         if self.transfers.contains_key(&post) {
-            return Err(TransportError::Unsupported("a second post under the id of a running one"));
+            return Err(TransportError::Unsupported("a post under the id of one that has not ended"));
         }
         Ok(())
     }
 
-    /// Takes a post that has been checked.
+    /// Accepts a post that has been checked.
     pub(crate) fn accept(&mut self, link: LinkId, post: Post) {
         self.transfers.insert(post.id, Transfer::new(link, post));
     }
 
-    /// Posts that have bytes to copy and may.
+    /// Puts posts into the line of those whose bytes are copied.
     pub(crate) fn run(&mut self, posts: impl IntoIterator<Item = PostId>) {
         self.run.extend(posts);
     }
 
-    /// The next post that has bytes to copy, taken out of the line.
+    /// Takes the next post with bytes to copy out of the line.
     pub(crate) fn next(&mut self) -> Option<(PostId, &mut Transfer)> {
         while let Some(id) = self.run.pop_front() {
             // Asked twice: the borrow checker does not see that nothing is returned otherwise.
@@ -65,7 +65,7 @@ impl Posts {
         }
     }
 
-    /// Our copies for a link stop here, so its posts end.
+    /// Ends all posts of a link with [`TransportError::PeerGone`]: this side copies no more for the link.
     pub(crate) fn end_of(&mut self, link: LinkId) {
         let of_link = self.transfers.iter().filter(|(_, transfer)| transfer.link == link);
         let mut posts: Vec<PostId> = of_link.map(|(post, _)| *post).collect();
@@ -75,27 +75,27 @@ impl Posts {
         }
     }
 
-    /// Adds an event.
+    /// Adds an event for the owner.
     pub(crate) fn tell(&mut self, event: TransportEvent) {
         self.events.push(event);
     }
 
-    /// Gives the owner what has happened.
+    /// Appends the events for the owner to `events`.
     pub(crate) fn hand_over(&mut self, events: &mut Vec<TransportEvent>) {
         events.append(&mut self.events);
     }
 
-    /// Whether there is something to copy.
+    /// True if a post has bytes to copy.
     pub(crate) fn is_copying(&self) -> bool {
         !self.run.is_empty()
     }
 
-    /// Whether there is something to copy or to tell.
+    /// True if a post has bytes to copy, or there is an event for the owner.
     pub(crate) fn is_busy(&self) -> bool {
         !self.run.is_empty() || !self.events.is_empty()
     }
 
-    /// Posts that ended well.
+    /// How many posts have ended without an error.
     pub(crate) fn completed(&self) -> u64 {
         self.completed
     }
@@ -137,7 +137,7 @@ mod tests {
         let revoked = TransportEvent::Revoked { peer: kv_core::PeerId(1) };
         assert_eq!(events, [ended(3, Ok(())), ended(1, Err(TransportError::PeerGone)), revoked]);
         assert_eq!(posts.completed(), 1);
-        // Those that have ended are passed over.
+        // Posts that have ended are passed over.
         assert_eq!(posts.next().map(|(id, _)| id), Some(PostId(2)));
         assert!(posts.next().is_none());
     }

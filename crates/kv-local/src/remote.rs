@@ -1,4 +1,4 @@
-//! A peer's memory, as this process reaches it.
+//! A peer's memory, as this process reaches it: mapped arenas, and addresses of adopted memory.
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ const UNMAP: usize = 64 << 20;
 pub(crate) struct PeerMemory {
     regions: Vec<PeerRegion>,
     mappings: Vec<Arc<Mapping>>,
-    /// How far pages have been made present: mapping, and offset in it.
+    /// How far pages have been made present: number of the mapping, and offset in it.
     populated: (usize, usize),
 }
 
 /// How a region of the peer is reached.
 #[derive(Debug)]
 pub(crate) enum PeerRegion {
-    /// Mapped here.
+    /// The region is in an arena, and mapped in this process.
     Mapped(Memory),
-    /// At this address of its process.
+    /// The region is adopted memory, at this address in the peer's process.
     Adopted(usize),
 }
 
 impl PeerMemory {
-    /// Maps what is registered of the arenas, which have been checked against the metadata, and
-    /// nothing else of them.
+    /// Maps the registered parts of the arenas, which have been checked against the metadata, and no other
+    /// parts.
     pub(crate) fn map(arenas: &[MemoryFile], metadata: &Metadata) -> Result<PeerMemory, OsError> {
         let extents = metadata.extents();
         let mut mappings = Vec::with_capacity(extents.len());
@@ -59,19 +59,19 @@ impl PeerMemory {
         Ok(PeerMemory { regions, mappings, populated: (0, 0) })
     }
 
-    /// A region.
+    /// The region with this number, if the peer has one.
     pub(crate) fn region(&self, region: u32) -> Option<&PeerRegion> {
         self.regions.get(region as usize)
     }
 
-    /// Bytes that are mapped.
+    /// Bytes of the peer's memory that are mapped.
     #[cfg(test)]
     pub(crate) fn mapped(&self) -> usize {
         self.mappings.iter().map(|mapping| mapping.len()).sum()
     }
 
-    /// Makes the next `bytes` present as far as the peer has them, so that copies do not wait for page
-    /// faults. True if there is more to do.
+    /// Makes those of the next `bytes` bytes present that the peer has allocated, so that copies do not wait
+    /// for page faults. True if there is more to do.
     pub(crate) fn populate_some(&mut self, bytes: usize) -> bool {
         let (index, offset) = self.populated;
         let Some(mapping) = self.mappings.get(index) else {
@@ -79,7 +79,7 @@ impl PeerMemory {
         };
         let len = bytes.min(mapping.len() - offset);
         if mapping.populate_existing(offset, len).is_err() {
-            // Copies work without it, only slower at first.
+            // Copies work without this, only slower at first.
             self.populated = (self.mappings.len(), 0);
             return false;
         }
@@ -87,14 +87,14 @@ impl PeerMemory {
         self.populated.0 < self.mappings.len()
     }
 
-    /// Gives the mappings to be unmapped bit by bit.
+    /// The mappings, which [`unmap_some`] unmaps bit by bit.
     pub(crate) fn retire(self) -> impl Iterator<Item = Mapping> {
         drop(self.regions);
         self.mappings.into_iter().filter_map(|mapping| Arc::try_unwrap(mapping).ok())
     }
 }
 
-/// Unmaps a bounded piece of what is retired: tearing down tens of GiB at once takes seconds.
+/// Unmaps a bounded piece of the retired mappings: unmapping tens of GiB at once takes seconds.
 pub(crate) fn unmap_some(retired: &mut Vec<Mapping>) {
     if let Some(last) = retired.last_mut() {
         let keep = last.len().saturating_sub(1) / UNMAP * UNMAP;
@@ -105,7 +105,7 @@ pub(crate) fn unmap_some(retired: &mut Vec<Mapping>) {
     }
 }
 
-/// Cannot happen to descriptors that were checked against the metadata.
+/// An error that cannot happen with descriptors that were checked against the metadata.
 const NOT_OF_METADATA: OsError = OsError { call: "mmap", errno: Errno::INVAL.raw_os_error() };
 
 fn to_usize(value: u64) -> Result<usize, OsError> {

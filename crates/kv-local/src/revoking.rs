@@ -1,4 +1,4 @@
-//! Taking back the right to write, and what is left of links that have ended.
+//! Revoking the right to write, and what is kept of links that have ended.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -10,30 +10,32 @@ use crate::link::{Link, LinkId, Lost};
 use crate::metadata::Token;
 use crate::table::Links;
 
-/// How soon a revocation that waits for the end of a slice is looked at again: at first, and at last.
+/// First pause before a revocation that waits for the end of a slice is checked again; the pause doubles.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Longest pause before such a revocation is checked again.
 const LOOK_RARELY: Duration = Duration::from_millis(10);
-/// How long the death of a peer is awaited after its way was lost.
+/// How long the death of a peer is awaited after its connection was lost.
 pub(crate) const DYING: Duration = Duration::from_millis(500);
 
-/// Revocations that were asked for, and links that have ended before their peers were proven to copy
+/// Revocations that are under way, and links that have ended before it was proven that their peers copy
 /// nothing more.
 #[derive(Debug, Default)]
 pub(crate) struct Revoking {
     lost: HashMap<LinkId, Lost>,
-    /// Peers whose way was lost a moment ago, and until when their death is awaited.
+    /// Peers whose connection was lost a moment ago, and until when their death is awaited.
     dying: BTreeMap<PeerId, Time>,
-    /// Revocations to be answered, and the links on which slices are under way.
+    /// Revocations that are not answered yet, with the links on which slices may be under way.
     asked: BTreeMap<PeerId, BTreeSet<LinkId>>,
-    /// When to look at those links again, and how long after that.
+    /// When to check those links again.
     look_at: Option<Time>,
+    /// The present pause between two checks.
     look_again: Duration,
 }
 
 impl Revoking {
-    /// Revokes the right to write of a peer, on every link that its process may write through: when both
-    /// sides have connected at once there are two, and some may have ended. Answered by
-    /// [`answered`](Revoking::answered).
+    /// Revokes a peer's right to write, on every link that its process may write through. (There are two such
+    /// links if both sides have connected at once, and some may have ended.) [`answered`](Revoking::answered)
+    /// returns the peer once no slice is under way.
     pub(crate) fn ask(&mut self, peer: PeerId, links: &Links, now: Time) {
         let served = links.id_of(peer).and_then(|id| links.get(id)?.token());
         let served = served.or_else(|| self.lost.values().find(|it| it.peer == Some(peer))?.token);
@@ -46,7 +48,7 @@ impl Revoking {
         self.look_at = Some(now + LOOK_AGAIN);
     }
 
-    /// The peers whose last slices have ended since their rights were revoked.
+    /// The peers whose revocation is complete: no slice of theirs is under way any more.
     pub(crate) fn answered(&mut self, links: &Links) -> Vec<PeerId> {
         let lost = &self.lost;
         let mut answered = Vec::new();
@@ -60,8 +62,8 @@ impl Revoking {
         answered
     }
 
-    /// Looks at the unanswered revocations again later, and gives back the processes of ended links on which
-    /// nothing is awaited any more.
+    /// Sets the next check of unanswered revocations. Returns the processes of ended links that need not be
+    /// kept any more.
     pub(crate) fn settle(&mut self, now: Time) -> Vec<Process> {
         match self.look_at {
             _ if self.asked.is_empty() => self.look_at = None,
@@ -75,12 +77,12 @@ impl Revoking {
         over.filter_map(|(_, lost)| lost.process).collect()
     }
 
-    /// Keeps what is left of a link that has ended without proof that its peer copies nothing more.
-    /// `peer` is who is to be told when there is proof. Gives back the process if nothing needs to be kept.
+    /// Keeps the rest of a link that has ended without proof that its peer copies nothing more. `peer` is the
+    /// peer whose death the owner must be told. Returns the process if nothing needs to be kept.
     pub(crate) fn keep(&mut self, id: LinkId, link: &mut Link, peer: Option<PeerId>) -> Option<Process> {
         let (token, process, granted) = (link.token(), link.process.take(), link.granted.take());
         let lost = Lost { peer, token, process, granted };
-        // What the link stood for ends with it, even if nobody asks.
+        // This revokes the right to write of the link, even if no revocation was asked for.
         let is_marked = lost.is_marked();
         if peer.is_none() && !is_marked {
             return lost.process;
@@ -90,12 +92,12 @@ impl Revoking {
         None
     }
 
-    /// The way to a peer was lost: its death is awaited for a moment.
+    /// Notes that the connection to a peer was lost. The peer's death is awaited for the time [`DYING`].
     pub(crate) fn await_death(&mut self, peer: PeerId, now: Time) {
         self.dying.insert(peer, now + DYING);
     }
 
-    /// The peers whose ways were lost long enough ago for them to be known as dead, if they were.
+    /// The peers whose connections were lost and who have not been proven dead in the time [`DYING`] since.
     pub(crate) fn living(&mut self, now: Time) -> Vec<PeerId> {
         let due = self.dying.iter().filter(|(_, due)| **due <= now);
         let living: Vec<PeerId> = due.map(|(peer, _)| *peer).collect();
@@ -103,7 +105,7 @@ impl Revoking {
         living
     }
 
-    /// A peer is proven dead, or has said that it copies nothing more: that answers its revocation, unless
+    /// Notes that a peer is proven dead, or has said goodbye. Either completes the peer's revocation, unless
     /// slices may be under way on other links.
     pub(crate) fn dead(&mut self, peer: PeerId, links: &Links) {
         self.dying.remove(&peer);
@@ -115,8 +117,8 @@ impl Revoking {
         }
     }
 
-    /// The process of a link has ended: the rights that it had, on whatever links, need no revocation.
-    /// Returns what was left of the link, if the link had ended before.
+    /// Notes that the process of a link has ended: the rights that the process had, on any link, need no
+    /// revocation. Returns the rest of the link, if the link had ended before.
     pub(crate) fn process_ended(&mut self, id: LinkId, links: &mut Links) -> Option<Lost> {
         let (link, lost) = (links.get(id), self.lost.get(&id));
         let process = link.and_then(|link| link.process.as_ref());
@@ -139,7 +141,7 @@ impl Revoking {
         self.lost.remove(&id)
     }
 
-    /// Nobody is to be told any more of a peer whose link was lost.
+    /// Notes that the owner need not be told any more about a peer whose link was lost.
     pub(crate) fn forget(&mut self, peer: PeerId) {
         self.dying.remove(&peer);
         for lost in self.lost.values_mut().filter(|lost| lost.peer == Some(peer)) {
@@ -147,18 +149,18 @@ impl Revoking {
         }
     }
 
-    /// Whether the way to a peer was lost and the peer's end is still to be told.
+    /// True if the connection to a peer was lost and the owner is still to be told the peer's end.
     pub(crate) fn has_lost(&self, peer: PeerId) -> bool {
         self.lost.values().any(|lost| lost.peer == Some(peer))
     }
 
-    /// Ended links of a process on which slices may still be under way.
+    /// How many ended links of a process may still have a slice under way.
     pub(crate) fn marked_of(&self, process: &Process) -> usize {
         let same = |lost: &&Lost| lost.process.as_ref().is_some_and(|other| other.is(process));
         self.lost.values().filter(same).filter(|lost| lost.is_marked()).count()
     }
 
-    /// When something is to be looked at, if nothing else happens.
+    /// When the next check is due, if nothing else happens before.
     pub(crate) fn next(&self) -> Option<Time> {
         let look = self.look_at.filter(|_| !self.asked.is_empty());
         look.into_iter().chain(self.dying.values().copied()).min()
@@ -169,7 +171,7 @@ impl Revoking {
         self.lost.len()
     }
 
-    /// As if the peers of all ended links had cleared their marks.
+    /// Clears the marks of all ended links, as if their peers had done so.
     #[cfg(test)]
     pub(crate) fn clear_marks(&self) {
         self.lost.values().filter_map(|lost| lost.granted.as_ref()).for_each(crate::right::Right::clear);
@@ -181,7 +183,7 @@ impl Revoking {
     }
 }
 
-/// Revokes the right of one link. Whether a slice of it may still be under way.
+/// Revokes the right to write of one link. True if a slice may still be under way on the link.
 fn is_marked(id: LinkId, links: &Links, lost: &HashMap<LinkId, Lost>) -> bool {
     let open = links.get(id).and_then(|link| link.granted.as_ref());
     let granted = open.or_else(|| lost.get(&id)?.granted.as_ref());
@@ -230,7 +232,7 @@ mod tests {
     fn a_revocation_is_polled_ever_less_often_until_its_slice_ends() {
         let (mut links, mut revoking) = (Links::default(), Revoking::default());
         let (id, copier) = served(&mut links);
-        // Of a link without a token nobody can say whose it is.
+        // A link without a token cannot be attributed to a peer.
         revoking.asked.insert(PEER, BTreeSet::from([id]));
         assert!(copier.mark());
         (revoking.look_again, revoking.look_at) = (LOOK_AGAIN, Some(at(1)));

@@ -1,8 +1,9 @@
-//! The right to write, as a page that the owner of the memory and the copier share.
+//! The right to write, as a page that two processes share: the owner of the memory, and the peer that copies
+//! into it (the copier).
 //!
-//! The owner makes one page for each connection and sends it with its hello. The copier marks the page's
-//! first word before each slice of a write and clears the mark afterwards; the owner revokes the right
-//! in the same word. Both use one atomic operation, so one of them comes first:
+//! The owner makes one page for each connection and sends its descriptor with the hello. The copier marks the
+//! page's first word before each slice of a write and clears the mark afterwards; the owner revokes the right
+//! in the same word. Both use one atomic operation, so one of the two comes first:
 //!
 //! | the word is | the copier marks | the owner revokes |
 //! |---|---|---|
@@ -24,12 +25,13 @@ use kv_host::{Mapping, MemoryFile, OsError};
 
 /// Length of the page's file, in bytes.
 pub(crate) const RIGHT_LEN: usize = 4096;
-/// Offsets of the two words: each has a cache line of its own.
+/// Offset of the word with the state, in bytes.
 const STATE: usize = 0;
+/// Offset of the word that counts slices, in bytes: in a cache line of its own.
 const SLICES: usize = 64;
-/// A slice is being copied.
+/// Bit of the state: the copier is copying a slice.
 const MARKED: u64 = 1;
-/// No further slice may begin.
+/// Bit of the state: no further slice may begin.
 const REVOKED: u64 = 2;
 
 /// The page that stands for the right to write through one connection.
@@ -39,7 +41,7 @@ pub(crate) struct Right {
 }
 
 impl Right {
-    /// The owner's: a page of its own, and the file for the copier.
+    /// Makes a page for the owner, and the file that the owner sends to the copier.
     pub(crate) fn grant() -> Result<(Right, MemoryFile), OsError> {
         let file = MemoryFile::create("kv-right", RIGHT_LEN as u64, false)?;
         let right = Right::of(&file)?;
@@ -47,14 +49,14 @@ impl Right {
         Ok((right, file))
     }
 
-    /// The copier's, of a file with [`RIGHT_LEN`] bytes.
+    /// Maps the page for the copier, from a file with [`RIGHT_LEN`] bytes.
     pub(crate) fn of(file: &MemoryFile) -> Result<Right, OsError> {
         let mapping = file.map(0, RIGHT_LEN)?;
         mapping.keep_from_children()?;
         Ok(Right { mapping })
     }
 
-    /// The copier begins a slice; false if the right is revoked.
+    /// For the copier: marks that a slice begins. False if the right is revoked: then no byte may be copied.
     #[must_use]
     pub(crate) fn mark(&self) -> bool {
         let marked = self.state().compare_exchange(0, MARKED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
@@ -63,24 +65,24 @@ impl Right {
         marked
     }
 
-    /// The copier has ended its slice.
+    /// For the copier: clears the mark after a slice.
     pub(crate) fn clear(&self) {
         // All bytes of the slice are in place before the mark is gone.
         order_with_copies();
         self.state().fetch_and(!MARKED, Ordering::SeqCst);
     }
 
-    /// The copier, who alone counts here, has copied a slice of a write or of a read.
+    /// For the copier, which alone counts here: counts a slice of a write or of a read.
     pub(crate) fn count(&self) {
         self.slices().store(self.slices().load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The owner takes the right back. True once no slice is being copied any more.
+    /// For the owner: revokes the right. True once no slice is being copied any more.
     pub(crate) fn revoke(&self) -> bool {
         self.state().fetch_or(REVOKED, Ordering::SeqCst) & MARKED == 0
     }
 
-    /// Slices that the copier says it has copied.
+    /// For the owner: the number of slices that the copier has counted.
     pub(crate) fn copied(&self) -> u64 {
         self.slices().load(Ordering::Relaxed)
     }
@@ -94,8 +96,9 @@ impl Right {
     }
 }
 
-/// Orders the atomic operation on a right's word beside which it stands with the copies of the slice. On x86 the
-/// operation itself, a locked instruction, is ordered with all stores, also with those that bypass the caches.
+/// Orders the copies of a slice with the atomic operation that the caller makes before or after this call. On
+/// x86 that operation, a locked instruction, is itself ordered with all stores, also with those that bypass
+/// the caches.
 fn order_with_copies() {
     if cfg!(not(target_arch = "x86_64")) {
         fence(Ordering::SeqCst);
@@ -131,7 +134,7 @@ mod tests {
         for rubbish in [u64::MAX, MARKED, REVOKED, 1 << 63, 0] {
             peer.state().store(rubbish, Ordering::SeqCst);
             assert_eq!(owner.revoke(), rubbish & MARKED == 0);
-            // The other way round, an owner's rubbish ends the copies.
+            // The other way round, nonsense that an owner writes ends the copies.
             assert!(!peer.mark());
         }
     }

@@ -1,4 +1,5 @@
-//! Copies between our memory and that of other processes: with `adopt`, everything unsafe.
+//! Copies between this process' memory and that of other processes. This file and `adopt` hold all unsafe
+//! code of the crate.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -7,10 +8,10 @@ use std::marker::PhantomData;
 
 use kv_host::{Memory, OsError};
 
-/// Most pieces in one call: the kernel's `UIO_MAXIOV` is 1024.
+/// Most pieces copied in one call (the kernel's bound `UIO_MAXIOV` is 1024).
 pub(crate) const MAX_PIECES: usize = 512;
 
-/// Pieces of our memory and of another process', to be copied in one call.
+/// Pieces of this process' memory and of another process' memory, which one call copies.
 pub(crate) struct ProcessBatch<'a> {
     local: Vec<libc::iovec>,
     remote: Vec<libc::iovec>,
@@ -18,22 +19,22 @@ pub(crate) struct ProcessBatch<'a> {
 }
 
 impl<'a> ProcessBatch<'a> {
-    /// An empty batch.
+    /// A batch without pieces.
     pub(crate) fn new() -> ProcessBatch<'a> {
         ProcessBatch { local: Vec::new(), remote: Vec::new(), memory: PhantomData }
     }
 
-    /// True if it takes no more pieces.
+    /// True if the batch takes no more pieces.
     pub(crate) fn is_full(&self) -> bool {
         self.local.len() >= MAX_PIECES
     }
 
-    /// True if it has no pieces.
+    /// True if the batch has no pieces.
     pub(crate) fn is_empty(&self) -> bool {
         self.local.is_empty()
     }
 
-    /// Adds a piece; false if it is out of our bounds.
+    /// Adds a piece of `len` bytes; false if the piece is not inside `local`.
     pub(crate) fn push(&mut self, local: &'a Memory, at: usize, remote: usize, len: usize) -> bool {
         if at.checked_add(len).is_none_or(|end| end > local.len()) {
             return false;
@@ -44,7 +45,8 @@ impl<'a> ProcessBatch<'a> {
         true
     }
 
-    /// Copies from the other process to here. Returns how many bytes, from the first piece on.
+    /// Copies from the other process to this one. Returns how many bytes were copied, from the first piece
+    /// on.
     pub(crate) fn read_from(&self, pid: i32) -> Result<usize, OsError> {
         let count = self.local.len() as libc::c_ulong;
         // SAFETY: the local pieces lie in memory that we may write and that is borrowed while the
@@ -55,7 +57,8 @@ impl<'a> ProcessBatch<'a> {
         usize::try_from(done).map_err(|_| OsError::new("process_vm_readv", io::Error::last_os_error()))
     }
 
-    /// Copies from here to the other process. Returns how many bytes, from the first piece on.
+    /// Copies from this process to the other one. Returns how many bytes were copied, from the first piece
+    /// on.
     pub(crate) fn write_to(&self, pid: i32) -> Result<usize, OsError> {
         let count = self.local.len() as libc::c_ulong;
         // SAFETY: the local pieces lie in memory that we may read; the remote ones lie in memory

@@ -1,4 +1,4 @@
-//! All links of a transport, and whom each of them serves.
+//! All links of a transport, and the peer that each of them serves.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
@@ -8,18 +8,18 @@ use kv_core::{PeerId, TransportError};
 use crate::link::{Link, LinkId, Stage};
 use crate::metadata::Token;
 
-/// Links by their numbers. A link is accepted as a stranger's, becomes unclaimed once its hello is right,
-/// and serves a peer once `connect` claims it; a link that is dialed serves its peer from the beginning.
+/// Links by their numbers. An accepted link is a stranger's at first, is unclaimed once its hello has been
+/// accepted, and serves a peer once `connect` claims it. A dialed link serves its peer from the beginning.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     all: BTreeMap<LinkId, Link>,
     next: LinkId,
     peers: BTreeMap<PeerId, LinkId>,
-    /// Accepted, and have not said who they are.
+    /// Accepted links whose hello has not been accepted.
     strangers: BTreeSet<LinkId>,
-    /// Accepted, and no peer of ours yet.
+    /// Accepted links whose hello has been accepted, and that no `connect` has claimed.
     unclaimed: BTreeSet<LinkId>,
-    /// To be connected once the peer's backlog has room.
+    /// Links that are dialed again once the peer's backlog has room.
     dialing: BTreeSet<LinkId>,
 }
 
@@ -39,13 +39,13 @@ impl Links {
         id
     }
 
-    /// The stranger has said who it is.
+    /// Notes that a stranger's hello has been accepted: the link is unclaimed from now on.
     pub(crate) fn introduce(&mut self, id: LinkId) {
         self.strangers.remove(&id);
         self.unclaimed.insert(id);
     }
 
-    /// The link serves this peer from now on.
+    /// Notes that the link serves this peer from now on.
     pub(crate) fn serve(&mut self, id: LinkId, peer: PeerId) {
         if let Some(link) = self.all.get_mut(&id) {
             link.peer = Some(peer);
@@ -54,7 +54,7 @@ impl Links {
         }
     }
 
-    /// The link serves nobody any more. Returns whom it served.
+    /// Notes that the link serves no peer any more. Returns the peer that it served.
     pub(crate) fn release(&mut self, id: LinkId) -> Option<PeerId> {
         self.unclaimed.remove(&id);
         let peer = self.all.get_mut(&id)?.peer.take()?;
@@ -62,7 +62,7 @@ impl Links {
         Some(peer)
     }
 
-    /// Takes a link out, and its peer with it.
+    /// Takes a link out of the table; its peer is served by no link afterwards.
     pub(crate) fn remove(&mut self, id: LinkId) -> Option<Link> {
         let link = self.all.remove(&id)?;
         if let Some(peer) = link.peer {
@@ -105,12 +105,12 @@ impl Links {
         self.peers.get(&peer).copied()
     }
 
-    /// Peers that are served.
+    /// How many peers are served by a link.
     pub(crate) fn peers(&self) -> usize {
         self.peers.len()
     }
 
-    /// The lives of transports that are peers now.
+    /// The tokens of the transports that are peers now.
     pub(crate) fn tokens(&self) -> HashSet<Token> {
         self.peers.values().filter_map(|id| self.get(*id)?.token()).collect()
     }
@@ -120,13 +120,14 @@ impl Links {
         &self.strangers
     }
 
-    /// Links that no peer of ours has, oldest first.
+    /// Unclaimed links, oldest first.
     pub(crate) fn unclaimed(&self) -> &BTreeSet<LinkId> {
         &self.unclaimed
     }
 
-    /// A connection that the peer has opened. Where the kernel cannot confirm that it was the peer, it
-    /// may have been anybody who has read the peer's metadata: then there is none.
+    /// An unclaimed link that the transport with this token has opened, for certain. A link whose process the
+    /// kernel cannot confirm is not returned: any process that has read the peer's metadata may have opened
+    /// it.
     pub(crate) fn proven_unclaimed(&self, token: Token) -> Option<LinkId> {
         let is_theirs = |link: &Link| link.token() == Some(token) && link.proven && link.stage == Stage::Open;
         self.unclaimed.iter().copied().find(|id| self.get(*id).is_some_and(is_theirs))
@@ -143,28 +144,28 @@ impl Links {
         }
     }
 
-    /// Descriptors that unclaimed links have lent us.
+    /// How many descriptors the peers of unclaimed links have sent.
     pub(crate) fn lent(&self) -> usize {
         let lent = self.unclaimed.iter().filter_map(|id| self.get(*id)?.lent.as_ref());
         lent.map(|lent| 1 + lent.arenas.len()).sum()
     }
 
-    /// The peer's backlog is full: the link is to be dialed again.
+    /// Notes that the peer's backlog is full, so that the link must be dialed again.
     pub(crate) fn dial_later(&mut self, id: LinkId) {
         self.dialing.insert(id);
     }
 
-    /// Whether links are to be dialed again.
+    /// True if links must be dialed again.
     pub(crate) fn has_to_dial(&self) -> bool {
         !self.dialing.is_empty()
     }
 
-    /// The links to be dialed again, which are so no more.
+    /// Takes the links that must be dialed again.
     pub(crate) fn take_dialing(&mut self) -> BTreeSet<LinkId> {
         mem::take(&mut self.dialing)
     }
 
-    /// Links that there have been.
+    /// How many links have been made so far.
     #[cfg(test)]
     pub(crate) fn made(&self) -> u64 {
         self.next

@@ -1,4 +1,4 @@
-//! One post on its way: copied in slices, so that many can share one thread.
+//! One accepted post, which is copied in slices, so that many posts can share one thread.
 
 use bytes::Bytes;
 use kv_core::{Desc, Op, Post, TransportError};
@@ -8,12 +8,12 @@ use crate::link::LinkId;
 use crate::remote::{PeerMemory, PeerRegion};
 use crate::sys::ProcessBatch;
 
-/// What one descriptor costs besides its bytes, in bytes of copying, so that a slice of many small
-/// ones takes no longer than one of few large ones.
+/// Bytes added to the length of each descriptor, so that a slice of many small descriptors takes no longer
+/// than a slice of few large ones.
 const DESC_COST: usize = 128;
-/// The same for memory of another process, where the kernel looks up pages for each.
+/// Bytes added to the length of each descriptor in adopted memory, where the kernel looks up pages for each.
 const PROCESS_DESC_COST: usize = 2048;
-/// Ends of descriptors that are not worth a slice of their own.
+/// A rest of a descriptor of up to so many bytes is copied with the slice before it.
 const SCRAP: usize = 64 << 10;
 
 /// A post that was accepted and has not ended.
@@ -23,17 +23,18 @@ pub(crate) struct Transfer {
     pub(crate) notify: Option<Bytes>,
     op: Op,
     descs: Vec<Desc>,
-    /// Next descriptor, and how much of it is done.
+    /// Position of the next descriptor.
     next: usize,
+    /// Bytes of the next descriptor that are copied already.
     done: usize,
 }
 
-/// How far a slice got.
+/// How far a post is after a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// There is more to copy.
+    /// Bytes are still to be copied.
     More,
-    /// All bytes are in place.
+    /// All bytes of the post are in place.
     Complete,
 }
 
@@ -43,12 +44,12 @@ impl Transfer {
         Transfer { link, notify: post.notify, op: post.op, descs: post.descs, next: 0, done: 0 }
     }
 
-    /// Which way its bytes go.
+    /// The direction of the post: write or read.
     pub(crate) fn op(&self) -> Op {
         self.op
     }
 
-    /// Copies about `quantum` bytes.
+    /// Copies one slice of about `quantum` bytes.
     pub(crate) fn step(
         &mut self,
         local: &[Memory],
@@ -81,8 +82,8 @@ impl Transfer {
         Ok(Progress::Complete)
     }
 
-    /// Copies one batch of consecutive descriptors in adopted memory of the peer. Returns what is
-    /// left of the quantum.
+    /// Copies one batch of consecutive descriptors in adopted memory of the peer. Returns how many bytes of
+    /// the quantum are left.
     fn step_process(
         &mut self,
         local: &[Memory],
@@ -131,20 +132,20 @@ impl Transfer {
     }
 }
 
-/// Cannot happen to descriptors that were checked and memory that passed the handshake.
+/// An error that cannot happen with checked descriptors and memory that passed the handshake.
 const UNREACHABLE: TransportError = TransportError::Unsupported("memory that overlaps or cannot be reached");
 
-/// How much of the `rest` of a descriptor to copy: all that is left of the quantum, and a little more
-/// where that avoids cutting off a scrap.
+/// How many of the `rest` bytes of a descriptor to copy: as many as are `left` of the quantum, and up to
+/// [`SCRAP`] more if that completes the descriptor.
 fn piece(rest: usize, left: usize) -> usize {
     if rest <= left.saturating_add(SCRAP) { rest } else { left }
 }
 
-/// The process must be alive before and after: then its number was its own, because a number is
-/// not given away before its process is dead.
+/// Copies a batch to or from the peer's process. The process must be alive before and after the copy: then
+/// its process id was its own meanwhile, because an id is not used again before its process has ended.
 fn process_copy(batch: &ProcessBatch<'_>, op: Op, process: &Process) -> Result<usize, TransportError> {
     let Some(pid) = process.pid() else {
-        return Err(TransportError::Unsupported("adopted memory in a PID namespace that cannot be seen"));
+        return Err(TransportError::Unsupported("adopted memory of a process in an unseen PID namespace"));
     };
     if !process.is_alive() {
         return Err(TransportError::PeerGone);

@@ -1,5 +1,5 @@
-//! The transport: its parts, each of which owns its state, and how it is made. What the files that use it do
-//! with the parts follows from the bottom up: [`links`](crate::links), `copying`, and `contract`.
+//! [`LocalTransport`]: its parts, each of which owns its state, and how it is made. Other files work with the
+//! parts, from the bottom up: [`links`](crate::links), `copying`, and `contract`.
 
 use std::collections::VecDeque;
 
@@ -18,10 +18,10 @@ use crate::revoking::Revoking;
 use crate::table::Links;
 use crate::watch::Watch;
 
-/// Bytes read from one socket at once.
+/// Most bytes read from one socket in one call.
 const READ_SCRATCH: usize = 64 << 10;
 
-/// The embedded transport: one worker's end of it. See the crate's header.
+/// One worker's end of the embedded transport. The [crate's page](crate) says what it does, with an example.
 #[derive(Debug)]
 pub struct LocalTransport {
     pub(crate) config: LocalConfig,
@@ -31,13 +31,13 @@ pub struct LocalTransport {
     pub(crate) revoking: Revoking,
     pub(crate) pacing: Pacing,
     pub(crate) watch: Watch,
-    /// Links that may have whole messages in their buffers.
+    /// Links that may have complete messages in their buffers.
     pub(crate) backlog: VecDeque<LinkId>,
-    /// Links whose sockets the kernel does not watch: they are to be given up.
+    /// Links whose sockets the kernel does not watch: they will be ended.
     pub(crate) unwatched: Vec<LinkId>,
-    /// Links whose peers' memory is to be made present.
+    /// Links whose peers' memory is being made present.
     pub(crate) populating: VecDeque<LinkId>,
-    /// Mappings to be unmapped bit by bit.
+    /// Mappings that are being unmapped bit by bit.
     pub(crate) retired: Vec<Mapping>,
 
     pub(crate) dial_at: Time,
@@ -52,18 +52,24 @@ pub struct LocalTransport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct LocalStats {
-    /// Connections accepted.
+    /// Connections that were accepted, refused ones included.
     pub accepted: u64,
-    /// Connections refused: of another user, above a limit, too slow, or with a wrong hello.
+    /// Connections that were refused: of another user, above a limit, too slow, or with a hello that is not
+    /// acceptable.
     pub refused: u64,
-    /// Connections dropped because the other side broke the framing.
+    /// Connections that were ended because the other side broke the framing of messages.
     pub broken: u64,
-    /// Posts whose bytes, and whose notify frame, went out.
+    /// Posts that have ended without an error: all bytes are in place, and the notify frame is queued.
     pub posts_completed: u64,
 }
 
 impl LocalTransport {
     /// A transport that listens under a random name in the abstract socket namespace.
+    ///
+    /// # Errors
+    ///
+    /// [`LocalError::Limit`] if a field of `config` is out of its range, [`LocalError::Os`] if the system
+    /// refuses a socket.
     pub fn new(config: LocalConfig) -> Result<LocalTransport, LocalError> {
         LocalTransport::with_socket_name(config, metadata::random_socket_name()?)
     }
@@ -94,12 +100,17 @@ impl LocalTransport {
         })
     }
 
-    /// Gives an arena to the transport: regions inside it can be registered, and peers may map it.
+    /// Gives an arena to the transport: regions inside the arena can be registered, and peers may map it.
+    ///
+    /// # Errors
+    ///
+    /// [`LocalError::Arenas`] for too many arenas, [`LocalError::Memory`] if the transport's metadata has
+    /// been asked for: peers may know the metadata, so the memory cannot change any more.
     pub fn add_arena(&mut self, arena: &Arena) -> Result<(), LocalError> {
         self.given.add_arena(arena)
     }
 
-    /// What has happened so far.
+    /// The counts so far.
     pub fn stats(&self) -> LocalStats {
         LocalStats { posts_completed: self.posts.completed(), ..self.stats }
     }
@@ -107,7 +118,7 @@ impl LocalTransport {
     pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), LocalError> {
         self.given.adopt(memory)?;
         if self.config.permit_tracing {
-            // Fails where there is no Yama, and then it is not needed.
+            // The call fails where there is no Yama, and is not needed there.
             let _ = set_ptracer(PTracer::Any);
         }
         Ok(())

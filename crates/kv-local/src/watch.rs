@@ -1,4 +1,4 @@
-//! What the kernel is asked to tell: new connections, sockets that are ready, processes that have ended.
+//! What the kernel is asked to report: new connections, sockets that are ready, processes that have ended.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::time::Timespec;
 
 use crate::link::LinkId;
 
-/// Events taken from the kernel in one call of `poll`.
+/// Most events taken from the kernel in one call of `poll`.
 const EVENTS: usize = 64;
 const BACKLOG: i32 = 1024;
 const LISTENER: u64 = u64::MAX;
@@ -24,18 +24,18 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 pub(crate) struct Watch {
     epoll: OwnedFd,
     listener: OwnedFd,
-    /// Rotates who comes first.
+    /// Counts calls, so that another event comes first in each.
     turn: usize,
 }
 
-/// What the kernel told.
+/// An event that the kernel has reported.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Woken {
-    /// Somebody connects.
+    /// A connection waits to be accepted.
     Listener,
     /// The process behind a link has ended.
     Process(LinkId),
-    /// The socket of a link is ready for this.
+    /// The socket of a link is ready for the operations in the flags.
     Socket(LinkId, EventFlags),
 }
 
@@ -53,12 +53,12 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Readable when there is something to be told.
+    /// A descriptor that is readable when there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// What has happened, a bounded amount of it, with another one first in every turn.
+    /// The events that the kernel reports now, at most 64, beginning with another one in each call.
     pub(crate) fn woken(&mut self) -> Vec<Woken> {
         let mut room = [const { MaybeUninit::uninit() }; EVENTS];
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut room, Some(&NOW)) else { return Vec::new() };
@@ -83,12 +83,12 @@ impl Watch {
         added.map_err(|error| OsError::new("epoll_ctl", error))
     }
 
-    /// Leaves new connections in the backlog.
+    /// Stops watching for new connections, which stay in the backlog.
     pub(crate) fn ignore_listener(&self) {
         let _ = epoll::delete(&self.epoll, &self.listener);
     }
 
-    /// A new connection, on a socket that does not block.
+    /// Accepts a new connection, on a socket that does not block.
     pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
         accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
     }
@@ -99,12 +99,12 @@ impl Watch {
         added.map_err(|error| OsError::new("epoll_ctl", error))
     }
 
-    /// The end of a process is of no interest any more.
+    /// Stops watching for the end of a process.
     pub(crate) fn forget_process(&self, process: &Process) {
         let _ = epoll::delete(&self.epoll, process);
     }
 
-    /// Watches the socket of a link for `wanted`; `before` is what it was watched for.
+    /// Watches the socket of a link for `wanted`; `before` are the events that it was watched for, if any.
     pub(crate) fn watch_socket(
         &self,
         id: LinkId,
@@ -120,12 +120,13 @@ impl Watch {
         done.map_err(|error| OsError::new("epoll_ctl", error))
     }
 
-    /// A socket is about to be closed. Closing would do, unless a forked child holds the socket open.
+    /// Stops watching a socket that is about to be closed. Closing alone is not enough if a forked child
+    /// holds the socket open.
     pub(crate) fn forget_socket(&self, socket: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.epoll, socket);
     }
 
-    /// Watches nothing from now on, and refuses to.
+    /// Makes every later call that watches something fail.
     #[cfg(test)]
     pub(crate) fn exhaust(&mut self) {
         self.epoll = new_socket().unwrap();

@@ -1,4 +1,4 @@
-//! Ends in good order and otherwise: see [`links`](super) for what counts as proof.
+//! How links end, with a goodbye or without. [`links`](super) says what proves that a peer copies no more.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::link::{LinkId, Stage};
 use crate::transport::LocalTransport;
 
 impl LocalTransport {
-    /// We forget whoever is at the other end, in good order.
+    /// Disconnects the peer of a link, with a goodbye on all its links.
     pub(crate) fn forget(&mut self, id: LinkId) {
         let beside = self.links.unclaimed_beside(id);
         self.close(id);
@@ -20,7 +20,7 @@ impl LocalTransport {
         }
     }
 
-    /// Says goodbye over one link, which ends once that is written.
+    /// Queues a goodbye on one link, which ends once the goodbye is written.
     pub(super) fn close(&mut self, id: LinkId) {
         self.posts.end_of(id);
         let is_stranger = self.links.strangers().contains(&id);
@@ -45,7 +45,7 @@ impl LocalTransport {
         self.flush(id);
     }
 
-    /// The peer's hello is not acceptable.
+    /// Ends a link whose peer has broken the rules, or whose hello is refused.
     pub(super) fn reject(&mut self, id: LinkId) {
         if self.links.get(id).is_some_and(|link| link.peer.is_some()) {
             self.lose(id);
@@ -62,7 +62,7 @@ impl LocalTransport {
         self.reject(id);
     }
 
-    /// The stream has ended, and no goodbye was in it.
+    /// Handles the end of a stream that had no goodbye.
     pub(super) fn on_end(&mut self, id: LinkId) {
         let Some(link) = self.links.get(id) else {
             return;
@@ -81,7 +81,7 @@ impl LocalTransport {
         }
     }
 
-    /// There is proof that the peer copies nothing any more.
+    /// Ends a link whose peer is proven to copy nothing any more.
     pub(super) fn gone(&mut self, id: LinkId) {
         self.posts.end_of(id);
         let Some(link) = self.links.get_mut(id) else {
@@ -93,18 +93,18 @@ impl LocalTransport {
         }
     }
 
-    /// Reports the end of a peer, which also answers a revocation.
+    /// Reports the death of a peer, which also completes a revocation.
     pub(super) fn tell_dead(&mut self, peer: PeerId) {
         self.revoking.dead(peer, &self.links);
         let end = WayEnd::Dead { quiet_after: Duration::ZERO };
         self.posts.tell(TransportEvent::PeerGone { peer, end });
     }
 
-    /// The peer cannot be spoken to over this link any more, but may live. That is told after a moment in
-    /// which the peer's death, if it is that, becomes known.
+    /// Ends a link that can carry nothing any more while its peer may live. The owner is told after a moment,
+    /// in which the peer's death would become known.
     pub(super) fn lose(&mut self, id: LinkId) {
         self.posts.end_of(id);
-        // No goodbye: the peer would take it for the end of our copies on all connections.
+        // No goodbye: the peer would take it for the end of this side's copies on all connections.
         let peer = self.links.get(id).and_then(|link| link.peer);
         self.keep_lost(id, peer);
         self.remove(id);
@@ -113,21 +113,21 @@ impl LocalTransport {
         }
     }
 
-    /// Gives up the links that the kernel does not watch.
+    /// Ends the links whose sockets the kernel does not watch.
     pub(super) fn drop_unwatched(&mut self) {
         for id in std::mem::take(&mut self.unwatched) {
             self.reject(id);
         }
     }
 
-    /// Reports the ways that were lost long enough ago for their peers to be known as dead, if they were.
+    /// Reports lost connections of peers that have not been proven dead in the time since.
     pub(super) fn tell_lost_of_the_living(&mut self) {
         for peer in self.revoking.living(self.now) {
             self.posts.tell(TransportEvent::PeerGone { peer, end: WayEnd::Lost });
         }
     }
 
-    /// Answers revocations whose last slices have ended.
+    /// Reports the revocations that are complete.
     pub(crate) fn serve_revocations(&mut self) {
         for peer in self.revoking.answered(&self.links) {
             self.posts.tell(TransportEvent::Revoked { peer });
@@ -137,13 +137,13 @@ impl LocalTransport {
         }
     }
 
-    /// Nobody is to be told any more of a peer whose link was lost.
+    /// Notes that the owner need not be told any more about a peer whose link was lost.
     pub(crate) fn forget_lost(&mut self, peer: PeerId) {
         self.revoking.forget(peer);
         self.serve_revocations();
     }
 
-    /// Waits a moment for sockets that are full, and writes on. False if there are none.
+    /// Waits up to 10 ms for full sockets of links that are closing, and writes on. False if there are none.
     pub(crate) fn wait_for_closing(&mut self) -> bool {
         let is_closing = self.links.iter().filter(|(_, link)| link.stage == Stage::Closing);
         let closing: Vec<LinkId> = is_closing.map(|(id, _)| id).collect();

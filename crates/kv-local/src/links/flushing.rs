@@ -1,11 +1,11 @@
-//! Writing what is queued for a peer.
+//! Writing the messages that are queued for a peer.
 
 use crate::link::{LinkId, Stage};
 use crate::transport::LocalTransport;
 
 impl LocalTransport {
-    /// Writes some of what is queued, lets parked posts end, and asks the kernel to tell when there is room
-    /// for more.
+    /// Writes some of the queued messages, ends parked posts whose notify frames have room now, and asks the
+    /// kernel to report when there is room for more.
     pub(crate) fn flush(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else {
             return;
@@ -32,7 +32,7 @@ impl LocalTransport {
         self.set_interest(id, failed);
     }
 
-    /// Queues notify frames while there is room. Returns how many.
+    /// Queues the notify frames of parked posts while there is room. Returns how many were queued.
     fn unpark(&mut self, id: LinkId) -> usize {
         let mut ended = 0;
         while let Some(link) = self.links.get_mut(id)

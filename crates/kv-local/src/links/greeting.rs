@@ -1,4 +1,4 @@
-//! What hellos lead to.
+//! Answering the hellos of strangers, and the hellos by which dialed peers answer.
 
 use bytes::Bytes;
 use kv_host::{Process, Proof};
@@ -9,8 +9,8 @@ use crate::metadata::Metadata;
 use crate::right::Right;
 use crate::transport::LocalTransport;
 
-/// Links of one process that may end with a slice under way before no more of it are accepted: what is kept
-/// of each costs a descriptor and a page.
+/// Most ended links of one process that may have a slice under way. With more of them, no link of the process
+/// is accepted, because the rest of each costs a descriptor and a page.
 const MAX_MARKED: usize = 8;
 
 impl LocalTransport {
@@ -23,7 +23,7 @@ impl LocalTransport {
         }
     }
 
-    /// Somebody who has our metadata says who it is: we answer in kind.
+    /// Checks the hello of a stranger, who has this transport's metadata, and queues this side's hello.
     fn on_stranger_hello(&mut self, id: LinkId, hello: Hello) -> Result<(), Refusal> {
         let metadata = Metadata::decode(&hello.metadata).map_err(|_| Refusal::Metadata)?;
         if metadata.token == self.given.token() {
@@ -69,9 +69,9 @@ impl LocalTransport {
         }
     }
 
-    /// Closes the unclaimed link that has been silent for longest, but none of a connected peer: there
-    /// the goodbye would be taken for the end of our copies, which go on over the other link. False if
-    /// there is none.
+    /// Closes the unclaimed link that has been silent for longest, but no link of a connected peer: the peer
+    /// would take the goodbye for the end of this side's copies, which go on over the other link. False if
+    /// there is no link to close.
     fn evict_unclaimed(&mut self) -> bool {
         let peers = self.links.tokens();
         let mut silent = None;
@@ -93,7 +93,7 @@ impl LocalTransport {
         true
     }
 
-    /// The peer that we dialed answers.
+    /// Checks the hello by which a dialed peer answers, and opens the link.
     fn on_welcome(&mut self, id: LinkId, hello: &Hello) -> Result<(), Refusal> {
         let Some(link) = self.links.get_mut(id) else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What the kernel is asked to tell of a link's socket, and links that are left alone for a while.
+//! Which events of a link's socket the kernel is asked to report, and links that rest for a while.
 
 use rustix::event::epoll::EventFlags;
 
@@ -6,8 +6,8 @@ use crate::link::{LinkId, Stage};
 use crate::transport::LocalTransport;
 
 impl LocalTransport {
-    /// Asks the kernel to tell when a link can be read, unless it is left alone, and when more can be
-    /// written; the latter not if writing has `failed`.
+    /// Asks the kernel to report when a link can be read, unless the link rests, and when more can be
+    /// written, unless writing has `failed`.
     pub(super) fn set_interest(&mut self, id: LinkId, failed: bool) {
         let Some(link) = self.links.get_mut(id) else {
             return;
@@ -24,12 +24,12 @@ impl LocalTransport {
         }
         match self.watch.watch_socket(id, link.connection.socket(), link.interest, wanted) {
             Ok(()) => link.interest = Some(wanted),
-            // The kernel has no room for another watch: a link that is not watched is of no use.
+            // The kernel has no room for another watch, and a link that is not watched cannot be used.
             Err(_) => self.unwatched.push(id),
         }
     }
 
-    /// Counts the time of the turn that has ended: some links are left alone, others listened to again.
+    /// Counts the time of the turn that has ended: some links begin to rest, and others are read again.
     pub(crate) fn keep_pace(&mut self) {
         let changes = self.pacing.keep_pace();
         for id in changes.rest {
@@ -41,7 +41,7 @@ impl LocalTransport {
         }
     }
 
-    /// Listens to a link again, if it is left alone.
+    /// Ends the rest of a link, if it rests.
     pub(super) fn end_rest(&mut self, id: LinkId) {
         if self.pacing.end_rest(id) {
             self.listen_again(id);
@@ -49,7 +49,7 @@ impl LocalTransport {
     }
 
     fn listen_again(&mut self, id: LinkId) {
-        // There may be messages in its buffer, of which the kernel knows nothing.
+        // There may be messages in the link's buffer, which the kernel does not report.
         self.backlog.push_back(id);
         self.set_interest(id, false);
     }

@@ -1,4 +1,4 @@
-//! Dialing peers, accepting strangers, and claiming what they have opened.
+//! Dialing peers, accepting strangers, and claiming connections that peers have opened.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -17,20 +17,20 @@ use crate::right::Right;
 use crate::transport::LocalTransport;
 use crate::watch::new_socket;
 
-/// Connections accepted in one call of `poll`.
+/// Most connections accepted in one call of `poll`.
 const ACCEPT_BUDGET: usize = 16;
 /// How soon a peer with a full backlog is dialed again.
 pub(super) const DIAL_AGAIN: Duration = Duration::from_millis(10);
-/// How soon listening goes on after file descriptors ran out.
+/// How soon connections are accepted again after file descriptors ran out.
 pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 
 impl LocalTransport {
-    /// Opens the way to a peer: over the connection it has opened to us, or a new one.
+    /// Connects a peer: over a connection that the peer has opened to this transport, or over a new one.
     pub(crate) fn open_link(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
         let metadata = Metadata::decode(bytes)?;
         self.given.check_peer(&metadata)?;
         if self.links.id_of(peer).is_some() {
-            return Err(TransportError::Unsupported("a second peer under the id of a connected one"));
+            return Err(TransportError::Unsupported("a second connect under the id of a connected peer"));
         }
         if self.links.tokens().contains(&metadata.token) {
             // Two peers that are one process could not be told apart when one of them leaves.
@@ -48,12 +48,12 @@ impl LocalTransport {
         Ok(())
     }
 
-    /// Uses a connection that the peer has opened.
+    /// Uses a connection that the peer has opened for the peer id `peer`.
     fn claim(&mut self, id: LinkId, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
         let link = self.links.get_mut(id).ok_or(TransportError::PeerGone)?;
         let identity = link.identity.as_ref().ok_or(TransportError::PeerGone)?;
         if identity.bytes != bytes {
-            return Err(TransportError::Metadata("it is not what the peer says of itself"));
+            return Err(TransportError::Metadata("it differs from the metadata in the peer's hello"));
         }
         let lent = link.lent.as_ref().ok_or(TransportError::PeerGone)?;
         let mapped = lent.map(&identity.metadata)?;
@@ -84,7 +84,7 @@ impl LocalTransport {
         Link::new(Connection::new(socket, self.config.outbound_bytes, opening), stage, self.now)
     }
 
-    /// Connects and says hello; stays in `Dialing` if the peer's backlog is full.
+    /// Connects the socket and queues the hello. The link stays in `Dialing` if the peer's backlog is full.
     pub(super) fn dial(&mut self, id: LinkId) -> Result<(), TransportError> {
         let own = self.given.metadata()?;
         let Some(link) = self.links.get_mut(id) else {
@@ -133,7 +133,7 @@ impl LocalTransport {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(_) => {
-                    // Out of descriptors or memory: the listener would stay readable all the time.
+                    // No descriptors or memory are left: the listener would stay readable all the time.
                     self.watch.ignore_listener();
                     self.listen_at = Some(self.now + LISTEN_AGAIN);
                     return;

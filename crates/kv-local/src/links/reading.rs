@@ -1,4 +1,4 @@
-//! Reading what peers send, in bounded shares.
+//! Reading the messages of peers, in bounded shares.
 
 use kv_core::{Origin, TransportEvent};
 use rustix::event::epoll::EventFlags;
@@ -9,14 +9,16 @@ use crate::link::{LinkId, Stage};
 use crate::transport::LocalTransport;
 use crate::watch::Woken;
 
-/// Bytes read in one call of `poll`, in all and from one link.
+/// Most bytes read in one call of `poll`, from all links together.
 const READ_BUDGET: usize = 1 << 20;
+/// Most bytes read from one link in one call of `poll`.
 const READ_SHARE: usize = 256 << 10;
-/// Messages taken in one call of `poll`, in all and from one link.
+/// Most messages taken in one call of `poll`, from all links together.
 pub(super) const MESSAGE_BUDGET: usize = 2048;
+/// Most messages taken from one link in one call of `poll`.
 pub(super) const MESSAGE_SHARE: usize = 256;
 
-/// What one call of `poll` may still read.
+/// How much one call of `poll` may still read.
 struct Budget {
     bytes: usize,
     messages: usize,
@@ -24,7 +26,7 @@ struct Budget {
 
 impl LocalTransport {
     pub(crate) fn serve_sockets(&mut self) {
-        // Half for those who have waited, half for those who are ready now: nobody waits for ever.
+        // Half for links that have waited, half for links that are ready now: no link waits for ever.
         let mut budget = Budget { bytes: READ_BUDGET / 2, messages: MESSAGE_BUDGET / 2 };
         for _ in 0..self.backlog.len() {
             if budget.messages == 0 {
@@ -59,7 +61,7 @@ impl LocalTransport {
             self.flush(id);
         }
         if has_ended {
-            // What is left in the socket is not much, and the kernel would tell of the end again and again.
+            // Little is left in the socket, and the kernel would report its end again and again.
             self.end_rest(id);
         }
         let to_read = has_ended || flags.contains(EventFlags::IN);
@@ -79,13 +81,13 @@ impl LocalTransport {
             }
             return;
         }
-        // What it sent before it died may still be of use; a socket holds less than this.
+        // Frames that the process sent before it ended may still be of use; a socket holds less than this.
         let mut budget = Budget { bytes: READ_BUDGET, messages: MESSAGE_BUDGET };
         self.read(id, &mut budget, MESSAGE_BUDGET);
         self.gone(id);
     }
 
-    /// Takes messages from a link until it has no more, or its share is used up.
+    /// Takes messages from a link until no more have arrived, or the link's share is used up.
     fn read(&mut self, id: LinkId, budget: &mut Budget, mut messages: usize) {
         let mut share = READ_SHARE.min(budget.bytes);
         loop {

@@ -1,4 +1,4 @@
-//! Links that are dropped, and what is kept of them.
+//! Removing links, and what is kept of them.
 
 use kv_core::PeerId;
 
@@ -6,7 +6,7 @@ use crate::link::LinkId;
 use crate::transport::LocalTransport;
 
 impl LocalTransport {
-    /// Drops a link. Returns whom it served.
+    /// Removes a link and closes its socket. Returns the peer that the link served.
     pub(super) fn remove(&mut self, id: LinkId) -> Option<PeerId> {
         self.keep_lost(id, None);
         let link = self.links.remove(id)?;
@@ -21,8 +21,8 @@ impl LocalTransport {
         link.peer
     }
 
-    /// Keeps what is left of a link that ends without proof that its peer copies nothing more. `peer` is
-    /// who is to be told when there is proof.
+    /// Keeps the rest of a link that ends without proof that its peer copies nothing more. `peer` is the peer
+    /// whose death the owner must be told.
     pub(super) fn keep_lost(&mut self, id: LinkId, peer: Option<PeerId>) {
         let Some(link) = self.links.get_mut(id) else {
             return;

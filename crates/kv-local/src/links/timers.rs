@@ -1,4 +1,4 @@
-//! Dialing again, listening again, and dropping who is silent for too long.
+//! Timers: dialing again, accepting again, and dropping links that have been silent for too long.
 
 use kv_core::{Time, TransportError};
 
@@ -19,7 +19,7 @@ impl LocalTransport {
             for id in self.links.take_dialing() {
                 match self.dial(id) {
                     Ok(()) => {}
-                    // Nobody listens there any more: the peer's transport has ended.
+                    // No socket listens there any more: the peer's transport has ended.
                     Err(TransportError::PeerGone) => self.gone(id),
                     Err(_) => self.lose(id),
                 }
@@ -31,7 +31,7 @@ impl LocalTransport {
         self.tell_lost_of_the_living();
     }
 
-    /// When `serve_timers` has something to do, if nothing else happens.
+    /// When `serve_timers` has something to do, if nothing else happens before.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         let dial = self.links.has_to_dial().then_some(self.dial_at);
         let watched = !self.links.strangers().is_empty() || !self.links.unclaimed().is_empty();
@@ -47,7 +47,7 @@ impl LocalTransport {
             let Some(link) = self.links.get(id) else {
                 continue;
             };
-            // From its beginning: one byte now and then must not keep it.
+            // Counted from the link's beginning: a byte now and then must not keep the link.
             let due = link.opened + self.config.handshake_timeout;
             if due <= self.now {
                 self.stats.refused += 1;

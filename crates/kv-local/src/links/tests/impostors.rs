@@ -1,4 +1,4 @@
-//! Who says to be somebody else is never read from nor written to.
+//! Impostors: a process that pretends to be another one is never read from nor written to.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
@@ -57,7 +57,7 @@ fn metadata_that_was_changed_on_its_way_is_never_used() {
     assert_eq!(events[0], TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) });
     assert!(us.links.iter().all(|(_, link)| link.memory.is_none()));
 
-    // The same at the side that was dialed.
+    // The same checks at the side that was dialed.
     let (mut us, _source) = transport();
     us.connect(PeerId(1), &them.metadata().unwrap()).unwrap();
     for _ in 0..10 {
@@ -85,7 +85,7 @@ fn an_impostor_that_answers_is_never_written_to() {
     greet(&stream, &answer, &[&memory_file(8192, SealFlags::SHRINK)]);
     let mut events = poll_at(&mut us, Duration::ZERO);
     events.extend(poll_at(&mut us, DYING));
-    // It has our descriptors and lives: no proof that it does not use them.
+    // The impostor has this side's descriptors and lives, so it is not proven that it does not use them.
     let lost = TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
     assert_eq!(
         events,
@@ -131,7 +131,7 @@ fn a_connection_speaks_only_for_the_transport_that_opened_it() {
     assert!(!us.may_speak_for(Origin(from.0 + 1000), &them.metadata().unwrap()), "a connection that is gone");
 }
 
-/// A page goes to the victim under its metadata, whoever else has used those.
+/// Asserts that a page reaches the victim under its metadata, also after an impostor has used them.
 fn assert_reaches(
     (us, source): (&mut LocalTransport, &Arena),
     (victim, arena): (&mut LocalTransport, &Arena),
@@ -151,7 +151,7 @@ fn assert_reaches(
     assert_eq!(&page, b"for the victim");
 }
 
-/// What the impostor does, in a process of its own. Without its variable it is no test at all.
+/// The impostor, in a process of its own. Without its environment variable, this test does nothing.
 #[test]
 fn impostor() {
     let Ok(role) = std::env::var(IMPOSTOR) else { return };
@@ -194,7 +194,7 @@ fn an_impostor_with_the_victims_metadata_is_refused_and_the_victim_is_served() {
 fn an_unconfirmed_identity_is_not_used_although_its_address_is() {
     let (mut us, source) = transport();
     let (mut victim, arena) = transport();
-    // As in a PID namespace that cannot be seen, before Linux 6.9.
+    // The identity of a process in a PID namespace that this process cannot see, before Linux 6.9.
     let mut unseen = Metadata::decode(&victim.metadata().unwrap()).unwrap();
     unseen.process = ProcessIdentity { inode: 0, namespace: 1, pid: 7, started: 7 };
     victim.given.pretend(unseen.encode().unwrap());

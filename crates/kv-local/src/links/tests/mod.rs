@@ -1,4 +1,4 @@
-//! What strangers, impostors and broken peers can do to a transport: nothing. Here is what the tests share.
+//! Tests that strangers, impostors and broken peers cannot harm a transport. This file has what they share.
 
 mod impostors;
 mod peers;
@@ -68,7 +68,7 @@ fn write_post(id: u64, len: usize) -> Post {
     Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
 }
 
-/// Two transports that move a page and a frame: the service that nobody may disturb.
+/// Two transports that move a page and a frame: the service that no other process may disturb.
 fn assert_serves(transport: &mut LocalTransport, arena: &Arena) {
     let (mut other, source) = self::transport();
     source.write(0, b"good page").unwrap();
@@ -109,7 +109,7 @@ fn hello_for(transport: &LocalTransport, metadata: &Bytes) -> Vec<u8> {
     message(1, &hello.encode())
 }
 
-/// Says hello and lends a page for the right to write, which it returns, and these arenas.
+/// Sends a hello, and the descriptors of a page for the right to write and of these arenas. Returns the page.
 fn greet(stream: &UnixStream, hello: &[u8], arenas: &[&OwnedFd]) -> Right {
     let (right, page) = Right::grant().unwrap();
     let page = page.into();

@@ -29,7 +29,7 @@ fn the_end_of_the_stream_alone_is_no_proof_but_a_goodbye_is() {
         drop(client);
         let mut events = poll_at(&mut us, Duration::ZERO);
         if !goodbye {
-            // Its process may be dying.
+            // The peer's process may be dying.
             assert_eq!(poll_at(&mut us, DYING - Duration::from_millis(1)), []);
         }
         events.extend(poll_at(&mut us, DYING));
@@ -72,7 +72,7 @@ fn a_peer_whose_backlog_is_full_is_dialed_again() {
     accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
     assert_eq!(poll_at(&mut us, Duration::from_millis(40)), []);
     assert!(!us.links.has_to_dial());
-    // It hangs up before it said who it is: it never had our memory.
+    // The peer hangs up before its hello: it never had this side's memory.
     drop(listener);
     let mut events = poll_at(&mut us, Duration::from_millis(60));
     events.extend(poll_at(&mut us, Duration::from_millis(60) + DYING));
@@ -106,10 +106,10 @@ fn the_second_link_of_a_connected_peer_is_never_evicted() {
         assert_eq!(turn(&mut us, &mut them, 0), []);
     }
     assert!(us.links.unclaimed().contains(&second));
-    // Nor is it closed for being silent.
+    // The link is not closed for being silent, either.
     assert_eq!(turn(&mut us, &mut them, 61), []);
     assert_eq!(us.links.unclaimed().iter().collect::<Vec<_>>(), [&second]);
-    // It goes with the peer, and the peer is told.
+    // The link ends with the peer, and the peer is told.
     us.disconnect(PeerId(1));
     let gone = TransportEvent::PeerGone { peer: PeerId(2), end: DEAD };
     assert_eq!(turn(&mut us, &mut them, 62), [gone]);
@@ -130,7 +130,7 @@ fn cancelled_posts_leave_nothing_behind_while_a_peer_does_not_answer() {
     assert!(us.links.iter().all(|(_, link)| link.waiting.is_empty()));
 }
 
-/// Bytes that are allocated in a file.
+/// Bytes of a file that are allocated.
 fn allocated(file: &OwnedFd) -> u64 {
     rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512
 }
@@ -224,7 +224,7 @@ fn an_unclaimed_connection_stays_while_its_peer_copies_without_a_word() {
                 us.poll(Time::ZERO + now, &mut Vec::new());
                 them.poll(Time::ZERO + now, &mut events);
             }
-            // The moment before it would be closed for its silence.
+            // The moment before the link would be closed for its silence.
             poll_at(&mut us, now + Duration::from_secs(2));
             let done = TransportEvent::Posted { post: PostId(minute), result: Ok(()) };
             assert_eq!(mem::take(&mut events), [done], "{op:?}, after {now:?}");
@@ -245,7 +245,7 @@ fn a_peer_with_marked_rights_costs_a_bounded_number_of_pages() {
         let client = dial_raw(&transport);
         greet(&client, &hello, &[]);
         poll_at(&mut transport, Duration::ZERO);
-        // It marks its right, for ever, and hangs up.
+        // The peer marks its right for ever, and hangs up.
         let token = Metadata::decode(&metadata).unwrap().token;
         if let Some((_, link)) = transport.links.iter().find(|(_, link)| link.token() == Some(token)) {
             assert!(link.granted.as_ref().unwrap().mark());
@@ -254,7 +254,7 @@ fn a_peer_with_marked_rights_costs_a_bounded_number_of_pages() {
         poll_at(&mut transport, Duration::ZERO);
         assert!(transport.revoking.lost() <= 9, "{}", transport.revoking.lost());
     }
-    // Those that are marked are remembered: a revocation would wait for them.
+    // Ended links whose right is marked are remembered: a revocation would wait for them.
     assert_eq!(transport.revoking.lost(), 9);
     assert!(transport.links.is_empty());
     transport.revoking.clear_marks();

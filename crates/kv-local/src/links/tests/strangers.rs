@@ -1,4 +1,4 @@
-//! What strangers and floods cost: little.
+//! Tests that strangers and floods of connections cost little.
 
 use kv_core::TransportWait;
 use kv_host::clock;
@@ -58,7 +58,7 @@ fn silent_and_slow_clients_are_few_and_leave_after_the_timeout() {
         matches!(transport.wait(), TransportWait::ReadableOrAfter(_, after) if after <= Duration::from_secs(5))
     );
     assert_serves(&mut transport, &arena);
-    // A byte now and then does not keep them.
+    // A byte now and then does not keep the connections.
     for client in &mut slow {
         let _ = client.write_all(&hello[20..21]);
     }
@@ -114,7 +114,7 @@ fn file_descriptors_that_were_not_asked_for_are_closed() {
         assert_eq!(poll_at(&mut transport, Duration::ZERO).len(), 1);
         most = most.max(open());
     }
-    // Other tests open a few of their own meanwhile.
+    // Other tests open a few descriptors of their own meanwhile.
     assert!(most < before + 300, "{before} descriptors became {most}");
 }
 
@@ -195,7 +195,7 @@ fn frames_of_a_flooding_peer_do_not_delay_other_peers() {
     }
 }
 
-/// Takes what has come, and spends much time on it.
+/// Polls the transport, and spends much processor time on the events.
 fn handle_slowly(transport: &mut LocalTransport) -> usize {
     let mut events = Vec::new();
     transport.poll(Time::ZERO, &mut events);
@@ -203,7 +203,7 @@ fn handle_slowly(transport: &mut LocalTransport) -> usize {
     while clock::thread_time() - begun < Duration::from_millis(10) {
         std::hint::black_box(&events);
     }
-    // Asking this is the end of what the owner does about the frames.
+    // The call of `wait` ends the time that the owner spends on the frames.
     assert_eq!(transport.wait(), TransportWait::Now, "there are others in the buffer");
     events.len()
 }
@@ -228,7 +228,7 @@ fn a_peer_that_uses_up_its_time_waits_while_other_peers_are_heard() {
     assert!(events.len() == 1 && heard(&events, b"urgent"), "{} frames came", events.len());
     assert!(matches!(transport.wait(), TransportWait::ReadableOrAfter(..)), "nobody is there to be heard");
 
-    // What it has sent is in the buffer, and is heard although nothing more comes.
+    // The frames that the peer has sent are in the buffer, and are read although nothing more comes.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     events.clear();
     while events.len() < MESSAGE_SHARE {
@@ -237,7 +237,7 @@ fn a_peer_that_uses_up_its_time_waits_while_other_peers_are_heard() {
     }
     assert_eq!(transport.pacing.next(), None);
 
-    // What it sends while it is left alone wakes nobody, and its end is noticed.
+    // Frames that the peer sends while its connection rests do not wake the owner, and its end is noticed.
     costly.write_all(&flood).unwrap();
     assert!(handle_slowly(&mut transport) > 0);
     transport.poll(Time::ZERO, &mut events);
@@ -274,7 +274,7 @@ fn strangers_lend_no_descriptors_and_token_holders_few() {
     let pieces: [&[u8]; 5] = [&hello[..1], &hello[..10], &hello[..30], &hello, &wrong];
     let clients: Vec<UnixStream> = (0..60).map(|_| dial_raw(&transport)).collect();
     for (client, piece) in clients.iter().zip(pieces.iter().cycle()) {
-        // With the hello or a part of it.
+        // Descriptors that come with the hello, or with a part of it.
         send_with_fds(client, piece, &[&file; 64]);
         poll_at(&mut transport, Duration::ZERO);
         assert_eq!(open_files(name), 1);
@@ -293,7 +293,7 @@ fn strangers_lend_no_descriptors_and_token_holders_few() {
     poll_at(&mut transport, Duration::ZERO);
     assert_eq!(open_files(name), 1);
 
-    // Who knows the token may lend, but all together only so many.
+    // Peers that know the token may send descriptors, but all of them together only so many.
     let clients: Vec<UnixStream> = (0..20)
         .map(|_| {
             let (_, hello) = forged(&transport, vec![4096; 64]);
