@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use kv_transfer::nixl::{Search, guards};
+use kv_transfer::nixl::Search;
 use kv_transfer::prelude::*;
 
 const PAGE: usize = 16 << 10;
@@ -13,11 +13,6 @@ const PAGES: u32 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn nixl() -> Option<Nixl> {
-    // SAFETY: the only test of this process, and nothing else runs yet.
-    #[allow(unsafe_code)]
-    unsafe {
-        guards::apply_among_threads();
-    };
     match Nixl::load(&Search::default()) {
         Ok(nixl) => Some(nixl),
         Err(error) => {

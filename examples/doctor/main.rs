@@ -59,6 +59,9 @@ fn main() -> ExitCode {
         let by = if missing.contains(&guard) { "set by this program" } else { "set by you" };
         println!("  {}={value}  ({by})\n      {}", guard.name, guard.why);
     }
+    for warning in nixl.warnings() {
+        println!("  WARNING: {warning}");
+    }
     println!("\nOther environment variables of NIXL, UCX and CUDA");
     host::environment(&missing);
     println!("\nHost");

@@ -101,21 +101,14 @@ fn local(arena: &Arena) -> LocalTransport {
 /// The NIXL library if it is installed; otherwise prints why not and how to install it.
 #[cfg(feature = "nixl")]
 pub fn nixl() -> Option<&'static Nixl> {
-    use kv_transfer::nixl::{Search, guards};
+    use kv_transfer::nixl::Search;
     static NIXL: std::sync::OnceLock<Option<Nixl>> = std::sync::OnceLock::new();
-    NIXL.get_or_init(|| {
-        // SAFETY: the harness' other threads are tests of this binary, which read no environment.
-        #[allow(unsafe_code)]
-        unsafe {
-            guards::apply_among_threads();
-        };
-        match Nixl::load(&Search::default()) {
-            Ok(nixl) => Some(nixl),
-            Err(error) => {
-                println!("SKIPPED: {error}");
-                assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-                None
-            }
+    NIXL.get_or_init(|| match Nixl::load(&Search::default()) {
+        Ok(nixl) => Some(nixl),
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
+            None
         }
     })
     .as_ref()

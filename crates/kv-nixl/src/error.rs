@@ -28,18 +28,6 @@ pub enum DiscoveryError {
         /// What is wrong with it.
         reason: String,
     },
-    /// UCX's settings must be in the environment before it starts, and cannot be put there while
-    /// other threads run. Set the variables outside, or load NIXL first thing in `main`.
-    #[error(
-        "the environment lacks {missing:?}, which UCX reads when it starts, and {threads} threads run \
-         already: load NIXL before they are started, or set these variables yourself"
-    )]
-    Threads {
-        /// Variables and the values they should have.
-        missing: Vec<(&'static str, String)>,
-        /// Threads of this process.
-        threads: usize,
-    },
 }
 
 const HOW_TO_GET: &str = "Get it with scripts/setup-nixl.sh, or `pip install nixl-cu12`, or name it: \

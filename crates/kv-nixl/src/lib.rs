@@ -104,5 +104,6 @@ pub use kv_host::{HostPool, Limit, MemoryError, OsError};
 pub use library::discovery::{Nixl, Search};
 pub use library::guards;
 pub use library::looked::{Looked, Outcome};
+pub use library::warnings::{NotSet, SettingWarning};
 pub use notifications::inbox::RawNotification;
 pub use transport::{NixlStats, NixlTransport};

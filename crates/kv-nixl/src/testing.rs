@@ -5,19 +5,15 @@ use std::time::{Duration, Instant};
 
 use kv_core::{Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
 
-use crate::{HostPool, Nixl, NixlConfig, NixlTransport, Search, guards};
+use crate::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
 
 pub(crate) const PEER: PeerId = PeerId(1);
 pub(crate) const LEN: usize = 8 << 20;
 
 /// NIXL, if it is installed; else there is nothing to test.
-#[allow(unsafe_code)]
 pub(crate) fn nixl() -> Option<&'static Nixl> {
     static NIXL: OnceLock<Option<Nixl>> = OnceLock::new();
     NIXL.get_or_init(|| {
-        // SAFETY: the test harness's other threads run tests of this crate, which wait here or read
-        // no variable that is set here.
-        unsafe { guards::apply_among_threads() };
         Nixl::load(&Search::default())
             .inspect_err(|error| {
                 println!("SKIPPED: {error}");

@@ -1,8 +1,6 @@
-//! The process's surroundings: its environment, and what the kernel lets it do.
+//! The environment of the process, and what the kernel lets the process do.
 
 use std::ptr;
-
-use crate::library::guards;
 
 /// Sets variables if this is the only thread of the process; else says how many there are.
 pub(crate) fn set_variables_alone(pairs: &[(&'static str, String)]) -> Result<(), usize> {
@@ -36,16 +34,18 @@ pub(crate) fn may_copy_between_processes() -> bool {
     copied == 1
 }
 
-/// Puts the missing [`guards`](crate::guards::guards) into the environment although other threads
-/// run: for test harnesses and the like, which start threads before anything else can happen.
-///
-/// # Safety
-///
-/// During the call no other thread reads or changes the environment other than through
-/// `std::env`: no C library looks up a time zone, a host name or a locale.
-pub unsafe fn apply_among_threads() {
-    for guard in guards::missing() {
-        // SAFETY: the caller excludes readers that do not take the lock of `std::env`.
-        unsafe { std::env::set_var(guard.name, guard.value) };
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_is_left_alone_beside_other_threads() {
+        // A second thread for certain, whatever the harness does.
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || stopped.recv());
+        assert!(set_variables_alone(&[("KV_NIXL_NEVER_SET", "1".to_owned())]).is_err());
+        assert!(std::env::var_os("KV_NIXL_NEVER_SET").is_none());
+        drop(stop);
+        let _ = other.join();
     }
 }

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::DiscoveryError;
-use crate::ffi::library::load_library;
-use crate::library::guards;
+use crate::ffi::library::Library;
 use crate::library::looked::{Looked, Outcome};
+use crate::library::settings;
+use crate::library::warnings::SettingWarning;
 
 const LIBRARY: &str = "libnixl_capi.so";
 /// Names the library, or its directory.
@@ -33,22 +34,26 @@ pub struct Nixl {
     library: PathBuf,
     version: Option<String>,
     plugins: Vec<String>,
+    warnings: Vec<SettingWarning>,
 }
 
 static LOADED: Mutex<Option<Nixl>> = Mutex::new(None);
 
 impl Nixl {
-    /// Sets the [`guards`], finds the library, loads it and checks it. To be called early in `main`:
-    /// while other threads run, the guards must be in the environment already. Later calls return
-    /// what the first successful one found.
+    /// Finds the library, loads and checks it, and gives UCX the settings of [`guards`](crate::guards) that the
+    /// user has not set. Other threads may run; [`warnings`](Nixl::warnings) names the settings that could not be
+    /// made. Later calls return what the first successful call found.
     pub fn load(search: &Search) -> Result<Nixl, DiscoveryError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nixl) = &*loaded {
             return Ok(nixl.clone());
         }
-        guards::apply()?;
-        let path = find(&candidates(search, &Surroundings::here()), check)?;
-        let nixl = Nixl { version: version(&path), plugins: plugins(&path), library: path };
+        let (candidates, named) = (candidates(search, &Surroundings::here()), named_plugin_dir());
+        let (library, warnings) = settings::load_with_guards(
+            || find(&candidates, check),
+            |library| plugin_file(library, named.as_deref(), "UCX"),
+        )?;
+        let nixl = Nixl { version: version(&library), plugins: plugins(&library), warnings, library };
         *loaded = Some(nixl.clone());
         Ok(nixl)
     }
@@ -68,14 +73,17 @@ impl Nixl {
         &self.plugins
     }
 
+    /// Settings that UCX should have and does not have, or may not have, in this process. Empty as a rule.
+    pub fn warnings(&self) -> &[SettingWarning] {
+        &self.warnings
+    }
+
     /// Why the plugin of a backend cannot be loaded, in the loader's words; `None` if it can.
     pub fn why_not(&self, backend: &str) -> Option<String> {
-        let file = format!("libplugin_{backend}.so");
-        let paths: Vec<PathBuf> = plugin_dirs(&self.library).map(|dir| dir.join(&file)).collect();
-        let Some(path) = paths.iter().find(|path| path.is_file()) else {
-            return Some(format!("there is no {file} beside the library"));
+        let Some(path) = plugin_file(&self.library, named_plugin_dir().as_deref(), backend) else {
+            return Some(format!("there is no {} beside the library", plugin_name(backend)));
         };
-        load_library(path, &[]).err()
+        Library::load(&path).err()
     }
 
     /// Looks for the library as [`load`](Nixl::load) does, without loading it or changing anything:
@@ -168,6 +176,8 @@ impl Surroundings {
 fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = Vec::new();
     let mut add = |path: PathBuf, because, named| {
+        // The library is loaded by a thread that may have another working directory.
+        let path = std::path::absolute(&path).unwrap_or(path);
         if found.iter().all(|known| known.path != path) {
             found.push(Candidate { path, because, named });
         }
@@ -319,7 +329,11 @@ fn find(
 /// Loads the library, and makes sure that `nixl-sys` will use this one: it asks the loader for the
 /// bare name, which the loader knows once a library of that name is there.
 fn check(path: &Path) -> Result<(), String> {
-    load_library(path, SYMBOLS)?;
+    let library = Library::load(path)?;
+    let missing: Vec<_> = SYMBOLS.iter().filter(|symbol| library.symbol(symbol).is_none()).collect();
+    if !missing.is_empty() {
+        return Err(format!("it is another version of NIXL: it lacks {missing:?}"));
+    }
     if nixl_sys::is_stub() {
         return Err(format!("it is loaded, but the loader does not know it as {LIBRARY}"));
     }
@@ -336,15 +350,29 @@ fn version(library: &Path) -> Option<String> {
     })
 }
 
-fn plugin_dirs(library: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+/// The directory of plugins that the user has named, from the root.
+fn named_plugin_dir() -> Option<PathBuf> {
+    let named = std::env::var_os("NIXL_PLUGIN_DIR").map(PathBuf::from)?;
+    Some(std::path::absolute(&named).unwrap_or(named))
+}
+
+fn plugin_dirs(library: &Path, named: Option<&Path>) -> impl Iterator<Item = PathBuf> + use<> {
     let beside = library.parent().map(|dir| dir.join("plugins"));
-    let named = std::env::var_os("NIXL_PLUGIN_DIR").map(PathBuf::from);
-    [named, beside].into_iter().flatten()
+    [named.map(Path::to_owned), beside].into_iter().flatten()
+}
+
+fn plugin_name(backend: &str) -> String {
+    format!("libplugin_{backend}.so")
+}
+
+fn plugin_file(library: &Path, named: Option<&Path>, backend: &str) -> Option<PathBuf> {
+    let mut paths = plugin_dirs(library, named).map(|dir| dir.join(plugin_name(backend)));
+    paths.find(|path| path.is_file())
 }
 
 /// `libplugin_UCX.so` is the plugin of the backend UCX.
 fn plugins(library: &Path) -> Vec<String> {
-    let mut names: Vec<String> = plugin_dirs(library)
+    let mut names: Vec<String> = plugin_dirs(library, named_plugin_dir().as_deref())
         .flat_map(|dir| entries(&dir))
         .filter_map(|path| Some(name_of(&path).strip_prefix("libplugin_")?.strip_suffix(".so")?.to_owned()))
         .collect();

@@ -1,72 +1,81 @@
-//! Settings of UCX that a long-running server wants, put into the environment before UCX starts.
+//! Settings of UCX that a long-running server wants. What the user has set stays.
 //!
-//! UCX reads its global settings from the environment, once. What the user has set stays.
+//! [`Nixl::load`](crate::Nixl::load) gives UCX the settings. If no other thread runs, they go into the environment.
+//! Beside threads the environment cannot be changed: another thread may be reading it. But UCX also reads a file
+//! `ucx.conf` of its working directory when it is loaded. So a thread with a working directory of its own loads
+//! NIXL and UCX, where such a file lies. Where the system refuses such a thread (the default profile of Docker
+//! does), UCX's own calls make the settings, after UCX is loaded and before UCX is used.
+//!
+//! | setting | alone | beside threads | if refused: by calls | if nothing is possible |
+//! |---|---|---|---|---|
+//! | `UCX_MEM_MMAP_HOOK_MODE=none` | environment | file | not possible: hooks are installed while UCX is loaded | every `mmap` and `munmap` passes through UCX |
+//! | `UCX_RCACHE_MAX_UNRELEASED=1K` | environment | file | `ucs_config_parse_config_file` | the queue of released memory has no bound |
+//! | `UCX_LOG_FILE=stderr` | environment | file | `ucs_global_opts_set_value`, and the log is opened anew | UCX's log is on the standard output |
+//! | `UCX_MODULES=^ib` | environment | file | `ucs_global_opts_set_value`: modules are loaded when an agent is made | without a card, the process crashes when it ends |
+//! | `UCX_CUDA_IPC_CACHE=n` | environment | file | `ucs_config_parse_config_file` | mappings of a dead peer's GPU memory stay |
+//!
+//! If another part of the process has loaded the same copy of UCX before, the environment still reaches the
+//! settings of memory caches if no other thread runs, and nothing else is possible.
+//!
+//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but the first and the last;
+//! the first shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the last comes by the same
+//! file as the others. What UCX does not have is a [`SettingWarning`](crate::SettingWarning), and NIXL works.
+//! The table holds for UCX 1.23 of NIXL 1.5.1.
 
 use std::path::Path;
 
-use crate::error::DiscoveryError;
-use crate::ffi::environment::set_variables_alone;
+/// The setting whose effect is seen in the code of libc.
+pub(crate) const HOOKS: &str = "UCX_MEM_MMAP_HOOK_MODE";
 
-/// One variable, its value, and the reason.
+/// A setting of UCX: a variable, its value, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
-    /// The variable.
+    /// The name of the environment variable.
     pub name: &'static str,
-    /// The value it gets if it has none.
+    /// The value that the setting gets if the environment has none, as UCX writes the value.
     pub value: String,
-    /// What it prevents.
+    /// What happens without the setting.
     pub why: &'static str,
 }
 
-/// All guards that apply to this host.
+/// All settings that this host should have: some depend on its InfiniBand cards and GPUs.
 pub fn guards() -> Vec<Guard> {
     let guard = |name, value: &str, why| Guard { name, value: value.to_owned(), why };
     let mut guards = vec![
         guard(
-            "UCX_MEM_MMAP_HOOK_MODE",
+            HOOKS,
             "none",
-            "UCX would intercept every mmap and munmap of the process, which leaked 400 MB a minute in decode \
+            "UCX intercepts every mmap and munmap of the process, which leaked 400 MB a minute in decode \
              workers, and takes 400 ms to install",
         ),
-        guard("UCX_RCACHE_MAX_UNRELEASED", "1024", "the queue of released memory would have no bound"),
-        guard("UCX_LOG_FILE", "stderr", "UCX would write its log to the standard output"),
+        guard("UCX_RCACHE_MAX_UNRELEASED", "1K", "the queue of released memory has no bound"),
+        guard("UCX_LOG_FILE", "stderr", "UCX writes its log to the standard output"),
     ];
     if !has_infiniband(Path::new("/sys/class/infiniband")) {
         guards.push(guard(
             "UCX_MODULES",
             "^ib",
-            "without an InfiniBand card the module is of no use, and one of its libraries crashes at the \
-             end of the process",
+            "UCX loads its InfiniBand module, which is of no use without a card, and one of whose libraries \
+             crashes at the end of the process",
         ));
     }
     if Path::new("/dev/nvidiactl").exists() {
         guards.push(guard(
             "UCX_CUDA_IPC_CACHE",
             "n",
-            "mappings of a peer's GPU memory would outlive the peer: its memory stays taken, and a peer that comes \
-             back under the same process number would be written to where the old one was",
+            "mappings of a peer's GPU memory outlive the peer: the memory stays taken, and a new peer with the same \
+             process number is written to where the old peer's memory was",
         ));
     }
     guards
 }
 
-/// Those that are not in the environment yet, whatever their value there.
+/// The settings of [`guards`] that the environment does not have, with whatever value.
 pub fn missing() -> Vec<Guard> {
     guards().into_iter().filter(|guard| std::env::var_os(guard.name).is_none()).collect()
 }
 
-/// Puts the missing ones into the environment. Refused while other threads run.
-pub(crate) fn apply() -> Result<(), DiscoveryError> {
-    let missing = missing();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let pairs: Vec<_> = missing.into_iter().map(|guard| (guard.name, guard.value)).collect();
-    set_variables_alone(&pairs).map_err(|threads| DiscoveryError::Threads { missing: pairs, threads })
-}
-
-pub use crate::ffi::environment::apply_among_threads;
-
+/// Whether the directory of InfiniBand's device class has a device.
 pub(crate) fn has_infiniband(class: &Path) -> bool {
     std::fs::read_dir(class).is_ok_and(|mut entries| entries.next().is_some())
 }
@@ -84,16 +93,5 @@ mod tests {
         std::fs::create_dir_all(dir.join("mlx5_0")).unwrap();
         assert!(has_infiniband(&dir));
         std::fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn the_test_harness_has_threads_so_the_environment_is_left_alone() {
-        // A second thread for certain, whatever the harness does.
-        let (stop, stopped) = std::sync::mpsc::channel::<()>();
-        let other = std::thread::spawn(move || stopped.recv());
-        assert!(set_variables_alone(&[("KV_NIXL_NEVER_SET", "1".to_owned())]).is_err());
-        assert!(std::env::var_os("KV_NIXL_NEVER_SET").is_none());
-        drop(stop);
-        let _ = other.join();
     }
 }

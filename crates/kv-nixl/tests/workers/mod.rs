@@ -6,21 +6,17 @@ use std::sync::OnceLock;
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Regions, Side};
 use kv_core::{Region, RegionRole, Transport};
-use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search, guards};
+use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
 
 /// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
 pub fn nixl() -> Option<&'static Nixl> {
     static NIXL: OnceLock<Option<Nixl>> = OnceLock::new();
-    NIXL.get_or_init(|| {
-        // SAFETY: the test harness's other threads run tests of this crate, which wait here.
-        unsafe { guards::apply_among_threads() };
-        match Nixl::load(&Search::default()) {
-            Ok(nixl) => Some(nixl),
-            Err(error) => {
-                println!("SKIPPED: {error}");
-                assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-                None
-            }
+    NIXL.get_or_init(|| match Nixl::load(&Search::default()) {
+        Ok(nixl) => Some(nixl),
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
+            None
         }
     })
     .as_ref()

@@ -1,0 +1,214 @@
+//! Loading NIXL and its UCX with the [guards](crate::guards), and looking whether UCX has them.
+//!
+//! The table in [`guards`](crate::guards) says which setting takes which way.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use kv_host::OsError;
+
+use crate::ffi::directory::in_directory;
+use crate::ffi::environment::set_variables_alone;
+use crate::ffi::ucx::{Ucx, intercepted_code};
+use crate::library::config_file::{self, ConfigDirectory};
+use crate::library::guards::{self, Guard, HOOKS};
+use crate::library::warnings::{NotSet, SettingWarning};
+
+/// How the missing guards were given to UCX.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Given {
+    /// By the environment: no other thread runs.
+    Environment,
+    /// By UCX's configuration file, while UCX was loaded.
+    ConfigFile,
+    /// By calls of UCX after UCX was loaded, which is too late for some.
+    Calls { threads: usize, error: OsError },
+}
+
+/// What is seen of UCX after UCX was loaded.
+#[derive(Debug)]
+struct Seen {
+    /// Another part of the process had loaded the same copy before.
+    loaded_before: bool,
+    /// Functions of libc were overwritten while UCX was loaded.
+    intercepts: bool,
+    /// Lines `NAME=value`.
+    settings: String,
+}
+
+/// Runs `load`, which loads NIXL's library, and loads the plugin for UCX that `plugin` finds beside the library,
+/// with the guards that the user has not set.
+pub(crate) fn load_with_guards<E: Send>(
+    load: impl Fn() -> Result<PathBuf, E> + Sync,
+    plugin: impl Fn(&Path) -> Option<PathBuf> + Sync,
+) -> Result<(PathBuf, Vec<SettingWarning>), E> {
+    let missing = guards::missing();
+    if missing.is_empty() {
+        return Ok((load()?, Vec::new()));
+    }
+    let (libraries, code) = (mapped_files(), intercepted_code());
+    let load_both = || {
+        let library = load()?;
+        let ucx = plugin(&library).and_then(|plugin| Ucx::load(&plugin));
+        Ok((library, ucx))
+    };
+    let (given, loaded) = give(&missing, load_both);
+    let (library, ucx) = loaded?;
+    // Without UCX there is nothing to set.
+    let Some(ucx) = ucx else { return Ok((library, Vec::new())) };
+    let loaded_before = ucx.file().is_some_and(|file| libraries.contains(&file));
+    if matches!(given, Given::Calls { .. }) && !loaded_before {
+        give_late(ucx, &missing);
+    }
+    let seen = Seen { loaded_before, intercepts: intercepted_code() != code, settings: ucx.settings() };
+    Ok((library, warnings(&missing, &given, &seen)))
+}
+
+/// Gives UCX the guards, as early as possible, and runs `load`.
+fn give<T: Send>(missing: &[Guard], load: impl Fn() -> T + Sync) -> (Given, T) {
+    let pairs: Vec<_> = missing.iter().map(|guard| (guard.name, guard.value.clone())).collect();
+    let Err(threads) = set_variables_alone(&pairs) else { return (Given::Environment, load()) };
+    let content = config_file::content(missing, config_file::of_the_user().as_deref());
+    let loaded = ConfigDirectory::new(&content).and_then(|directory| in_directory(directory.path(), &load));
+    match loaded {
+        Ok(loaded) => (Given::ConfigFile, loaded),
+        Err(error) => (Given::Calls { threads, error }, load()),
+    }
+}
+
+/// Gives a UCX that is loaded, and not used yet, what its initializers have not put into effect for good.
+fn give_late(ucx: Ucx, missing: &[Guard]) {
+    for Guard { name, value, .. } in missing {
+        match *name {
+            "UCX_MODULES" => ucx.set_global("MODULES", value),
+            "UCX_LOG_FILE" => {
+                ucx.set_global("LOG_FILE", value);
+                ucx.reopen_log();
+            }
+            _ => {}
+        }
+    }
+    ucx.read_config_file(&config_file::content(missing, None));
+}
+
+fn warnings(missing: &[Guard], given: &Given, seen: &Seen) -> Vec<SettingWarning> {
+    let warning = |guard: &Guard| {
+        let reason = not_set(guard, missing, given, seen)?;
+        Some(SettingWarning { name: guard.name, wanted: guard.value.clone(), reason, consequence: guard.why })
+    };
+    missing.iter().filter_map(warning).collect()
+}
+
+/// Why UCX does not have a guard; `None` if UCX has the guard.
+fn not_set(guard: &Guard, missing: &[Guard], given: &Given, seen: &Seen) -> Option<NotSet> {
+    match (seen.shows(guard), given) {
+        (Some(true), _) => None,
+        _ if seen.loaded_before => Some(NotSet::LoadedBefore),
+        (Some(false), Given::Calls { threads, error }) => {
+            Some(NotSet::Refused { threads: *threads, error: error.clone() })
+        }
+        (Some(false), _) => Some(NotSet::Other { value: seen.value(guard.name).map(str::to_owned) }),
+        (None, Given::Environment) => None,
+        // What came by the same file is in effect.
+        (None, _) if missing.iter().any(|other| seen.confirms(other, given)) => None,
+        (None, _) => Some(NotSet::Unconfirmed),
+    }
+}
+
+impl Seen {
+    /// Whether UCX has a guard; `None` if nothing shows.
+    fn shows(&self, guard: &Guard) -> Option<bool> {
+        match guard.name {
+            HOOKS if self.loaded_before => None,
+            HOOKS => Some(!self.intercepts),
+            name => self.value(name).map(|value| value == guard.value),
+        }
+    }
+
+    /// Whether a guard that UCX has shows that the other guards have reached UCX too. Hooks could be absent for
+    /// another reason if UCX had no file to read.
+    fn confirms(&self, guard: &Guard, given: &Given) -> bool {
+        self.shows(guard) == Some(true) && (guard.name != HOOKS || *given == Given::ConfigFile)
+    }
+
+    /// The value of a setting, as UCX writes it.
+    fn value(&self, name: &str) -> Option<&str> {
+        self.settings.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+    }
+}
+
+/// Files that are mapped into this process.
+fn mapped_files() -> BTreeSet<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..]))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: OsError = OsError { call: "unshare", errno: libc::EPERM };
+
+    fn guard(name: &'static str, value: &str) -> Guard {
+        Guard { name, value: value.to_owned(), why: "something follows" }
+    }
+
+    fn missing() -> Vec<Guard> {
+        vec![guard(HOOKS, "none"), guard("UCX_MODULES", "^ib"), guard("UCX_CUDA_IPC_CACHE", "n")]
+    }
+
+    fn seen(settings: &str) -> Seen {
+        Seen { loaded_before: false, intercepts: false, settings: settings.to_owned() }
+    }
+
+    fn reasons(given: &Given, seen: &Seen) -> Vec<(&'static str, NotSet)> {
+        warnings(&missing(), given, seen).into_iter().map(|warning| (warning.name, warning.reason)).collect()
+    }
+
+    fn calls() -> Given {
+        Given::Calls { threads: 3, error: REFUSED }
+    }
+
+    #[test]
+    fn settings_that_ucx_shows_bring_no_warning_in_any_way() {
+        for given in [Given::Environment, Given::ConfigFile, calls()] {
+            assert_eq!(reasons(&given, &seen("UCX_MODULES_X=1\nUCX_MODULES=^ib\n")), []);
+        }
+    }
+
+    #[test]
+    fn a_value_of_the_users_own_file_is_named_in_the_warning() {
+        let value = Some("all".to_owned());
+        let expected = [("UCX_MODULES", NotSet::Other { value })];
+        assert_eq!(reasons(&Given::Environment, &seen("UCX_MODULES=all\n")), expected);
+    }
+
+    #[test]
+    fn hooks_that_are_in_place_after_a_late_setting_are_told_with_what_was_refused() {
+        let seen = Seen { intercepts: true, ..seen("UCX_MODULES=^ib\n") };
+        let refused = NotSet::Refused { threads: 3, error: REFUSED };
+        assert_eq!(reasons(&calls(), &seen), [(HOOKS, refused.clone())]);
+        let text = warnings(&missing(), &calls(), &seen)[0].to_string();
+        for word in [HOOKS, "none", "3 threads", "unshare", "something follows"] {
+            assert!(text.contains(word), "{word} is not in: {text}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_ucx_has_not_shown_to_have_read_is_unconfirmed() {
+        let unread = Seen { intercepts: true, ..seen("") };
+        let hooks = (HOOKS, NotSet::Other { value: None });
+        let unconfirmed = ["UCX_MODULES", "UCX_CUDA_IPC_CACHE"].map(|name| (name, NotSet::Unconfirmed));
+        assert_eq!(reasons(&Given::ConfigFile, &unread), [&[hooks.clone()], &unconfirmed[..]].concat());
+        assert_eq!(reasons(&Given::ConfigFile, &seen("")), []);
+        assert_eq!(reasons(&calls(), &seen("")), unconfirmed);
+        assert_eq!(reasons(&Given::Environment, &unread), [hooks]);
+    }
+
+    #[test]
+    fn a_ucx_that_was_there_before_has_only_what_it_shows() {
+        let seen = Seen { loaded_before: true, ..seen("UCX_MODULES=^ib\n") };
+        let expected = [(HOOKS, NotSet::LoadedBefore), ("UCX_CUDA_IPC_CACHE", NotSet::LoadedBefore)];
+        assert_eq!(reasons(&Given::Environment, &seen), expected);
+    }
+}
