@@ -1,4 +1,4 @@
-//! What the owner of a transport can choose.
+//! The configuration of a transport.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,58 +15,61 @@ const LEAST_INBOX: usize = SHARE * (MAX_FRAME + OVERHEAD);
 /// Choices and limits of a [`NixlTransport`](crate::NixlTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NixlConfig {
-    /// NIXL's backend: `UCX` (default), or another one that is installed and does notifications,
-    /// such as `LIBFABRIC`. Both ends of a connection use the same.
+    /// NIXL's backend: `UCX` (default), or another installed backend that has notifications, such as
+    /// `LIBFABRIC`. Both ends of a connection need the same backend.
     pub backend: String,
-    /// Parameters of the backend, over its defaults: for UCX, say, `("num_workers", "2")`.
+    /// Parameters of the backend, which override the backend's defaults: for UCX, say, `("num_workers",
+    /// "2")`, or `("engine_config", "TLS=rc")` for settings of UCX.
     pub backend_params: Vec<(String, String)>,
-    /// Network devices to use, and to listen on: `mlx5_0`, `mlx5_0:2`, `eth0`; empty: all. The
-    /// `ib_device` of the `KvArgs` belongs here. Several must all be cards' first ports.
+    /// Network devices to use and to listen on: `mlx5_0`, `mlx5_0:2`, `eth0`; all devices if empty. The
+    /// `ib_device` of the `KvArgs` belongs here. If there are several, each must be the first port of a card.
     pub devices: Vec<String>,
-    /// How long one request to NIXL should take (default 1.5 ms). Long posts are cut accordingly, at
-    /// the speed that each connection has shown. UCX may copy all of a request inside one call, so
-    /// this is most of what a turn takes; two such requests are in flight to a peer at most, so that
-    /// a small post is not behind a large one in UCX's queues.
+    /// How long one request to NIXL should take (default 1.5 ms). Long posts are cut into requests of this
+    /// duration, at the measured speed of their connection. UCX may copy all of a request inside one call, so
+    /// this is most of the time of a turn. At most two such requests are in flight to a peer, so that a small
+    /// post does not wait behind a large post in UCX's queues.
     pub slice_time: Duration,
-    /// Bytes of one request at most, where each descriptor counts 8 KiB more than it has (default
-    /// 64 MiB).
+    /// Most bytes of one request, where each descriptor counts 8 KiB beside its own bytes (default 64 MiB).
     pub slice_bytes: u64,
-    /// Most items (pages, or pieces of them) of a cache of which NIXL prepares lists, ours and each
-    /// peer's (default 65 536; 0: none). Requests of single items then cost a little less; each item
-    /// costs some 50 ns and 60 bytes when a peer is connected.
+    /// The most items (pages, or a layer's share of pages) of a cache of which NIXL prepares lists, for this
+    /// worker and for each peer (default 65 536; 0: no lists). With lists, requests of single items cost a
+    /// little less; each item costs some 50 ns and 60 bytes when a peer is connected.
     pub prepared_items: usize,
-    /// Bytes of frames sent to one peer that it has not confirmed, before `send` answers
-    /// `WouldBlock` (default 4 MiB). A foreign agent confirms nothing: this much in ten seconds.
+    /// Most bytes of frames that were sent to one peer and not confirmed by the peer; beyond that `send`
+    /// answers `WouldBlock` (default 4 MiB). A foreign agent confirms nothing: the limit is then on the bytes
+    /// in ten seconds.
     pub outbound_bytes: usize,
-    /// Bytes of raw notifications of foreign agents that wait to be
+    /// Most bytes of raw notifications of foreign agents that wait to be
     /// [taken](crate::NixlTransport::next_notification) (default 0: raw notifications are dropped; 16 MiB is
-    /// plenty). A notification counts 256 bytes more than it has, one agent's count a quarter of this at most,
-    /// and what has no room is dropped and counted. While something waits, the transport does not sleep.
+    /// plenty). A notification counts 256 bytes beside its own. One agent's notifications take at most a
+    /// quarter. Notifications without room are dropped and counted. The transport does not sleep while a
+    /// notification waits.
     pub foreign_bytes: usize,
-    /// Posts accepted and not yet reported as ended (default 65 536).
+    /// Most posts that were accepted and whose end was not reported yet (default 65 536).
     pub max_posts: usize,
-    /// Allows READ over TCP (default no): it is slow, and a reader that dies in the middle may take the
-    /// process down that it reads from. See [`Route::Tcp`](crate::Route::Tcp).
+    /// Allows READ over TCP (default no). Such a READ is slow, and a reader that dies in the middle may take
+    /// down the process that is read from. See [`Route::Tcp`](crate::Route::Tcp).
     pub reads_over_tcp: bool,
-    /// Peers connected at once (default 1024).
+    /// Most peers that are connected at once (default 1024).
     pub max_peers: usize,
-    /// Longest sleep between two looks for frames when nothing is going on (default 20 ms). NIXL has
-    /// no descriptor to wait on; peers on the same host wake each other, so this is for others.
+    /// Longest sleep between two looks for frames while the transport is idle (default 20 ms). NIXL has no
+    /// descriptor to wait on. Peers on the same host wake each other; the sleep delays frames of other hosts.
     pub idle_poll: Duration,
-    /// After the connection to a peer has failed with requests on their way, and UCX has closed it: how
-    /// long until the transport takes it that none of them touches memory any more, here or there
-    /// (default 20 s). Their posts end no sooner, and the peer cannot be connected again before, unless
-    /// its process is seen to be dead, which ends them at once. A failed post to a file ends so long
-    /// after its failure.
+    /// How long the requests of a failed connection may still touch memory after UCX has closed the
+    /// connection (default 20 s). The posts end after this time, and the peer cannot be connected again
+    /// before, unless the peer's process is seen to be dead, which ends the posts at once. A failed post to a
+    /// file ends this long after its failure.
     pub settle: Duration,
-    /// How long a write that a peer has begun over RDMA into this worker's memory may go on, where the
-    /// owner of both ends knows it (default: unknown, and nothing but the peer's proven death ends the
-    /// danger of its last writes). Goes for peers that are reached by RDMA, and only while UCX's setting
-    /// `TLS` at this end allows `rc` and `dc` and nothing else: over all else a processor copies.
+    /// How long a peer's RDMA write into this worker's memory may go on after the peer has begun the write,
+    /// where the owner of both ends knows (default: unknown, and only the peer's proven death ends the danger
+    /// of the peer's last writes). The bound holds for peers that are reached by RDMA, and only while UCX's
+    /// setting `TLS` at this end allows `rc` and `dc` and nothing else: over all other routes a processor
+    /// copies.
+    ///
     /// A card gives up after at most 4.096 µs · 2^timeout · 4 · (retries + 1), 34 s by UCX's defaults
-    /// (`UCX_RC_TIMEOUT`, `UCX_RC_RETRY_COUNT`). But UCX keeps what a card's queue has no room for,
-    /// and a stopped process posts that when it goes on: set this only where peers' requests fit the
-    /// queue (`UCX_RC_TX_QUEUE_LEN`).
+    /// (`UCX_RC_TIMEOUT`, `UCX_RC_RETRY_COUNT`). But UCX keeps requests for which a card's queue has no room,
+    /// and a stopped process posts them when the process goes on: set the bound only where peers' requests
+    /// fit the queue (`UCX_RC_TX_QUEUE_LEN`).
     pub rdma_bound: Option<Duration>,
 }
 
@@ -92,9 +95,9 @@ impl Default for NixlConfig {
 }
 
 impl NixlConfig {
-    /// The backend's parameters, devices included. NIXL's UCX backend takes its `device_list` for names
-    /// of cards, and adds `:1` to each: what has another port, or none, goes into UCX's own setting,
-    /// which takes one only, because a comma ends it.
+    /// The backend's parameters, devices included. NIXL's UCX backend takes `device_list` for names of cards,
+    /// and adds `:1` to each name. A device with another port, or with none, goes into UCX's own setting,
+    /// which takes one device only, because a comma ends the setting.
     pub(crate) fn params(&self) -> Result<Vec<(String, String)>, NixlError> {
         let mut params = self.backend_params.clone();
         let list = |devices: &[String]| ("device_list".to_owned(), devices.join(","));

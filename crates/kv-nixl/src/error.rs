@@ -1,4 +1,4 @@
-//! What can go wrong while NIXL is found, and transports and pools are made; what goes wrong later is a
+//! Errors while NIXL is found, and while transports and pools are made. Later errors are a
 //! [`TransportError`](kv_core::TransportError).
 
 use std::fmt;
@@ -12,20 +12,20 @@ use crate::library::looked::Looked;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiscoveryError {
-    /// No usable library anywhere. Shows every place that was looked at, and how to get one.
+    /// No usable library was found. The text names every place that was looked at, and how to get NIXL.
     #[error("NIXL's libnixl_capi.so was not found.{}\n{HOW_TO_GET}", Places(.looked))]
     NotFound {
-        /// Where, why there, and what was there.
+        /// Every place: the path, why the search looked there, and what was there.
         looked: Vec<Looked>,
     },
-    /// The library that was asked for by name is not usable.
+    /// The library that the user named is not usable. No other place is tried.
     #[error("{asked_by} names {path:?}, which cannot be used: {reason}\n{HOW_TO_GET}")]
     Named {
-        /// Who named it: the configuration, or an environment variable.
+        /// Where the name came from: the configuration, or an environment variable.
         asked_by: &'static str,
-        /// The path.
+        /// The path of the library.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the library.
         reason: String,
     },
 }
@@ -45,53 +45,56 @@ impl fmt::Display for Places<'_> {
     }
 }
 
-/// Why a transport could not be made, or memory not be given to it.
+/// Why a transport could not be made, or why memory was not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NixlError {
-    /// A call of NIXL failed. NIXL's own log, on the standard error, may say more.
+    /// A call of NIXL failed. NIXL's own log on the standard error may say more.
     #[error("{call} failed: {status}")]
     Call {
-        /// The call.
+        /// The name of NIXL's function, without its prefix.
         call: &'static str,
-        /// Its status.
+        /// NIXL's status, in words.
         status: &'static str,
     },
-    /// NIXL has no such backend, or it could not start.
-    #[error("NIXL's backend {backend:?} could not be started: {}; installed are {installed:?}", .reason.as_deref().unwrap_or(.status))]
+    /// NIXL has no such backend, or the backend could not start.
+    #[error(
+        "NIXL's backend {backend:?} could not be started: {}; installed are {installed:?}",
+        .reason.as_deref().unwrap_or(.status)
+    )]
     Backend {
-        /// The backend asked for.
+        /// The backend that the configuration names.
         backend: String,
-        /// NIXL's status.
+        /// NIXL's status, in words.
         status: &'static str,
-        /// What the loader says of its plugin, if that is what is wrong: most often a library that the
-        /// host lacks.
+        /// What the loader says of the backend's plugin, if the plugin cannot be loaded: most often the host
+        /// lacks a library.
         reason: Option<String>,
-        /// The plugins beside the library.
+        /// The backends whose plugins lie beside NIXL's library.
         installed: Vec<String>,
     },
-    /// Memory is refused: an impossible range, or peers know the transport already.
+    /// The memory is refused: the range is impossible, or peers know the transport already.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// NIXL takes several devices only if each is the first port of an RDMA card. Name one, or set
-    /// `UCX_NET_DEVICES`.
-    #[error("{device:?} is one of {of} devices, and no RDMA card; name one device, or set UCX_NET_DEVICES")]
+    /// NIXL takes several devices only if each is the first port of an RDMA card. Name one device, or set
+    /// the environment variable `UCX_NET_DEVICES`.
+    #[error("{device:?} of {of} devices is no RDMA card; name one device only, or set UCX_NET_DEVICES")]
     Device {
-        /// The device.
+        /// A device that is no RDMA card.
         device: String,
-        /// How many were named.
+        /// How many devices the configuration names.
         of: usize,
     },
-    /// A file that pages cannot be moved to and from.
+    /// Pages cannot be moved to and from the file.
     #[error("the file cannot be used: {reason}")]
     File {
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: &'static str,
     },
-    /// A limit of the configuration is out of its range.
+    /// A field of the configuration is out of its range.
     #[error(transparent)]
     Limit(#[from] Limit),
-    /// The operating system failed.
+    /// A call of the operating system failed.
     #[error(transparent)]
     Os(#[from] OsError),
 }

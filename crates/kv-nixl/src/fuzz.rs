@@ -1,4 +1,4 @@
-//! Entrances for fuzzing: what a peer's bytes pass through before NIXL sees anything of them.
+//! Entrances for fuzzing: the readers that a peer's bytes pass before NIXL sees the bytes.
 
 use bytes::Bytes;
 
@@ -6,7 +6,7 @@ use crate::connections::transport_metadata::TransportMetadata;
 use crate::foreign::agent_metadata::AgentMetadata;
 use crate::notifications::envelope::Notification;
 
-/// The metadata of a transport: what is accepted encodes again to something that means the same.
+/// Reads the metadata of a transport. Accepted metadata, encoded again, means the same.
 pub fn metadata(bytes: &[u8]) {
     if let Ok(read) = TransportMetadata::decode(bytes) {
         let again = read.encode().and_then(|bytes| TransportMetadata::decode(&bytes));
@@ -14,15 +14,15 @@ pub fn metadata(bytes: &[u8]) {
     }
 }
 
-/// A notification: what is accepted is what it would be encoded as.
+/// Reads a notification. An accepted notification, encoded again, has the same bytes.
 pub fn notification(bytes: &[u8]) {
     if let Some(read) = Notification::decode(&Bytes::copy_from_slice(bytes)) {
         assert_eq!(read.encode(), bytes);
     }
 }
 
-/// The metadata of a foreign agent: what is accepted names memory that can be, and every byte of it is
-/// part of something.
+/// Reads the metadata of a foreign agent. Accepted metadata names possible memory, and every byte of the
+/// metadata belongs to a field.
 pub fn agent_metadata(bytes: &[u8]) {
     if let Ok(read) = AgentMetadata::parse(bytes) {
         assert!(!read.name.is_empty() && !read.backends.is_empty());

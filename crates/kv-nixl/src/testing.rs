@@ -10,7 +10,7 @@ use crate::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
 pub(crate) const PEER: PeerId = PeerId(1);
 pub(crate) const LEN: usize = 8 << 20;
 
-/// NIXL, if it is installed; else there is nothing to test.
+/// NIXL, if NIXL is installed; otherwise there is nothing to test.
 pub(crate) fn nixl() -> Option<&'static Nixl> {
     static NIXL: OnceLock<Option<Nixl>> = OnceLock::new();
     NIXL.get_or_init(|| {

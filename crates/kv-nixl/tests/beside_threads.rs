@@ -1,8 +1,8 @@
-//! NIXL in processes that have other threads when NIXL is loaded, and in processes that have none: UCX has its
-//! settings, bytes move, and the process ends well.
+//! NIXL in processes that have other threads when NIXL is loaded, and in processes that have none: UCX has
+//! its settings, bytes move, and the process ends well.
 //!
-//! A test harness has threads of its own, so this is a program without one. The program starts itself again, once
-//! for each process that is to be seen.
+//! A test harness has threads of its own, so this is a program without one. The program starts itself again,
+//! once for each process that is to be seen.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::path::Path;
@@ -153,8 +153,10 @@ fn refuse_unshare() {
     }
 }
 
+/// A check, which is told where NIXL's library is.
+type Check = fn(&Path);
+
 fn check_all() {
-    // Variables of this process would be the user's settings there.
     let nixl = match Nixl::look(&Search::default()).into_iter().find(|looked| looked.path.is_file()) {
         Some(looked) => looked.path,
         None => {
@@ -163,7 +165,7 @@ fn check_all() {
             return;
         }
     };
-    let checks: [(&str, fn(&Path)); 5] = [
+    let checks: [(&str, Check); 5] = [
         ("a process without other threads has all settings and ends well", |_| all_settings("alone")),
         ("a process with a tokio runtime has all settings and ends well", |_| all_settings("tokio")),
         ("where a private directory is refused only the hooks are missing", |_| hooks_are_missing()),
@@ -176,7 +178,7 @@ fn check_all() {
     }
 }
 
-/// A process of this program, without settings of UCX.
+/// A process of this program in this role, without this process's settings of UCX.
 fn process(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UCX_")) {
@@ -219,7 +221,6 @@ fn users_settings_stay() {
     std::fs::write(directory.join("ucx.conf"), format!("{LOG_FILE} = stdout\n")).unwrap();
     let mut command = process("tokio");
     command.current_dir(&directory).env(MODULES, "^ib,cma").env(RELEASED, "7");
-    // A relative path of the library is one of the process, not of the thread that loads the library.
     let printed = printed(command);
     std::fs::remove_dir_all(&directory).unwrap();
     let expected =

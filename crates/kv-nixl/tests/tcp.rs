@@ -177,8 +177,8 @@ fn a_foreign_source_killed_in_the_middle_of_reads_brings_no_byte_after_their_end
     }
 }
 
-/// Takes a transport of ours for an agent of somebody else, by what its metadata says of its agent, and under a name
-/// that no transport has: NIXL goes by what is in the metadata.
+/// Takes a transport of ours for an agent of somebody else, by what its metadata says of its agent, and under
+/// a name that no transport has: NIXL goes by what is in the metadata.
 fn connect_foreign(transport: &mut NixlTransport, metadata: &[u8]) {
     type Any = IgnoredAny;
     type Places = Vec<(u64, u64, u64, Any, u64)>;

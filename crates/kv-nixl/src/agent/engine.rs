@@ -1,4 +1,4 @@
-//! The NIXL agent: what of `nixl-sys` this crate uses, with its statuses as values.
+//! The NIXL agent: the calls of `nixl-sys` that this crate makes, with statuses as values.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::ffi::memory::{Memory, mem_type};
 use crate::ffi::owned::Owned;
 use crate::library::discovery::Nixl;
 
-/// The backend for files.
+/// NIXL's backend for files.
 const FILES: &str = "POSIX";
-/// The backend over libfabric.
+/// NIXL's backend over libfabric.
 const LIBFABRIC: &str = "LIBFABRIC";
-/// How long its progress thread sleeps between two looks.
+/// How long the progress thread of libfabric's backend sleeps between two looks.
 const LIBFABRIC_PAUSE: Duration = Duration::from_millis(1);
 
-/// A call of NIXL that failed.
+/// A call of NIXL that failed, and NIXL's status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallError {
     pub(crate) call: &'static str,
@@ -42,7 +42,7 @@ impl From<CallError> for NixlError {
     }
 }
 
-/// One piece of a request: addresses and devices of both sides.
+/// One descriptor of a request: address and device on both sides, and a length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) local: (u64, u64),
@@ -50,17 +50,17 @@ pub(crate) struct Piece {
     pub(crate) len: u64,
 }
 
-/// What became of a request that was to be started.
+/// The result of starting a request.
 pub(crate) enum Started {
-    /// All bytes are in place.
+    /// All bytes are in place already.
     Done,
-    /// On its way.
+    /// The request was started and has not ended.
     InFlight(XferRequest),
-    /// It failed while it was started; parts of it may be on their way.
+    /// The start failed; parts of the request may be on their way.
     Failed(XferRequest),
 }
 
-/// How a request does.
+/// The state of a request that was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
     InFlight,
@@ -68,29 +68,30 @@ pub(crate) enum Progress {
     Failed,
 }
 
-/// An agent with one backend for peers, and one for files. Fields are dropped in this order: what is
-/// NIXL's before the agent.
+/// An agent with one backend for peers, and one for files. The order of the fields is the order in which they
+/// are dropped: the agent comes last, because all others belong to the agent.
 pub(crate) struct Engine {
-    /// Prepared lists, of our items and of peers'.
+    /// Descriptor lists that NIXL has prepared: of this agent's items, and of peers' items by the name of
+    /// their agent.
     items_here: Option<Owned<XferDlistHandle>>,
     items_there: HashMap<String, Owned<XferDlistHandle>>,
     received: Owned<NotificationMap>,
     args: Owned<OptArgs>,
-    /// For files, if there are any.
+    /// The backend for files; `None` until a file is given to the transport.
     storage: Option<Storage>,
     registered: Vec<RegistrationHandle>,
     backend: Backend,
     agent: Agent,
 }
 
-/// Arguments that name the backend for files, alone and with the one for peers.
+/// Arguments of calls that name the backend for files alone, and together with the backend for peers.
 struct Storage {
     files: Owned<OptArgs>,
     memory: Owned<OptArgs>,
 }
 
 impl Engine {
-    /// Starts an agent of this name.
+    /// Starts an agent under this name.
     pub(crate) fn new(nixl: &Nixl, name: &str, config: &NixlConfig) -> Result<Engine, NixlError> {
         // No progress thread: it costs a core or milliseconds of delay, and the owner polls anyway.
         // LIBFABRIC does nothing without one.
@@ -124,8 +125,9 @@ impl Engine {
         })
     }
 
-    /// Starts the backend for files, if it is not there. Before any memory is registered: NIXL takes a
-    /// registration back from all backends at once, so each must be made with all of them.
+    /// Starts the backend for files, unless the backend runs already. The call comes before any memory is
+    /// registered: NIXL takes a registration back from all backends at once, so each registration must be
+    /// made with all of them.
     pub(crate) fn start_storage(&mut self, nixl: &Nixl) -> Result<(), NixlError> {
         if self.storage.is_some() {
             return Ok(());
@@ -156,7 +158,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The arguments that name the backend for these kinds of memory.
+    /// The arguments that name the backend for transfers between these kinds of memory.
     fn args(&self, kinds: (MemoryKind, MemoryKind)) -> &OptArgs {
         match &self.storage {
             Some(storage) if kinds.1 == MemoryKind::File => &storage.files,
@@ -164,7 +166,7 @@ impl Engine {
         }
     }
 
-    /// Leaves the registrations in place for as long as the process lives: requests are on their way.
+    /// Leaves the registrations in place for as long as the process lives, because requests are on their way.
     pub(crate) fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.registered));
     }
@@ -173,12 +175,12 @@ impl Engine {
         self.agent.get_local_md().map_err(call("get_local_md"))
     }
 
-    /// Loads a peer's metadata; returns the peer's name.
+    /// Loads a peer's metadata, and returns the name of the peer's agent.
     pub(crate) fn load(&self, metadata: &[u8]) -> Result<String, CallError> {
         self.agent.load_remote_md(metadata).map_err(call("load_remote_md"))
     }
 
-    /// Drops a peer's metadata, and with it the connection.
+    /// Drops a peer's metadata, and with the metadata the connection.
     pub(crate) fn forget(&mut self, name: &str) {
         self.items_there.remove(name);
         // Fails if NIXL has dropped it on its own, after an error.
@@ -193,8 +195,8 @@ impl Engine {
         self.agent.send_notification(name, message, Some(&self.backend)).map_err(call("gen_notif"))
     }
 
-    /// Makes progress, and hands over the notifications that have come: who sent it, as it says
-    /// itself, and what.
+    /// Makes progress, and hands over the notifications that have come: the name that the sender's agent
+    /// gives itself, and the bytes.
     pub(crate) fn receive(&mut self, mut take: impl FnMut(&str, Bytes)) -> Result<(), CallError> {
         self.agent.get_notifications(&mut self.received, Some(&self.args)).map_err(call("get_notifs"))?;
         if self.received.is_empty().unwrap_or(true) {
@@ -212,7 +214,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Creates a request. All pieces are of the same kinds of memory. Nothing is touched yet.
+    /// Creates a request whose descriptors are all of the same kinds of memory. No memory is touched yet.
     pub(crate) fn create(
         &self,
         (op, local, remote): (Op, MemoryKind, MemoryKind),
@@ -230,7 +232,8 @@ impl Engine {
         created.map_err(call("create_xfer_req"))
     }
 
-    /// Prepares the list of our items, or of those of a peer whose metadata is loaded.
+    /// Prepares the descriptor list of this agent's items, or of a peer's items once the peer's metadata is
+    /// loaded.
     pub(crate) fn prepare(
         &mut self,
         peer: Option<&str>,
@@ -251,7 +254,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Creates a request of prepared items, by their numbers here and there. Nothing is touched yet.
+    /// Creates a request of prepared items, by their numbers here and there. No memory is touched yet.
     pub(crate) fn create_of_items(
         &self,
         (op, ..): (Op, MemoryKind, MemoryKind),
@@ -268,7 +271,7 @@ impl Engine {
         made.map_err(call("make_xfer_req"))
     }
 
-    /// Starts a request.
+    /// Starts a request that was created.
     pub(crate) fn start(&self, request: XferRequest) -> Started {
         match self.agent.post_xfer_req(&request, Some(&self.args)) {
             Ok(false) => Started::Done,
@@ -277,9 +280,9 @@ impl Engine {
         }
     }
 
-    /// Whether the backend has given up the connection to an agent: it then refuses even a read of nothing.
-    /// The agent hears nothing of that, and no memory is touched. The kinds and the addresses are of
-    /// registered memory on both sides.
+    /// Whether the backend has given up the connection to an agent: the backend then refuses even a read of
+    /// no bytes. The agent hears nothing of the attempt, and no memory is touched. Kinds and addresses are
+    /// those of registered memory on both sides.
     pub(crate) fn has_lost(
         &self,
         kinds: (MemoryKind, MemoryKind),
@@ -292,7 +295,7 @@ impl Engine {
         read.is_ok_and(|read| matches!(self.start(read), Started::Failed(_)))
     }
 
-    /// Makes progress, and says how a request does.
+    /// Makes progress, and returns the state of a request.
     pub(crate) fn progress(&self, request: &XferRequest) -> Progress {
         match self.agent.get_xfer_status(request) {
             Ok(XferStatus::InProgress) => Progress::InFlight,
@@ -309,7 +312,7 @@ fn xfer_op(op: Op) -> XferOp {
     }
 }
 
-/// What it means that a backend does not start.
+/// The error of a backend that does not start.
 fn refused(nixl: &Nixl, backend: &str) -> impl Fn(nixl_sys::NixlError) -> NixlError {
     move |error| NixlError::Backend {
         backend: backend.to_owned(),

@@ -1,4 +1,4 @@
-//! The NIXL agent: what of `nixl-sys` is called, and the name by which peers know the agent.
+//! The NIXL agent: the calls of `nixl-sys` that are made, and the name by which peers know the agent.
 
 pub(crate) mod engine;
 pub(crate) mod name;

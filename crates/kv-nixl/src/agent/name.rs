@@ -3,12 +3,12 @@
 /// The form of the names: `x` is a hexadecimal digit of the transport's token.
 pub(crate) const FORM: &str = "kv-xxxxxxxxxxxxxxxx";
 
-/// The name of the agent of a transport.
+/// The name of the agent of the transport with this token.
 pub(crate) fn agent_name(token: u64) -> String {
     format!("kv-{token:016x}")
 }
 
-/// Whether a transport's agent can have this name.
+/// Whether a transport of this crate can have an agent of this name.
 pub(crate) fn is_of_a_transport(name: &str) -> bool {
     let token = name.strip_prefix("kv-").and_then(|token| u64::from_str_radix(token, 16).ok());
     token.is_some_and(|token| agent_name(token) == name)

@@ -1,4 +1,4 @@
-//! How connections end: when nothing on them touches memory any more.
+//! How connections end: when nothing on a connection touches memory any more.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::notifications::outgoing::PROBE;
 use crate::notifications::speech::Dialogue;
 use crate::transport::NixlTransport;
 
-/// How long the death of a peer on this host is awaited after its connection has failed: the kernel
-/// closes a dying process' sockets before it declares it dead.
+/// How long the death of a peer on this host is awaited after its connection has failed: the kernel closes a
+/// dying process's sockets before the process counts as dead.
 const DYING: Duration = Duration::from_secs(1);
 
 impl NixlTransport {
@@ -30,7 +30,7 @@ impl NixlTransport {
         }
     }
 
-    /// True if it has ended, or is in use again.
+    /// True if the connection has ended, or is in use again.
     fn end_connection(&mut self, id: RemoteId, now: Instant) -> bool {
         let Some(remote) = self.remotes.get(&id) else { return true };
         if remote.stage == Stage::Open {
@@ -78,14 +78,16 @@ impl NixlTransport {
         true
     }
 
-    /// Whether nothing of a broken connection's failed requests touches memory any more. That is so
+    /// Whether the failed requests of a broken connection touch no memory any more. Two things must have
+    /// happened:
     ///
-    /// 1. when the connection was closed, here at least, and what UCX had taken in before has been
-    ///    dealt with, that is in another call than this one,
-    /// 2. and when the peer's process is dead, or [`settle`](crate::NixlConfig::settle) has passed: bytes
+    /// 1. The connection was closed, at this end at least, in an earlier call than this one: UCX has then
+    ///    dealt with all that it had taken in before.
+    /// 2. The peer's process is dead, or [`settle`](crate::NixlConfig::settle) has passed: until then bytes
     ///    may be between the hosts, or with a peer that has not looked.
     ///
-    /// A connection is closed only if UCX has failed it, or the peer is dead: else requests would go on.
+    /// A connection is closed only if UCX has failed the connection, or the peer is dead: otherwise requests
+    /// would go on.
     fn is_quiet(&mut self, id: RemoteId, now: Instant) -> bool {
         let Some(remote) = self.remotes.get(&id) else { return true };
         let (dead, closed) = (remote.life.is_over(), remote.closed);
@@ -102,8 +104,8 @@ impl NixlTransport {
         false
     }
 
-    /// Whether UCX has failed a connection: NIXL then drops the peer, or sends it nothing more. Tried
-    /// out now and then.
+    /// Whether UCX has failed a connection: NIXL then drops the peer, or sends the peer nothing more. The
+    /// connection is tried out now and then.
     fn is_severed(&mut self, id: RemoteId, now: Instant) -> bool {
         let Some(remote) = self.remotes.get_mut(&id) else { return true };
         if !self.engine.knows(&remote.name) {

@@ -1,10 +1,12 @@
-//! Peers' agents: what is known of each, and how the way to it is opened and closed.
+//! Peers' agents: what is known of each agent, and how the connection to an agent is opened and closed.
 //!
 //! ```text
-//! remote           a peer's agent: what is known of it, and what is on the way to it
-//! opening          a connection to a transport of ours          transport_metadata  what such a transport says of itself
-//! closing          how connections end                      transport        how the bytes get to a peer
-//! id, origins      numbers of connections, and of agents that send frames
+//! remote               a peer's agent: what is known of the agent, and what is on the way to the agent
+//! opening              a connection to a transport of this crate
+//! transport_metadata   what a transport of this crate says of itself
+//! route                how bytes get to a peer
+//! closing              how connections end
+//! id, origins          numbers of connections, and of agents that send frames
 //! ```
 
 pub(crate) mod closing;

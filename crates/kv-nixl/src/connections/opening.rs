@@ -1,4 +1,4 @@
-//! Opening the way to a transport of ours.
+//! Opening the way to another transport of this crate.
 
 use kv_core::{MemoryKind, PeerId, TransportError};
 use kv_host::Life;
@@ -15,7 +15,7 @@ use crate::regions::prepared::Grid;
 use crate::transport::NixlTransport;
 
 impl NixlTransport {
-    /// A connection to the agent that is described; the one that is there, if there is one.
+    /// The connection to the agent that the metadata describes: a new one, unless there is one already.
     pub(crate) fn open(
         &mut self,
         peer: PeerId,
@@ -23,10 +23,12 @@ impl NixlTransport {
     ) -> Result<RemoteId, TransportError> {
         let ours = metadata.token == self.token;
         if ours && self.regions.iter().all(|region| region.kind() != MemoryKind::File) {
-            return Err(TransportError::Metadata("it is our own, and we have no files"));
+            return Err(TransportError::Metadata(
+                "the metadata is the transport's own, and the transport has no files",
+            ));
         }
         if metadata.backend != self.config.backend {
-            return Err(TransportError::Metadata("the peer uses another backend"));
+            return Err(TransportError::Metadata("the peer uses another backend of NIXL"));
         }
         let name = agent_name(metadata.token);
         if let Some(id) = self.names.get(&name)
@@ -47,7 +49,7 @@ impl NixlTransport {
         let loaded = if ours { name.clone() } else { self.engine.load(&metadata.nixl)? };
         if loaded != name {
             self.engine.forget(&loaded);
-            return Err(TransportError::Metadata("NIXL's part is of another agent"));
+            return Err(TransportError::Metadata("NIXL's part describes another agent than the rest"));
         }
         if let Life::Watched(process) = &life {
             // Without it the death is seen later, by an error.
@@ -72,8 +74,8 @@ impl NixlTransport {
         Ok(id)
     }
 
-    /// Has NIXL prepare the list of a peer's items, and ours before the first one. Without lists,
-    /// requests are made of addresses.
+    /// Has NIXL prepare the list of a peer's items, and of this transport's items before the first peer's.
+    /// Without lists, requests name addresses.
     pub(crate) fn prepare(&mut self, name: &str, regions: &[Place]) -> Option<Grid> {
         let most = self.config.prepared_items;
         if self.lists.is_none() {

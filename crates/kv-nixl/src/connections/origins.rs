@@ -1,20 +1,21 @@
-//! On whose connection a frame came, as far as NIXL tells senders apart: by the name of the agent
-//! that sent it.
+//! The connection on which a frame arrived, as far as NIXL tells senders apart: by the name of the sending
+//! agent.
 //!
-//! That name is written by the sender's NIXL, not by what it sends, but a program that speaks UCX on
-//! its own can write another's. So an origin keeps honest agents apart, whatever is in their frames;
-//! it is no proof of who an agent is.
+//! The sender's NIXL writes the name, whatever the frame says; but a program that speaks UCX on its own can
+//! write any name. So an origin keeps honest agents apart, and is no proof of who an agent is.
 
 use std::collections::{HashMap, VecDeque};
 
 use kv_core::Origin;
 
-/// Agents that are not connected and have numbers; above, the one that came first loses its number.
+/// How many agents have numbers without being connected. Beyond this count the agent that came first loses
+/// its number.
 const MOST: usize = 4096;
-/// Names of transports' agents are shorter. Longer ones share a number.
+/// Longest name, in bytes, that gets a number of its own: names of transports' agents are shorter. Longer
+/// names share a number.
 const LONGEST: usize = 32;
 
-/// Numbers of agents.
+/// Numbers of agents, by the names of the agents.
 #[derive(Debug, Default)]
 pub(crate) struct Origins {
     numbers: HashMap<String, u64>,
@@ -23,12 +24,12 @@ pub(crate) struct Origins {
 }
 
 impl Origins {
-    /// The number of the agent of this name, if it has one.
+    /// The number of the agent of this name; `None` if the agent has none.
     pub(crate) fn known(&self, name: &str) -> Option<Origin> {
         self.numbers.get(name).map(|&number| Origin(number))
     }
 
-    /// The number of the agent of this name; a new one, if it has none.
+    /// The number of the agent of this name; a new number, if the agent has none.
     pub(crate) fn of(&mut self, name: &str) -> Origin {
         if name.len() > LONGEST {
             return Origin(0);

@@ -1,4 +1,4 @@
-//! A peer's agent: what is known of it, and what is on the way to it.
+//! A peer's agent: what is known of the agent, and what is on the way to the agent.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,40 +13,41 @@ use crate::regions::prepared::Grid;
 use crate::transfers::line::{Length, RunQueue};
 use crate::transfers::speed::{SLICE, Speed};
 
-/// A peer's agent.
+/// A peer's agent, as this transport knows the agent.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) name: String,
     pub(crate) speech: Speech,
     pub(crate) regions: Vec<Place>,
-    /// Their items, if NIXL has prepared a list of them.
+    /// The items of the regions, if NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
     pub(crate) life: Life,
-    /// The way to it, once that is known.
+    /// The route to the agent; `Unknown` until the connection is open.
     pub(crate) route: Route,
     pub(crate) stage: Stage,
-    /// What its frames come under.
+    /// The origin under which the agent's frames are reported.
     pub(crate) origin: Origin,
-    /// Peers that are this agent: usually one.
+    /// Ids of peers that are this agent: usually one.
     pub(crate) users: Vec<PeerId>,
 
     /// Posts with something to send. Ids of ended posts are skipped.
     pub(crate) run: RunQueue,
     /// Writes that wait for the peer's permission.
     pub(crate) held: VecDeque<PostId>,
-    /// Requests on their way, the part of a slice's time that each takes, and their weight, together.
+    /// Requests on their way: how many, the sum of their shares of a slice's time, and the sum of their
+    /// weights.
     pub(crate) requests: usize,
     pub(crate) load: u64,
     pub(crate) underway: u64,
-    /// Those of them that have failed: parts of them may still be on their way.
+    /// How many of the requests have failed: parts of them may still be on their way.
     pub(crate) failed: usize,
-    /// When its connection was closed because of them.
+    /// When the connection was closed because of failed requests.
     pub(crate) closed: Option<Instant>,
     speeds: [Speed; 2],
 
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: Parked,
-    /// When something was sent last, or the connection tried out.
+    /// When something was sent last, or the connection was tried out.
     pub(crate) spoke: Instant,
 }
 
@@ -59,16 +60,16 @@ pub(crate) struct Remote {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// In use.
+    /// The connection is in use.
     Open,
-    /// Forgotten by our owner; requests are still on their way.
+    /// The owner has disconnected the peer; requests are still on their way.
     Left,
-    /// It failed at this moment; requests are still on their way, or its death is awaited.
+    /// The connection failed at this moment; requests are still on their way, or the peer's death is awaited.
     Broken(Instant),
 }
 
 impl Remote {
-    /// Its requests are to be of this time and of this weight at most.
+    /// An agent whose requests are cut for this time and this weight at most.
     pub(crate) fn new(
         name: String,
         speech: Speech,
@@ -104,7 +105,7 @@ impl Remote {
         self.stage == Stage::Open
     }
 
-    /// How fast this direction is.
+    /// The measured speed of one direction.
     pub(crate) fn speed(&mut self, op: Op) -> &mut Speed {
         let [write, read] = &mut self.speeds;
         match op {
@@ -113,8 +114,8 @@ impl Remote {
         }
     }
 
-    /// True if a request may follow those on their way: a second slice, so that the way is never
-    /// empty, and short posts beside two of them.
+    /// True if another request may follow those on their way: two slices, so that the way is never empty, and
+    /// short posts beside them.
     pub(crate) fn has_turn(&self, length: Length) -> bool {
         let window = match length {
             Length::Long => 2 * SLICE,
@@ -123,7 +124,7 @@ impl Remote {
         self.load < window
     }
 
-    /// What is known of the agent's notifications, if it is one of ours.
+    /// The dialogue with an agent of this crate; `None` for a foreign agent.
     pub(crate) fn dialogue(&mut self) -> Option<&mut Dialogue> {
         match &mut self.speech {
             Speech::Ours(dialogue) => Some(dialogue),
@@ -135,7 +136,7 @@ impl Remote {
         matches!(self.speech, Speech::Foreign(_))
     }
 
-    /// Whether the agent has said that it will not touch our memory any more.
+    /// Whether the agent has said that the agent will not touch this transport's memory any more.
     pub(crate) fn said_farewell(&self) -> bool {
         matches!(&self.speech, Speech::Ours(dialogue) if dialogue.said_farewell)
     }

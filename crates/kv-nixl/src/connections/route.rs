@@ -1,8 +1,9 @@
-//! How the bytes get to a peer, and thus which directions are worth using.
+//! The route by which bytes get to a peer, and thus the directions that are worth using.
 //!
-//! NIXL and UCX do not say what they have chosen. But UCX chooses by rules: memory of another process
-//! of the host if the kernel lets it copy there, an RDMA card that both ends have, TCP otherwise; less
-//! what its settings forbid. Both ends tell what is open to them, and what is open to both is taken.
+//! NIXL and UCX do not say which route they have chosen. But UCX chooses by rules: copies between processes
+//! of one host if the kernel allows them, an RDMA card that both ends have, TCP otherwise; less what UCX's
+//! settings forbid. Both ends tell each other the routes that are open to them, and the best route that is
+//! open to both is taken to be UCX's choice.
 
 use std::fmt;
 use std::path::Path;
@@ -15,30 +16,30 @@ use crate::config::NixlConfig;
 use crate::ffi::environment::may_copy_between_processes;
 use crate::library::guards;
 
-/// What a post to read is answered with where that is refused.
-pub(crate) const NO_READS: &str = "READ over TCP: UCX ends the process that is read from when the reader dies; \
-                                   write instead, or set `reads_over_tcp`";
+/// The reason with which a post to read is refused over TCP.
+pub(crate) const NO_READS: &str = "READ over TCP: UCX ends the process that is read from when the reader \
+                                   dies; let the other side write, or set `reads_over_tcp`";
 
-/// The way to a peer.
+/// How bytes get to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// Another backend than UCX, which decides by itself.
+    /// The backend is not UCX, and decides by itself.
     Unknown,
-    /// Copies between processes of this host.
+    /// The kernel copies between processes of this host.
     Memory,
-    /// An RDMA card at both ends.
+    /// RDMA: both ends have a card.
     Rdma,
-    /// No peer, but files of this transport.
+    /// Files of this transport; there is no peer.
     Storage,
-    /// Sockets. A READ there is a request to the peer, which answers with bytes: it takes three to
-    /// seven times as long as a WRITE, and UCX 1.23 aborts the process that is asked when the one that
-    /// asked dies (in 22 of 400 kills here, whatever its settings). WRITE has neither fault.
+    /// TCP sockets. A READ over TCP is a request that the peer answers with bytes: the READ takes three to
+    /// seven times as long as a WRITE, and UCX 1.23 aborts the process that is read from when the reader dies
+    /// (in 22 of 400 kills, whatever UCX's settings). WRITE has neither fault.
     Tcp,
 }
 
 impl Route {
-    /// Which directions are worth using on it.
+    /// The directions that are worth using on the route.
     pub fn directions(self) -> Directions {
         match self {
             Route::Unknown | Route::Memory | Route::Rdma | Route::Storage => Directions::BOTH,
@@ -59,20 +60,20 @@ impl fmt::Display for Route {
     }
 }
 
-/// What is open to one end.
+/// The routes that are open to one end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reach {
-    /// UCX chooses, by the rules above.
+    /// The backend is UCX, which chooses by the rules above.
     ucx: bool,
     memory: bool,
     rdma: bool,
-    /// Peers reach us by cards that copy on their own, or not at all. Only we need to know.
+    /// Peers reach this end by cards that copy on their own, or not at all. Only this end needs to know.
     #[serde(skip)]
     cards_only: bool,
 }
 
 impl Reach {
-    /// What is open to us.
+    /// The routes that are open to this process.
     pub(crate) fn here(config: &NixlConfig) -> Reach {
         let variable = |name| std::env::var(name).ok();
         let tls = setting(config, "TLS").or_else(|| variable("UCX_TLS"));
@@ -88,7 +89,7 @@ impl Reach {
         }
     }
 
-    /// The way to a peer; `near` if it is on this host.
+    /// The route to a peer; `near` if the peer is on this host.
     pub(crate) fn to(self, peer: Reach, near: bool) -> Route {
         if !self.ucx || !peer.ucx {
             Route::Unknown
@@ -101,7 +102,7 @@ impl Reach {
         }
     }
 
-    /// What ends the danger of the writes of a peer on this way, which over cards alone lasts as long
+    /// What ends the danger of a peer's last writes on this route. Over cards alone the danger lasts as long
     /// as the owner has said.
     pub(crate) fn write_fence(self, way: Route, bound: Option<Duration>) -> WriteFence {
         match (way, bound) {
@@ -110,14 +111,14 @@ impl Reach {
         }
     }
 
-    /// The way to a peer of which nothing is known: it may be on another host.
+    /// The route to a peer of which nothing is known, and which may be on another host.
     pub(crate) fn to_anybody(self) -> Route {
         self.to(self, false)
     }
 }
 
-/// A setting among those that are given to UCX for this agent only: `engine_config` is `K=V,K=V`, in
-/// which a value may hold commas of its own.
+/// The value of a setting that is given to UCX for this agent only: `engine_config` is `K=V,K=V`, and a value
+/// may hold commas of its own.
 fn setting(config: &NixlConfig, name: &str) -> Option<String> {
     let (_, all) = config.backend_params.iter().find(|(param, _)| param == "engine_config")?;
     let mut value: Option<String> = None;
@@ -135,8 +136,8 @@ fn setting(config: &NixlConfig, name: &str) -> Option<String> {
     value
 }
 
-/// Whether a list of transports, as UCX writes them, has one of these: `all`, names, or `^` and the
-/// names that are left out. A name stands for all that begin with it and `_`.
+/// Whether a list of transports, as UCX writes lists, has one of these names. A list is `all`, or names, or
+/// `^` and the names that are left out. A name stands for all that begin with the name and `_`.
 fn allows(list: Option<&str>, names: &[&str]) -> bool {
     let Some(list) = list.map(str::trim).filter(|list| !list.is_empty()) else { return true };
     let (list, forbids) = list.strip_prefix('^').map_or((list, false), |rest| (rest, true));
@@ -148,8 +149,8 @@ fn allows(list: Option<&str>, names: &[&str]) -> bool {
     if forbids { !names.iter().any(has) } else { names.iter().any(has) }
 }
 
-/// Whether a list of transports has only those in which a card writes into memory without a processor
-/// at either end.
+/// Whether a list of transports has only transports in which a card writes into memory without a processor at
+/// either end.
 fn is_cards_only(list: Option<&str>) -> bool {
     let Some(list) = list.map(str::trim).filter(|list| !list.is_empty()) else { return false };
     list.split(',')

@@ -1,4 +1,4 @@
-//! What a transport tells its peers about itself.
+//! What a transport tells its peers about itself: addresses, regions, and the metadata of its NIXL agent.
 
 use bytes::Bytes;
 use kv_core::hash::Fnv1a;
@@ -11,30 +11,31 @@ use crate::agent::name::agent_name;
 use crate::connections::route::Reach;
 use crate::regions::place::Place;
 
-/// Another number for every change of the format.
+/// The version of the format. Every change of the format gets another number.
 const VERSION: u32 = 4;
 const MAGIC: &str = "kv-nixl";
-/// Longest metadata: of NIXL some 500 bytes and 44 a region, of us some 200 and at most 33.
+/// Longest metadata in bytes: NIXL's part has some 500 and 44 a region, the rest some 200 and at most 33 a
+/// region.
 const fn longest(regions: usize) -> usize {
     (64 << 10) + 80 * regions
 }
 
-/// One worker's end, as its peers see it. What exists is valid.
+/// The description of one transport that its peers get. A value of this type has been checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TransportMetadata {
     magic: String,
     version: u32,
-    /// Drawn at random for each transport: a restarted peer is a different peer.
+    /// Drawn at random for each transport, so that a restarted peer is a different peer.
     pub(crate) token: u64,
-    /// The backend at both ends.
+    /// NIXL's backend, which is the same at both ends.
     pub(crate) backend: String,
     pub(crate) host: Host,
     pub(crate) process: ProcessIdentity,
     pub(crate) reach: Reach,
     pub(crate) regions: Vec<Place>,
-    /// Of NIXL's part.
+    /// The digest of NIXL's part.
     digest: u64,
-    /// What NIXL gives us.
+    /// The agent's metadata as NIXL writes it.
     pub(crate) nixl: Bytes,
 }
 
@@ -63,8 +64,8 @@ impl TransportMetadata {
     }
 
     pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
-        let bytes =
-            rmp_serde::to_vec(self).map_err(|_| TransportError::Metadata("our own cannot be written"))?;
+        let bytes = rmp_serde::to_vec(self)
+            .map_err(|_| TransportError::Metadata("the transport's own metadata cannot be encoded"))?;
         let max = longest(self.regions.len());
         if bytes.len() > max {
             return Err(TransportError::Size { field: "metadata.len", got: bytes.len(), min: 0, max });
@@ -74,37 +75,41 @@ impl TransportMetadata {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<TransportMetadata, TransportError> {
         if bytes.len() > longest(MAX_REGIONS) {
-            return Err(TransportError::Metadata("it is too long"));
+            return Err(TransportError::Metadata(
+                "the metadata is longer than that of the largest transport",
+            ));
         }
-        let not_ours = TransportError::Metadata("it is not of this transport, or of another version");
+        const FOREIGN: TransportError =
+            TransportError::Metadata("the metadata is of another transport, or of another version");
         if !lengths_fit(bytes) {
-            return Err(not_ours);
+            return Err(FOREIGN);
         }
-        let metadata: TransportMetadata = rmp_serde::from_slice(bytes).map_err(|_| not_ours)?;
+        let metadata: TransportMetadata = rmp_serde::from_slice(bytes).map_err(|_| FOREIGN)?;
         if metadata.magic != MAGIC || metadata.version != VERSION {
-            return Err(TransportError::Metadata("it is not of this transport, or of another version"));
+            return Err(FOREIGN);
         }
         if metadata.regions.len() > MAX_REGIONS {
-            return Err(TransportError::Metadata("it has too many regions"));
+            return Err(TransportError::Metadata("the metadata has more regions than a transport can have"));
         }
         let wraps = |place: &Place| place.addr.checked_add(place.len).is_none();
         if metadata.regions.iter().any(wraps) {
-            return Err(TransportError::Metadata("a region leaves the address space"));
+            return Err(TransportError::Metadata("a region ends beyond the address space"));
         }
         if metadata.backend.len() > 64 {
-            return Err(TransportError::Metadata("its backend cannot be"));
+            return Err(TransportError::Metadata("the name of the backend is longer than 64 bytes"));
         }
         if metadata.digest != digest(&metadata.nixl)
             || !is_serdes_of(&metadata.nixl, &agent_name(metadata.token))
         {
-            return Err(TransportError::Metadata("NIXL's part is damaged, or of another agent"));
+            return Err(TransportError::Metadata("NIXL's part is damaged, or describes another agent"));
         }
         Ok(metadata)
     }
 }
 
-/// NIXL's own reader believes what it reads, and the binding panics at a name that is no text. This
-/// makes sure of the name; the digest, of the rest: that it is what a transport like this one wrote.
+/// Whether NIXL's part begins with the name of this agent. NIXL's own reader believes what it reads, and the
+/// binding panics at a name that is no text; the digest makes sure that the rest is what a transport of this
+/// crate wrote.
 fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
     let mut start = b"nixlSerDes|Agent".to_vec();
     start.extend((name.len() as u64).to_le_bytes());
@@ -113,7 +118,7 @@ fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
     bytes.starts_with(&start)
 }
 
-/// Against damage, not against forgery.
+/// A digest against damage; no protection against forgery.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     Fnv1a::of(bytes)
 }

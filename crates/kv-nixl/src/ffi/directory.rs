@@ -4,8 +4,9 @@ use std::path::Path;
 
 use kv_host::OsError;
 
-/// Runs `work` on a new thread whose working directory is `dir`, and waits for the result. The working directory
-/// of all other threads stays as it is. `Err` if the system refuses such a thread; `work` has not run then.
+/// Runs `work` on a new thread whose working directory is `dir`, and waits for the result. The working
+/// directory of all other threads stays as it is. `Err` if the system refuses such a thread; `work` has not
+/// run then.
 pub(crate) fn in_directory<T: Send>(dir: &Path, work: &(impl Fn() -> T + Sync)) -> Result<T, OsError> {
     let enter_and_work = || {
         // SAFETY: the call takes no pointers, and separates what only this thread's own calls can tell apart.

@@ -2,7 +2,8 @@
 
 use std::ptr;
 
-/// Sets variables if this is the only thread of the process; else says how many there are.
+/// Sets variables if the calling thread is the only one of the process. `Err` is the number of threads
+/// otherwise.
 pub(crate) fn set_variables_alone(pairs: &[(&'static str, String)]) -> Result<(), usize> {
     // Without /proc there is no proof.
     let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count);
@@ -17,8 +18,8 @@ pub(crate) fn set_variables_alone(pairs: &[(&'static str, String)]) -> Result<()
     Ok(())
 }
 
-/// Whether the kernel lets processes of this host copy each other's memory, as far as one process can
-/// see: a filter of system calls would stop it, and Yama's stricter settings.
+/// Whether the kernel lets processes of this host copy each other's memory, as far as one process can see. A
+/// filter of system calls would stop the copy, and so would Yama's stricter settings.
 pub(crate) fn may_copy_between_processes() -> bool {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     if !matches!(scope.trim(), "" | "0" | "1") {

@@ -8,15 +8,15 @@ use std::ptr::NonNull;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Library(NonNull<c_void>);
 
-// SAFETY: a handle of the loader belongs to the process, not to a thread, and the loader has a lock of its own.
+// SAFETY: a handle of the loader belongs to the process, not to a thread, and the loader has a lock.
 unsafe impl Send for Library {}
 
 impl Library {
-    /// Loads the library at this path. `Err` is what the loader says.
+    /// Loads the library at this path. `Err` is the reason in the loader's words.
     pub(crate) fn load(path: &Path) -> Result<Library, String> {
         use std::os::unix::ffi::OsStrExt;
         let name =
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| "its path has a NUL in it".to_owned())?;
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| "the path has a NUL in it".to_owned())?;
         // SAFETY: the name is a C string. Loading runs the library's initializers: the caller was asked
         // for this library by its user.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -27,6 +27,18 @@ impl Library {
     pub(crate) fn symbol(self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the library is loaded and never unloaded, and the name is a C string.
         NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+    }
+
+    /// A function of the library, or of a library that was loaded with it.
+    ///
+    /// # Safety
+    ///
+    /// `F` is the type of a pointer to the function of that name.
+    pub(crate) unsafe fn function<F: Copy>(self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        let symbol = self.symbol(name)?;
+        // SAFETY: both are pointers, and the caller promises that `F` is the pointer's type.
+        Some(unsafe { std::mem::transmute_copy(&symbol) })
     }
 }
 

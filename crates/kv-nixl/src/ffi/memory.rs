@@ -17,19 +17,19 @@ pub(crate) struct Memory {
     holder: Holder,
 }
 
-/// What the range is in, and what keeps it there.
+/// What contains the range, and what keeps the range in place.
 #[derive(Debug, Clone)]
 enum Holder {
-    /// Host memory, which stays mapped for as long as this lives: of a pool, or by a promise of its owner.
+    /// Host memory of a pool, or of an owner who has promised it; mapped for as long as this value lives.
     Host(kv_host::Memory),
-    /// A device's memory, by a promise of its owner.
+    /// A device's memory, for whose life its owner has promised.
     Device,
-    /// A file, which stays open for as long as this lives.
+    /// A file, which stays open for as long as this value lives.
     File(Arc<File>),
 }
 
 impl Memory {
-    /// All of a pool.
+    /// The whole memory of a pool.
     pub(crate) fn of_pool(pool: &HostPool) -> Memory {
         Memory::of_host(pool.memory().clone())
     }
@@ -39,7 +39,7 @@ impl Memory {
         Memory { device: 0, addr, len, holder: Holder::Host(memory) }
     }
 
-    /// A range of a device's memory, if there can be such a range.
+    /// A range of a device's memory. `Err` if no such range can exist.
     pub(super) fn of_device(device: u64, addr: u64, len: u64) -> Result<Memory, MemoryError> {
         check::range(addr, len)?;
         Ok(Memory { device, addr, len, holder: Holder::Device })
@@ -51,13 +51,14 @@ impl Memory {
         Memory { device, addr: 0, len, holder: Holder::File(Arc::clone(file)) }
     }
 
-    /// How long its file is now, if it is one.
+    /// The length of the file now; `None` of memory that is no file.
     pub(crate) fn file_len(&self) -> Option<u64> {
         let Holder::File(file) = &self.holder else { return None };
         file.metadata().ok().map(|about| about.len())
     }
 
-    /// The part of this memory that is this range of this kind; `None` if it is not inside.
+    /// The part of this memory with this kind, address and length; `None` if this memory does not contain all
+    /// of the part.
     pub(crate) fn part(&self, kind: MemoryKind, device: u64, addr: u64, len: u64) -> Option<Memory> {
         // NUMA nodes are a remark about host memory; device numbers are part of an address.
         let same = kind == self.kind() && (kind == MemoryKind::Dram || device == self.device);
@@ -112,7 +113,7 @@ impl NixlDescriptor for Memory {
     }
 }
 
-/// NIXL's name of a kind of memory.
+/// NIXL's name for a kind of memory.
 pub(crate) fn mem_type(kind: MemoryKind) -> MemType {
     match kind {
         MemoryKind::Dram => MemType::Dram,

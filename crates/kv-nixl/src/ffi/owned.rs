@@ -12,7 +12,7 @@ impl<T> Owned<T> {
     }
 }
 
-/// Only these, and never shared.
+/// The types of `nixl-sys` that may move between threads and are never shared.
 pub(crate) trait HeapObject {}
 impl HeapObject for nixl_sys::OptArgs {}
 impl HeapObject for nixl_sys::NotificationMap {}

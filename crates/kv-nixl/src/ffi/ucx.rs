@@ -1,9 +1,10 @@
 //! The calls of UCX that set its settings after it is loaded, and that say what it has read.
 //!
-//! NIXL's plugin brings its own copy of UCX, so the calls are looked up through the plugin. Functions that the
-//! copy lacks are passed over.
+//! NIXL's plugin brings its own copy of UCX, so the calls are looked up through the plugin. Functions that
+//! the copy lacks are passed over.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -49,83 +50,91 @@ impl Ucx {
             dli_sname: ptr::null(),
             dli_saddr: ptr::null_mut(),
         };
-        // SAFETY: the symbol is an address in a loaded library, and the result is written to a value of its type.
+        // SAFETY: the symbol is an address in a loaded library, and the result has its own place.
         if unsafe { libc::dladdr(symbol.as_ptr(), &raw mut found) } == 0 || found.dli_fname.is_null() {
             return None;
         }
-        // SAFETY: the name is a C string of the loader, which lives as long as the library, which is for good.
+        // SAFETY: the name is a C string of the loader, which lives as long as the library: for good.
         let name = unsafe { CStr::from_ptr(found.dli_fname) };
         std::fs::canonicalize(std::ffi::OsStr::from_bytes(name.to_bytes())).ok()
     }
 
-    /// Sets a setting that UCX's initializers have read already. To be called before anything uses this copy
-    /// of UCX, by no two threads at once.
+    /// Sets a setting that UCX's initializers have read already. To be called before anything uses this copy of
+    /// UCX, and by one thread.
     pub(crate) fn set_global(self, name: &str, value: &str) {
-        let names = (CString::new(name), CString::new(value));
-        let (Some(symbol), (Ok(name), Ok(value))) = (self.0.symbol(c"ucs_global_opts_set_value"), names)
-        else {
-            return;
-        };
-        // SAFETY: the symbol is UCX's function of this type.
-        let set: SetValue = unsafe { std::mem::transmute(symbol) };
-        // SAFETY: both are C strings, which UCX copies. Nothing uses this copy of UCX yet.
-        unsafe { set(name.as_ptr(), value.as_ptr()) };
+        // SAFETY: UCX's function has this type.
+        let set = unsafe { self.0.function::<SetValue>(c"ucs_global_opts_set_value") };
+        if let (Some(set), Ok(name), Ok(value)) = (set, CString::new(name), CString::new(value)) {
+            // SAFETY: both are C strings, which UCX copies. Nothing uses this copy of UCX yet.
+            unsafe { set(name.as_ptr(), value.as_ptr()) };
+        }
     }
 
-    /// Hands UCX a configuration file for the settings that it reads later. The rule of
+    /// Hands UCX a configuration file for the settings that UCX reads later. The rule of
     /// [`set_global`](Ucx::set_global) applies.
     pub(crate) fn read_config_file(self, content: &str) {
-        let Some(symbol) = self.0.symbol(c"ucs_config_parse_config_file") else { return };
-        let Ok(mut file) = memfd_create(c"ucx.conf", MemfdFlags::CLOEXEC).map(std::fs::File::from) else {
-            return;
-        };
+        // SAFETY: UCX's function has this type.
+        let parse = unsafe { self.0.function::<ParseFile>(c"ucs_config_parse_config_file") };
+        let file = memfd_create(c"ucx.conf", MemfdFlags::CLOEXEC).map(File::from);
+        let (Some(parse), Ok(mut file)) = (parse, file) else { return };
         let name = CString::new(file.as_raw_fd().to_string());
-        let (Ok(()), Ok(name)) = (file.write_all(content.as_bytes()), name) else { return };
-        // SAFETY: the symbol is UCX's function of this type.
-        let parse: ParseFile = unsafe { std::mem::transmute(symbol) };
-        // SAFETY: both are C strings, which name a file that is open until the call has returned. Nothing uses
-        // this copy of UCX yet.
-        unsafe { parse(c"/proc/self/fd".as_ptr(), name.as_ptr(), 1) };
+        if let (Ok(()), Ok(name)) = (file.write_all(content.as_bytes()), name) {
+            // SAFETY: both are C strings, which name a file that is open until the call has returned.
+            // Nothing uses this copy of UCX yet.
+            unsafe { parse(c"/proc/self/fd".as_ptr(), name.as_ptr(), 1) };
+        }
     }
 
-    /// Opens UCX's log anew, where its settings say now. The rule of [`set_global`](Ucx::set_global) applies.
+    /// Opens UCX's log anew, in the place that the settings name now. The rule of
+    /// [`set_global`](Ucx::set_global) applies.
     pub(crate) fn reopen_log(self) {
-        let symbols = (self.0.symbol(c"ucs_log_cleanup"), self.0.symbol(c"ucs_log_init"));
-        let (Some(cleanup), Some(init)) = symbols else { return };
-        // SAFETY: the symbols are UCX's functions of this type, which end its log and begin another one. Nothing
-        // uses this copy of UCX yet, so nothing is logged in between.
-        unsafe {
-            std::mem::transmute::<_, Nullary>(cleanup)();
-            std::mem::transmute::<_, Nullary>(init)();
-        }
-    }
-
-    /// The settings that UCX has read, and those that a context made now would have: lines `NAME=value`. Empty if
-    /// UCX cannot say.
-    pub(crate) fn settings(self) -> String {
-        let mut all = String::new();
-        if let Some(print) = self.0.symbol(c"ucs_global_opts_print") {
-            // SAFETY: the symbol is UCX's function of this type.
-            let print: PrintGlobal = unsafe { std::mem::transmute(print) };
-            // SAFETY: the stream is open, and UCX reads its own settings only.
-            all += &printed(|stream| unsafe { print(stream, VALUES) });
-        }
-        let context = [c"ucp_config_read", c"ucp_config_print", c"ucp_config_release"];
-        if let [Some(read), Some(print), Some(release)] = context.map(|name| self.0.symbol(name)) {
-            // SAFETY: the symbols are UCX's functions of these types, which are public.
-            let (read, print, release): (ReadConfig, PrintConfig, ReleaseConfig) = unsafe {
-                (std::mem::transmute(read), std::mem::transmute(print), std::mem::transmute(release))
-            };
-            let mut config = ptr::null_mut();
-            // SAFETY: no prefix and no file are allowed, and the configuration goes to a pointer of its own.
-            if unsafe { read(ptr::null(), ptr::null(), &raw mut config) } == 0 {
-                // SAFETY: the configuration is read, the stream open, the title a C string.
-                all += &printed(|stream| unsafe { print(config, stream, c"".as_ptr(), VALUES) });
-                // SAFETY: the configuration is released once, and not used after.
-                unsafe { release(config) };
+        // SAFETY: UCX's functions have this type.
+        let functions = unsafe {
+            (self.0.function::<Nullary>(c"ucs_log_cleanup"), self.0.function::<Nullary>(c"ucs_log_init"))
+        };
+        if let (Some(cleanup), Some(init)) = functions {
+            // SAFETY: nothing uses this copy of UCX yet, so nothing is logged between the log's end and its
+            // new beginning.
+            unsafe {
+                cleanup();
+                init();
             }
         }
-        all
+    }
+
+    /// The settings that UCX has read, and those that an agent made now would have: lines `NAME=value`. Empty if
+    /// UCX cannot say.
+    pub(crate) fn settings(self) -> String {
+        self.global_settings() + &self.context_settings()
+    }
+
+    fn global_settings(self) -> String {
+        // SAFETY: UCX's function has this type.
+        let print = unsafe { self.0.function::<PrintGlobal>(c"ucs_global_opts_print") };
+        // SAFETY: the stream is open, and UCX reads its own settings only.
+        print.map(|print| printed(|stream| unsafe { print(stream, VALUES) })).unwrap_or_default()
+    }
+
+    fn context_settings(self) -> String {
+        // SAFETY: UCX's functions, which are public, have these types.
+        let functions = unsafe {
+            (
+                self.0.function::<ReadConfig>(c"ucp_config_read"),
+                self.0.function::<PrintConfig>(c"ucp_config_print"),
+                self.0.function::<ReleaseConfig>(c"ucp_config_release"),
+            )
+        };
+        let (Some(read), Some(print), Some(release)) = functions else { return String::new() };
+        let mut config = ptr::null_mut();
+        // SAFETY: no prefix and no file are allowed, and the configuration goes to a pointer of its own.
+        if unsafe { read(ptr::null(), ptr::null(), &raw mut config) } != 0 {
+            return String::new();
+        }
+        // SAFETY: the configuration is read, the stream open, and the title a C string.
+        let settings = printed(|stream| unsafe { print(config, stream, c"".as_ptr(), VALUES) });
+        // SAFETY: the configuration is released once, and not used after.
+        unsafe { release(config) };
+        settings
     }
 }
 
@@ -137,8 +146,8 @@ pub(crate) fn intercepted_code() -> Vec<[u8; CODE]> {
         if symbol.is_null() {
             return [0; CODE];
         }
-        // SAFETY: the symbol is a function of libc, whose code is readable and longer than that. Code is written
-        // only by a library that is being loaded, which happens on this thread or not at all.
+        // SAFETY: the symbol is a function of libc, whose code is readable and longer than that. Only a
+        // library that is being loaded writes code, and this thread or none is loading UCX.
         unsafe { symbol.cast::<[u8; CODE]>().read_unaligned() }
     };
     INTERCEPTED.map(of).to_vec()

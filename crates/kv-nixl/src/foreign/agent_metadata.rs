@@ -1,9 +1,9 @@
-//! The metadata of an agent as NIXL writes it, looked through before NIXL reads it.
+//! The metadata of an agent in NIXL's format, checked before NIXL reads the metadata.
 //!
-//! A foreign agent's metadata comes from a side channel, without a digest. NIXL's reader checks little,
-//! and its binding panics at a name that is no text. So the whole structure is checked here: what NIXL
-//! is given has a name, counts and lengths that fit, and ranges of memory that can be. What cannot be
-//! checked is what NIXL hands on to its backend, for UCX the address of its worker and its memory keys.
+//! A foreign agent's metadata comes from a side channel, without a digest. NIXL's reader checks little, and
+//! the binding panics at a name that is no text. So the whole structure is checked here: NIXL gets metadata
+//! with a name, with counts and lengths that fit, and with possible ranges of memory. The parts that NIXL
+//! hands on to its backend cannot be checked: for UCX, the address of the worker and the memory keys.
 //!
 //! ```text
 //! nixlSerDes| Agent(name) Conns(n) n × { t(backend) c(address) } (MemSection)
@@ -19,15 +19,15 @@ use crate::connections::transport_metadata::digest;
 use crate::foreign::error::ForeignError;
 use crate::foreign::registered::Registered;
 
-/// Longest metadata that is looked at: that of an agent with as many regions as a transport of ours has, and
-/// keys of 256 bytes.
+/// Longest metadata, in bytes, that is read: the metadata of an agent with the most regions of a transport,
+/// and keys of 256 bytes.
 pub(crate) const LONGEST: usize = (64 << 10) + (64 + 256) * MAX_REGIONS;
-/// Most backends of an agent.
+/// The most backends that an agent may have.
 const MOST_BACKENDS: usize = 16;
-/// Address, length and device of a range, before its key.
+/// Bytes of a range's address, length and device, which come before the key.
 const RANGE: usize = 24;
 
-/// What an agent's metadata says, as far as it is NIXL's own.
+/// What an agent's metadata says, apart from the parts that only a backend understands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgentMetadata<'a> {
     pub(crate) name: &'a str,
@@ -37,18 +37,18 @@ pub(crate) struct AgentMetadata<'a> {
     pub(crate) digests: Digests,
 }
 
-/// What tells the lives of one agent apart.
+/// Digests that tell the lives of one agent apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Digests {
-    /// Of its backends' addresses. That of a UCX worker begins with a number that UCX draws at random when
-    /// the worker is made.
+    /// The digest of the addresses of the agent's backends. The address of a UCX worker begins with a number
+    /// that UCX draws at random when the worker is made.
     pub(crate) addresses: u64,
-    /// Of all that it has registered, with the keys.
+    /// The digest of all registrations of memory, with their keys.
     pub(crate) registrations: u64,
 }
 
 impl<'a> AgentMetadata<'a> {
-    /// Looks through all of it.
+    /// Reads all of the metadata, and checks names, counts, lengths and ranges.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<AgentMetadata<'a>, ForeignError> {
         if bytes.len() > LONGEST {
             let (field, got, max) = ("metadata.len", bytes.len(), LONGEST);
@@ -88,7 +88,7 @@ impl<'a> AgentMetadata<'a> {
     }
 }
 
-/// NIXL's numbers of the kinds of memory that this crate moves.
+/// The kind of memory with NIXL's number; `None` of kinds that this crate does not move.
 fn memory_kind(number: u64) -> Option<MemoryKind> {
     match number {
         0 => Some(MemoryKind::Dram),
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The value of a tag.
+    /// Reads a tag, and returns its value.
     fn value(&mut self, tag: &'static str) -> Result<&'a [u8], ForeignError> {
         self.literal(tag, tag.as_bytes())?;
         let len = little_endian(self.take(tag, 8)?);

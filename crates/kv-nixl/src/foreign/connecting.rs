@@ -1,4 +1,4 @@
-//! Opening the way to a foreign agent.
+//! Opening a connection to a foreign agent.
 
 use bytes::Bytes;
 use kv_core::{PeerId, TransportError};
@@ -17,23 +17,24 @@ use crate::regions::place::Place;
 use crate::transport::NixlTransport;
 
 impl NixlTransport {
-    /// The name of our agent, which foreign agents address.
+    /// The name of this transport's agent, by which foreign agents address the transport.
     pub fn agent_name(&self) -> String {
         agent_name(self.token)
     }
 
-    /// The metadata of our agent as NIXL writes it (what `get_agent_metadata` returns in Python), for
-    /// the side channel of a foreign agent. From the first call on, our memory does not change any more.
+    /// The metadata of this transport's agent as NIXL writes it (the result of `get_agent_metadata` in
+    /// Python), for the side channel of a foreign agent. From the first call on, no memory can be added to
+    /// the transport.
     pub fn agent_metadata(&self) -> Result<Bytes, TransportError> {
         self.own_agent_metadata()
     }
 
-    /// Opens the way to a foreign agent whose metadata came through its side channel, to these regions of
-    /// its memory, at most [`MAX_REGIONS`](kv_core::MAX_REGIONS). Done again for a connected peer, with the
-    /// same metadata and the same regions, this does nothing.
+    /// Connects a foreign agent whose metadata came through its side channel, and these regions of the
+    /// agent's memory, at most [`MAX_REGIONS`](kv_core::MAX_REGIONS). For a connected peer, a second call
+    /// with the same metadata and the same regions does nothing.
     ///
-    /// On an error nothing is connected that was not before, and NIXL has seen nothing of metadata that is not
-    /// what NIXL writes.
+    /// After an error the connections are as before, and NIXL has not seen metadata that NIXL would not
+    /// write.
     pub fn connect_foreign(
         &mut self,
         peer: PeerId,
@@ -82,19 +83,20 @@ impl NixlTransport {
         Ok(())
     }
 
-    /// The oldest notification of a foreign agent that has not been taken: of one that is connected, or
-    /// of one that we know only by its name. `None` while
-    /// [`foreign_bytes`](crate::NixlConfig::foreign_bytes) is zero. [`poll`](kv_core::Transport::poll) brings them in.
+    /// The oldest notification of a foreign agent that has not been taken. The agent is a connected one, or
+    /// one of which only the name is known. `None` while [`foreign_bytes`](crate::NixlConfig::foreign_bytes)
+    /// is zero. [`poll`](kv_core::Transport::poll) brings notifications in.
     pub fn next_notification(&mut self) -> Option<RawNotification> {
         self.inbox.take()
     }
 
-    /// The name of the agent under which a connected peer's notifications come, ours or foreign.
+    /// The name of a connected peer's agent, under which the peer's notifications are reported; of a
+    /// transport of this crate or of a foreign agent.
     pub fn agent_of(&self, peer: PeerId) -> Option<&str> {
         Some(&self.remotes.get(self.peers.get(&peer)?)?.name)
     }
 
-    /// The connection to this agent, if there is one that this peer may use.
+    /// The connection to this agent, if this peer may use a connection that exists.
     fn foreign_known(
         &self,
         peer: PeerId,

@@ -1,4 +1,4 @@
-//! Why a foreign agent is not connected.
+//! Reasons why a foreign agent is not connected.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,116 +17,119 @@ pub enum ForeignError {
     Damaged {
         /// The tag that was expected.
         field: &'static str,
-        /// Where, in bytes.
+        /// Offset in the metadata, in bytes.
         at: usize,
-        /// Bytes of the metadata.
+        /// Length of the metadata, in bytes.
         len: usize,
     },
     /// A length or a count is out of its range.
     #[error("{field} is {got}; it must be {min} to {max}")]
     Size {
-        /// What.
+        /// The name of the length or the count.
         field: &'static str,
-        /// Its size.
+        /// The value that was found.
         got: usize,
-        /// Smallest allowed.
+        /// The smallest value that is allowed.
         min: usize,
-        /// Largest allowed.
+        /// The largest value that is allowed.
         max: usize,
     },
-    /// The agent has none of our backend. Both sides choose the same one.
+    /// The agent does not have this transport's backend. Both ends need the same backend.
     #[error("the agent has the backends {theirs:?}; this transport uses {ours:?}")]
     Backend {
-        /// Ours.
+        /// The backend of this transport.
         ours: String,
-        /// The agent's.
+        /// The backends of the agent.
         theirs: Vec<String>,
     },
-    /// The peer is connected, and the metadata is of another agent than that peer's. Disconnect the peer first.
-    #[error("the metadata is of the agent {found:?}; expected was {asked:?}")]
+    /// The peer is connected, and the metadata is of another agent. Disconnect the peer first.
+    #[error("the metadata is of the agent {found:?}, and the peer's agent is {asked:?}")]
     Name {
-        /// Whose metadata was expected.
+        /// The name of the peer's agent.
         asked: String,
-        /// Whose it is.
+        /// The name in the metadata.
         found: String,
     },
     /// The agent has a name that only transports of this crate have. A transport is connected by
     /// [`connect`](kv_core::Transport::connect), with the metadata that it gives to its peers.
     #[error("the agent is called {found:?}, and the names {reserved:?} are those of this crate's transports")]
     Reserved {
-        /// The agent's name.
+        /// The name of the agent.
         found: String,
-        /// The form of transports' names.
+        /// The form of the names of transports' agents.
         reserved: &'static str,
     },
     /// An agent of this name is connected, and the metadata has other addresses of its backends: the agent
-    /// was started again, or there are two of one name. Disconnect the peers of the connected one first.
+    /// was started again, or two agents have one name. Disconnect the peers of the connected agent first.
     #[error(
-        "an agent {name:?} is connected whose addresses have the digest {connected:#018x}; here it is {found:#018x}: \
-         the agent was started again"
+        "the agent {name:?} was started again: the addresses of the connected agent have the digest \
+         {connected:#018x}, those in the metadata {found:#018x}"
     )]
     Restarted {
-        /// The agent's name.
+        /// The name of the agent.
         name: String,
         /// Digest of the connected agent's addresses.
         connected: u64,
-        /// Digest of those in the metadata.
+        /// Digest of the addresses in the metadata.
         found: u64,
     },
-    /// The agent is connected, and its metadata has other registrations of memory than when it was.
-    /// Disconnect its peers first.
+    /// The agent is connected, and the metadata has other registrations of memory than the agent had then.
+    /// Disconnect the agent's peers first.
     #[error(
-        "the agent {name:?} is connected with registrations of the digest {connected:#018x}; here it is {found:#018x}"
+        "the agent {name:?} has other registrations than when it was connected: their digest was \
+         {connected:#018x}, and is {found:#018x} in the metadata"
     )]
     Reregistered {
-        /// The agent's name.
+        /// The name of the agent.
         name: String,
         /// Digest of the registrations, with their keys, with which the agent was connected.
         connected: u64,
-        /// Digest of those in the metadata.
+        /// Digest of the registrations in the metadata.
         found: u64,
     },
-    /// The agent is connected, with other regions than those that are asked for. Disconnect its peers first.
+    /// The agent is connected with other regions than the call names. Disconnect the agent's peers first.
     #[error(
-        "the agent {name:?} is connected with other regions: region {region} is {connected:?} there, {asked:?} here"
+        "the agent {name:?} is connected with other regions: region {region} is {connected:?}, and \
+         {asked:?} is asked for"
     )]
     Differs {
-        /// The agent's name.
+        /// The name of the agent.
         name: String,
         /// The number of the first region that differs.
         region: usize,
-        /// That region, as it is connected; `None` if there are fewer regions.
+        /// The connected region of that number; `None` if fewer regions are connected.
         connected: Option<ForeignRegion>,
-        /// That region, as it is asked for; `None` if fewer are.
+        /// The region of that number in the call; `None` if the call names fewer regions.
         asked: Option<ForeignRegion>,
     },
-    /// The agent has not registered this range, in one piece, with NIXL.
+    /// The agent has not registered this range with NIXL, in one piece.
     #[error(
-        "region {region}: {memory:?} {device}, {addr:#x}+{len} is not in memory that the agent has registered"
+        "region {region} ({memory:?} of device {device}, {len} bytes at {addr:#x}) is not inside one \
+         registration of the agent"
     )]
     Region {
-        /// Its number.
+        /// The number of the region in the call.
         region: usize,
-        /// Its kind of memory.
+        /// The kind of memory.
         memory: MemoryKind,
-        /// Its device.
+        /// The device's number, as NIXL counts devices.
         device: u64,
-        /// Its address.
+        /// The address of the first byte.
         addr: u64,
-        /// Its length.
+        /// The length in bytes.
         len: u64,
     },
     /// The agent's listener cannot be reached, ends the connection, or takes too long.
     #[error("the agent's listener at {address}: {call} failed: {kind}")]
     Listener {
-        /// The address that was asked.
+        /// The listener's address.
         address: SocketAddr,
-        /// What was being done.
+        /// The call that failed.
         call: &'static str,
-        /// The error; `TimedOut` if the time was up.
+        /// The kind of the error; `TimedOut` if the time was up.
         kind: io::ErrorKind,
     },
-    /// What goes wrong with any peer: the agent's connection has just failed, or a call of NIXL has.
+    /// An error of any peer: the agent's connection has just failed, or a call of NIXL has.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }

@@ -1,5 +1,6 @@
-//! NIXL's own exchange of metadata by address, from the side that asks: an agent with a listener
-//! (`enable_listen_thread` and `listen_port` of its configuration) is asked for its metadata, or told ours.
+//! NIXL's own exchange of metadata by address, from the side that asks. An agent with a listener
+//! (`enable_listen_thread` and `listen_port` of its configuration) is asked for its metadata, or is given the
+//! metadata of this transport's agent.
 //!
 //! A message is its length in eight bytes (little-endian) and its text: `NIXLCOMM:SEND` asks, and
 //! `NIXLCOMM:LOAD` comes before metadata.
@@ -17,10 +18,10 @@ const ASK: &[u8] = b"NIXLCOMM:SEND";
 const TELL: &[u8] = b"NIXLCOMM:LOAD";
 
 /// Asks the agent that listens at this address for its metadata, which
-/// [`connect_foreign`](crate::NixlTransport::connect_foreign) takes. What NIXL's `fetchRemoteMD` does with an
-/// address and a port, except that NIXL loads nothing of it unchecked.
+/// [`connect_foreign`](crate::NixlTransport::connect_foreign) takes. NIXL's `fetchRemoteMD` does the same
+/// with an address and a port, and then loads the metadata unchecked.
 ///
-/// Waits for the answer, but no longer than `timeout`: to be called on a thread that may wait.
+/// The call waits for the answer, but no longer than `timeout`, and belongs on a thread that may wait.
 pub fn fetch_metadata(listener: SocketAddr, timeout: Duration) -> Result<Bytes, ForeignError> {
     let mut conversation = Conversation::begin(listener, timeout)?;
     conversation.send(&[ASK])?;
@@ -39,11 +40,12 @@ pub fn fetch_metadata(listener: SocketAddr, timeout: Duration) -> Result<Bytes, 
     Ok(Bytes::from(answer).slice(TELL.len()..))
 }
 
-/// Brings our [agent's metadata](crate::NixlTransport::agent_metadata) to the agent that listens at this
-/// address, which loads it: what NIXL's `sendLocalMD` does with an address and a port.
+/// Gives the [metadata](crate::NixlTransport::agent_metadata) of a transport's agent to the agent that
+/// listens at this address, which loads the metadata. NIXL's `sendLocalMD` does the same with an address and
+/// a port.
 ///
-/// Waits until the listener's host has taken the bytes, but no longer than `timeout`. The agent does not say
-/// whether it has loaded them.
+/// The call waits until the listener's host has taken the bytes, but no longer than `timeout`. The agent does
+/// not say whether it has loaded the metadata.
 pub fn send_metadata(listener: SocketAddr, metadata: &[u8], timeout: Duration) -> Result<(), ForeignError> {
     Conversation::begin(listener, timeout)?.send(&[TELL, metadata])
 }

@@ -8,16 +8,16 @@ use crate::regions::place::Place;
 /// [`Desc::remote_region`](kv_core::Desc::remote_region) counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ForeignRegion {
-    /// The address of its first byte, in the agent's process.
+    /// The address of the first byte, in the agent's process.
     pub addr: u64,
-    /// Bytes. The agent must have registered the whole range in one piece.
+    /// Length in bytes. The agent must have registered the whole range in one piece.
     pub len: u64,
-    /// Bytes from the beginning of an item (a page of a layer, say) to that of the next one: descriptors
-    /// of such items are cheaper. Zero, if there are no items.
+    /// Bytes from the beginning of an item (a page of a layer, say) to the beginning of the next item:
+    /// descriptors of single items are cheaper. 0 if there are no items.
     pub item_len: u64,
     /// The kind of memory: [`MemoryKind::Dram`] or [`MemoryKind::Vram`].
     pub memory: MemoryKind,
-    /// The device, as the agent gave it to NIXL.
+    /// The number of the device, as the agent gave it to NIXL.
     pub device: u64,
 }
 

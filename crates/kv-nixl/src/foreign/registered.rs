@@ -1,4 +1,4 @@
-//! A foreign agent's registrations: what its side channel says is a region must be in one of them.
+//! A foreign agent's registrations: a region that the side channel names must be inside one of them.
 
 use kv_core::{MAX_REGIONS, MemoryKind};
 
@@ -6,7 +6,7 @@ use crate::foreign::error::ForeignError;
 use crate::foreign::region::ForeignRegion;
 use crate::regions::place::Place;
 
-/// A range of registered memory.
+/// A range of memory that an agent has registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Registered {
     pub(crate) kind: MemoryKind,
@@ -21,25 +21,25 @@ impl Registered {
         Registered { kind: memory, addr, len, device }
     }
 
-    /// Whether a range of the same memory is inside.
+    /// Whether this range contains another range of the same memory.
     pub(crate) fn covers(&self, other: &Registered) -> bool {
         let offset = other.addr.checked_sub(self.addr);
         let end = offset.and_then(|offset| offset.checked_add(other.len));
         self.is_beside(other) && end.is_some_and(|end| end <= self.len)
     }
 
-    /// Whether a range is of the same kind of memory of the same device.
+    /// Whether another range is of the same kind of memory and the same device.
     pub(crate) fn is_beside(&self, other: &Registered) -> bool {
         self.kind == other.kind && self.device == other.device
     }
 
-    /// The address after its last byte.
+    /// The address after the last byte.
     pub(crate) fn end(&self) -> u64 {
         self.addr.saturating_add(self.len)
     }
 }
 
-/// The places of these regions, each of which must be in one registration.
+/// The places of these regions. Each region must be inside one registration.
 pub(crate) fn places(
     registered: &[Registered],
     regions: &[ForeignRegion],
@@ -57,8 +57,8 @@ pub(crate) fn places(
     Ok(regions.iter().map(ForeignRegion::place).collect())
 }
 
-/// The first of these ranges that has no bytes, or is in none of the registered ones. Both lists are a
-/// peer's: they are put in order, and then gone through once, together. `step` counts what that costs.
+/// The first of these ranges that has no bytes, or is inside none of the registered ranges. Both lists come
+/// from a peer: they are sorted, and then compared in one pass. `step` counts the cost.
 fn first_outside(registered: &[Registered], ranges: &[Registered], mut step: impl FnMut()) -> Option<usize> {
     let start = |range: &Registered| (range.kind, range.device, range.addr);
     let mut order = |a: &Registered, b: &Registered| {

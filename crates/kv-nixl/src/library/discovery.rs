@@ -1,5 +1,5 @@
-//! Finding NIXL's C library and its plugins, and loading it, before `nixl-sys` would end the process
-//! because there is none.
+//! Finding and loading NIXL's C library. `nixl-sys` looks for the library by itself, and ends the process if
+//! there is none; so the library is loaded here before.
 
 use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use crate::library::settings;
 use crate::library::warnings::SettingWarning;
 
 const LIBRARY: &str = "libnixl_capi.so";
-/// Names the library, or its directory.
+/// The environment variable that names the library, or its directory.
 const BY_NAME: &str = "KV_NIXL_LIB";
 
 /// Where to look for NIXL.
 ///
-/// In this order: `library`; `KV_NIXL_LIB`; `NIXL_PREFIX`; `LD_LIBRARY_PATH`; a Python environment
-/// (`VIRTUAL_ENV`, `CONDA_PREFIX`, `PYTHONPATH`) with a `nixl-cu12` or `nixl-cu13` wheel; what
-/// `scripts/setup-nixl.sh` has put under `target/nixl` of a directory above the current one or above
-/// the program; the usual prefixes of the system and its Python. What was named by the first two
-/// must be usable; the others are tried one after the other.
+/// The places, in this order: `library`; `KV_NIXL_LIB`; `NIXL_PREFIX`; `LD_LIBRARY_PATH`; a Python
+/// environment (`VIRTUAL_ENV`, `CONDA_PREFIX`, `PYTHONPATH`) with a `nixl-cu12` or `nixl-cu13` wheel;
+/// `target/nixl` of a directory above the current one or above the program, where `scripts/setup-nixl.sh`
+/// puts NIXL; the usual prefixes of the system and its Python. A library that `library` or `KV_NIXL_LIB`
+/// names must be usable; the other places are tried one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Search {
     /// The library itself, or the directory that holds it.
     pub library: Option<PathBuf>,
 }
 
-/// NIXL, loaded. There is one per process, for good.
+/// NIXL's library, loaded. A process has one, which stays loaded until the process ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nixl {
     library: PathBuf,
@@ -40,9 +40,9 @@ pub struct Nixl {
 static LOADED: Mutex<Option<Nixl>> = Mutex::new(None);
 
 impl Nixl {
-    /// Finds the library, loads and checks it, and gives UCX the settings of [`guards`](crate::guards) that the
-    /// user has not set. Other threads may run; [`warnings`](Nixl::warnings) names the settings that could not be
-    /// made. Later calls return what the first successful call found.
+    /// Finds the library, loads and checks it, and gives UCX the settings of [`guards`](crate::guards) that
+    /// the user has not set. Other threads may run; [`warnings`](Nixl::warnings) names the settings that
+    /// could not be made. Later calls return what the first successful call found.
     pub fn load(search: &Search) -> Result<Nixl, DiscoveryError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nixl) = &*loaded {
@@ -58,17 +58,17 @@ impl Nixl {
         Ok(nixl)
     }
 
-    /// The file.
+    /// The path of the library.
     pub fn library(&self) -> &Path {
         &self.library
     }
 
-    /// Its version, if it lies in a Python package; the library itself does not know it.
+    /// NIXL's version, if the library lies in a Python package; the library itself does not know its version.
     pub fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// The backends whose plugins lie beside it.
+    /// The backends whose plugins lie beside the library, sorted by name.
     pub fn plugins(&self) -> &[String] {
         &self.plugins
     }
@@ -78,7 +78,8 @@ impl Nixl {
         &self.warnings
     }
 
-    /// Why the plugin of a backend cannot be loaded, in the loader's words; `None` if it can.
+    /// Why the plugin of a backend cannot be loaded, in the loader's words; `None` if the plugin can be
+    /// loaded.
     pub fn why_not(&self, backend: &str) -> Option<String> {
         let Some(path) = plugin_file(&self.library, named_plugin_dir().as_deref(), backend) else {
             return Some(format!("there is no {} beside the library", plugin_name(backend)));
@@ -86,8 +87,8 @@ impl Nixl {
         Library::load(&path).err()
     }
 
-    /// Looks for the library as [`load`](Nixl::load) does, without loading it or changing anything:
-    /// every place, in order, up to the first file.
+    /// Looks for the library as [`load`](Nixl::load) does, without loading or changing anything. Returns the
+    /// places in their order, up to the first file.
     pub fn look(search: &Search) -> Vec<Looked> {
         let mut looked = Vec::new();
         for candidate in candidates(search, &Surroundings::here()) {
@@ -102,7 +103,7 @@ impl Nixl {
     }
 }
 
-/// What this crate calls, by way of `nixl-sys`, which would end the process if one were missing.
+/// The functions that this crate calls through `nixl-sys`, which would end the process if one were missing.
 const SYMBOLS: &[&CStr] = &[
     c"nixl_capi_create_configured_agent",
     c"nixl_capi_destroy_agent",
@@ -152,11 +153,11 @@ const SYMBOLS: &[&CStr] = &[
 struct Candidate {
     path: PathBuf,
     because: &'static str,
-    /// Asked for by name: used or an error.
+    /// The user has named the library: the library is used, or the search fails.
     named: bool,
 }
 
-/// What the search depends on, so that tests can give another one.
+/// The environment and the directories on which the search depends. Tests have others.
 struct Surroundings {
     variable: fn(&str) -> Option<OsString>,
     current: Option<PathBuf>,
@@ -189,7 +190,7 @@ fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
     found
 }
 
-/// What was asked for by name.
+/// The libraries that the user has named.
 fn by_name(search: &Search, around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     let file = |path: PathBuf| if path.is_dir() { path.join(LIBRARY) } else { path };
     if let Some(path) = &search.library {
@@ -200,7 +201,7 @@ fn by_name(search: &Search, around: &Surroundings, add: &mut impl FnMut(PathBuf,
     }
 }
 
-/// Where the variables of linkers and of Python point.
+/// The places to which the variables of linkers and of Python point.
 fn by_variable(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     if let Some(prefix) = (around.variable)("NIXL_PREFIX") {
         for path in under_prefix(Path::new(&prefix)) {
@@ -226,7 +227,7 @@ fn by_variable(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str
     }
 }
 
-/// Where `scripts/setup-nixl.sh` puts it, above the current directory and the program.
+/// The places of `scripts/setup-nixl.sh`, above the current directory and above the program.
 fn by_script(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     for start in [&around.current, &around.program].into_iter().flatten() {
         for dir in start.ancestors() {
@@ -247,7 +248,7 @@ fn by_script(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, 
     }
 }
 
-/// The usual places of a system.
+/// The usual places on a Linux system.
 fn by_custom(add: &mut impl FnMut(PathBuf, &'static str, bool)) {
     for prefix in ["/opt/nvidia/nvda_nixl", "/usr/local/nixl", "/usr/local", "/usr"] {
         for path in under_prefix(Path::new(prefix)) {
@@ -280,7 +281,7 @@ fn under_python(prefix: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Where wheels put it: `.nixl_cu12.mesonpy.libs`.
+/// The place in a wheel: `.nixl_cu12.mesonpy.libs`.
 fn in_packages(dir: &Path) -> Vec<PathBuf> {
     entries(dir)
         .filter(|entry| {
@@ -326,21 +327,21 @@ fn find(
     Err(DiscoveryError::NotFound { looked })
 }
 
-/// Loads the library, and makes sure that `nixl-sys` will use this one: it asks the loader for the
-/// bare name, which the loader knows once a library of that name is there.
+/// Loads a library, and makes sure that `nixl-sys` will use this library: `nixl-sys` asks the loader for the
+/// bare name, which the loader knows once a library of that name is loaded.
 fn check(path: &Path) -> Result<(), String> {
     let library = Library::load(path)?;
     let missing: Vec<_> = SYMBOLS.iter().filter(|symbol| library.symbol(symbol).is_none()).collect();
     if !missing.is_empty() {
-        return Err(format!("it is another version of NIXL: it lacks {missing:?}"));
+        return Err(format!("the library is of another version of NIXL, and lacks {missing:?}"));
     }
     if nixl_sys::is_stub() {
-        return Err(format!("it is loaded, but the loader does not know it as {LIBRARY}"));
+        return Err(format!("the library is loaded, but the loader does not know the library as {LIBRARY}"));
     }
     Ok(())
 }
 
-/// From the directory `nixl_cu12-1.5.1.dist-info` beside the one that holds the library.
+/// The version in the name of a directory `nixl_cu12-1.5.1.dist-info` beside the library's directory.
 fn version(library: &Path) -> Option<String> {
     let packages = library.parent()?.parent()?;
     entries(packages).find_map(|entry| {

@@ -1,26 +1,38 @@
 //! Settings of UCX that a long-running server wants. What the user has set stays.
 //!
-//! [`Nixl::load`](crate::Nixl::load) gives UCX the settings. If no other thread runs, they go into the environment.
-//! Beside threads the environment cannot be changed: another thread may be reading it. But UCX also reads a file
-//! `ucx.conf` of its working directory when it is loaded. So a thread with a working directory of its own loads
-//! NIXL and UCX, where such a file lies. Where the system refuses such a thread (the default profile of Docker
-//! does), UCX's own calls make the settings, after UCX is loaded and before UCX is used.
+//! [`Nixl::load`](crate::Nixl::load) gives UCX the settings. If no other thread runs, they go into the
+//! environment. Beside threads the environment cannot be changed: another thread may be reading it. But UCX
+//! also reads a file `ucx.conf` of its working directory when it is loaded. So a thread with a working
+//! directory of its own loads NIXL and UCX, where such a file lies. Where the system refuses such a thread
+//! (the default profile of Docker does), UCX's own calls make the settings, after UCX is loaded and before
+//! UCX is used.
 //!
-//! | setting | alone | beside threads | if refused: by calls | if nothing is possible |
-//! |---|---|---|---|---|
-//! | `UCX_MEM_MMAP_HOOK_MODE=none` | environment | file | not possible: hooks are installed while UCX is loaded | every `mmap` and `munmap` passes through UCX |
-//! | `UCX_RCACHE_MAX_UNRELEASED=1K` | environment | file | `ucs_config_parse_config_file` | the queue of released memory has no bound |
-//! | `UCX_LOG_FILE=stderr` | environment | file | `ucs_global_opts_set_value`, and the log is opened anew | UCX's log is on the standard output |
-//! | `UCX_MODULES=^ib` | environment | file | `ucs_global_opts_set_value`: modules are loaded when an agent is made | without a card, the process crashes when it ends |
-//! | `UCX_CUDA_IPC_CACHE=n` | environment | file | `ucs_config_parse_config_file` | mappings of a dead peer's GPU memory stay |
+//! ```text
+//! setting                       alone        beside threads  file refused             without the setting
+//! UCX_MEM_MMAP_HOOK_MODE=none   environment  ucx.conf        impossible (1)           UCX intercepts mmap
+//! UCX_RCACHE_MAX_UNRELEASED=1K  environment  ucx.conf        parse_config_file (2)    a queue without bound
+//! UCX_LOG_FILE=stderr           environment  ucx.conf        set_value, log_init (3)  log on standard output
+//! UCX_MODULES=^ib               environment  ucx.conf        set_value (4)            crash at the end (5)
+//! UCX_CUDA_IPC_CACHE=n          environment  ucx.conf        parse_config_file (2)    memory stays taken
+//! ```
+//!
+//! 1. UCX's initializers overwrite the code of `mmap` and its like, before any call can be made. Other
+//!    threads may be running that code: a server that cannot have the file should have the variable in its
+//!    environment.
+//! 2. `ucs_config_parse_config_file` adds a file; UCX reads these settings when an agent is made.
+//! 3. `ucs_global_opts_set_value` changes what UCX has read; `ucs_log_cleanup` and `ucs_log_init` open the
+//!    log anew.
+//! 4. UCX loads its modules when an agent is made.
+//! 5. On a host without an InfiniBand card. With a card the setting is not made; and without a GPU, the last
+//!    setting is not made.
 //!
 //! If another part of the process has loaded the same copy of UCX before, the environment still reaches the
 //! settings of memory caches if no other thread runs, and nothing else is possible.
 //!
-//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but the first and the last;
-//! the first shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the last comes by the same
-//! file as the others. What UCX does not have is a [`SettingWarning`](crate::SettingWarning), and NIXL works.
-//! The table holds for UCX 1.23 of NIXL 1.5.1.
+//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but the first and the
+//! last; the first shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the last comes
+//! by the same file as the others. What UCX does not have is a [`SettingWarning`](crate::SettingWarning), and
+//! NIXL works. The table holds for UCX 1.23 of NIXL 1.5.1.
 
 use std::path::Path;
 
@@ -63,8 +75,8 @@ pub fn guards() -> Vec<Guard> {
         guards.push(guard(
             "UCX_CUDA_IPC_CACHE",
             "n",
-            "mappings of a peer's GPU memory outlive the peer: the memory stays taken, and a new peer with the same \
-             process number is written to where the old peer's memory was",
+            "mappings of a peer's GPU memory outlive the peer: the memory stays taken, and a new peer with \
+             the same process number is written to where the old peer's memory was",
         ));
     }
     guards

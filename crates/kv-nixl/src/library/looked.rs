@@ -3,25 +3,25 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// A place that was looked at.
+/// A place where NIXL was looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
-    /// The file that was expected.
+    /// The path at which the library was expected.
     pub path: PathBuf,
-    /// Why there.
+    /// Why the search looks there: a variable, a script, or a habit of the system.
     pub because: &'static str,
-    /// What was found.
+    /// What the search found at the path.
     pub outcome: Outcome,
 }
 
-/// What was found at a place.
+/// What the search found at a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing.
+    /// There is no file.
     Absent,
-    /// A file that is of no use, and why.
+    /// There is a file that cannot be used, for this reason.
     Unusable(String),
-    /// The library.
+    /// There is a library that can be used, or a file that was not tried.
     Usable,
 }
 

@@ -1,4 +1,4 @@
-//! Finding and loading NIXL, and the settings that UCX should have before it starts.
+//! Finding and loading NIXL, and the settings that UCX should have.
 
 mod config_file;
 pub(crate) mod discovery;

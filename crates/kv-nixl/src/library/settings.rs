@@ -36,8 +36,8 @@ struct Seen {
     settings: String,
 }
 
-/// Runs `load`, which loads NIXL's library, and loads the plugin for UCX that `plugin` finds beside the library,
-/// with the guards that the user has not set.
+/// Runs `load`, which loads NIXL's library, and loads the plugin for UCX that `plugin` finds beside the
+/// library, with the guards that the user has not set.
 pub(crate) fn load_with_guards<E: Send>(
     load: impl Fn() -> Result<PathBuf, E> + Sync,
     plugin: impl Fn(&Path) -> Option<PathBuf> + Sync,
@@ -105,7 +105,7 @@ fn not_set(guard: &Guard, missing: &[Guard], given: &Given, seen: &Seen) -> Opti
         (Some(true), _) => None,
         _ if seen.loaded_before => Some(NotSet::LoadedBefore),
         (Some(false), Given::Calls { threads, error }) => {
-            Some(NotSet::Refused { threads: *threads, error: error.clone() })
+            Some(NotSet::Refused { threads: *threads, error: *error })
         }
         (Some(false), _) => Some(NotSet::Other { value: seen.value(guard.name).map(str::to_owned) }),
         (None, Given::Environment) => None,
@@ -125,8 +125,8 @@ impl Seen {
         }
     }
 
-    /// Whether a guard that UCX has shows that the other guards have reached UCX too. Hooks could be absent for
-    /// another reason if UCX had no file to read.
+    /// Whether a guard that UCX has shows that the other guards have reached UCX too. Hooks could be absent
+    /// for another reason if UCX had no file to read.
     fn confirms(&self, guard: &Guard, given: &Given) -> bool {
         self.shows(guard) == Some(true) && (guard.name != HOOKS || *given == Given::ConfigFile)
     }
@@ -199,7 +199,8 @@ mod tests {
         let unread = Seen { intercepts: true, ..seen("") };
         let hooks = (HOOKS, NotSet::Other { value: None });
         let unconfirmed = ["UCX_MODULES", "UCX_CUDA_IPC_CACHE"].map(|name| (name, NotSet::Unconfirmed));
-        assert_eq!(reasons(&Given::ConfigFile, &unread), [&[hooks.clone()], &unconfirmed[..]].concat());
+        let [modules, cache] = unconfirmed.clone();
+        assert_eq!(reasons(&Given::ConfigFile, &unread), [hooks.clone(), modules, cache]);
         assert_eq!(reasons(&Given::ConfigFile, &seen("")), []);
         assert_eq!(reasons(&calls(), &seen("")), unconfirmed);
         assert_eq!(reasons(&Given::Environment, &unread), [hooks]);

@@ -26,7 +26,8 @@ pub enum NotSet {
     /// Another part of the process had loaded this copy of UCX before: UCX has read its settings already.
     LoadedBefore,
     /// Other threads run, so the environment cannot be changed, and the operating system refused what UCX's
-    /// configuration file needs: a directory for temporary files, and a thread with a working directory of its own.
+    /// configuration file needs: a directory for temporary files, and a thread with a working directory of
+    /// its own.
     Refused {
         /// Threads of the process, the calling thread included.
         threads: usize,

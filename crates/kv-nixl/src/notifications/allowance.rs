@@ -1,32 +1,32 @@
-//! How many bytes of notifications a foreign agent is sent: such an agent confirms nothing, and NIXL
-//! does not say what became of a notification.
+//! How many bytes of notifications a foreign agent is sent: a foreign agent confirms nothing, and NIXL does
+//! not say what became of a notification.
 
 use std::time::{Duration, Instant};
 
-/// In this time the whole allowance comes back.
+/// The time in which the whole allowance comes back.
 const REFILL: Duration = Duration::from_secs(10);
 
-/// A token bucket. What an agent that takes nothing makes UCX keep is the whole allowance at first,
-/// and as much again every ten seconds in which its owner goes on sending.
+/// A token bucket. If an agent takes nothing, UCX keeps the whole allowance at first, and as much again in
+/// every ten seconds in which the owner goes on sending.
 #[derive(Debug)]
 pub(crate) struct Allowance {
-    /// Bytes used up at that moment.
+    /// Bytes of the allowance that were used up at that moment.
     used: u64,
     at: Instant,
 }
 
 impl Allowance {
-    /// The whole allowance.
+    /// An allowance of which nothing is used.
     pub(crate) fn new(now: Instant) -> Allowance {
         Allowance { used: 0, at: now }
     }
 
-    /// True if so many bytes may be sent now, of an allowance of `most`.
+    /// True if this many bytes may be sent now, of an allowance of `most`.
     pub(crate) fn covers(&self, bytes: u64, most: u64, now: Instant) -> bool {
         self.used_at(most, now).saturating_add(bytes) <= most
     }
 
-    /// These bytes are sent.
+    /// Counts bytes that are sent.
     pub(crate) fn take(&mut self, bytes: u64, most: u64, now: Instant) {
         self.used = self.used_at(most, now).saturating_add(bytes);
         self.at = now;

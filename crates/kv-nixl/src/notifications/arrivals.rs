@@ -1,21 +1,21 @@
-//! What has arrived from each connection, so that its sender can be told.
+//! How many bytes have arrived on each connection, so that the sender can be told.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::notifications::envelope::HEADER;
 
-/// What a frame counts: UCX and NIXL keep some hundred bytes with each.
+/// The size by which a frame of this length is counted: UCX and NIXL keep some hundred bytes with each frame.
 pub(crate) fn charge(len: usize) -> u64 {
     (len + HEADER + 238) as u64
 }
 
-/// After so many bytes their arrival is confirmed: less than half of what a sender may have
-/// unconfirmed, so that one that sends on never waits for a timer.
+/// The number of bytes after which their arrival is confirmed: less than half of what a sender may have
+/// unconfirmed, so that a sender that goes on never waits for a timer.
 const CONFIRM_EVERY: u64 = 512 << 10;
-/// Connections whose bytes are counted; above, the one that began first is forgotten.
+/// How many connections are counted. Beyond this number the connection that began first is forgotten.
 const MOST: usize = 4096;
 
-/// Counts what arrives, by the senders' connections.
+/// Counts of arrived bytes, by the sender's number of its connection.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     counts: HashMap<u64, Arrival>,
@@ -24,14 +24,14 @@ pub(crate) struct Arrivals {
 
 #[derive(Debug)]
 struct Arrival {
-    /// The sender's agent, as it says itself.
+    /// The name that the sender's agent gives itself.
     name: String,
     count: u64,
     told: u64,
 }
 
 impl Arrivals {
-    /// Counts a frame. Returns the count if it is time to confirm it.
+    /// Counts a frame. Returns the count if the count is to be confirmed now.
     pub(crate) fn count(&mut self, connection: u64, name: &str, len: usize) -> Option<u64> {
         if !self.counts.contains_key(&connection) {
             if self.order.len() >= MOST
@@ -47,14 +47,14 @@ impl Arrivals {
         (arrival.count - arrival.told >= CONFIRM_EVERY).then_some(arrival.count)
     }
 
-    /// This count was confirmed.
+    /// Notes that a count was confirmed to the sender.
     pub(crate) fn told(&mut self, connection: u64, count: u64) {
         if let Some(arrival) = self.counts.get_mut(&connection) {
             arrival.told = arrival.told.max(count);
         }
     }
 
-    /// What has arrived from an agent that could not be told so far.
+    /// The connections of an agent that could not be told so far, and their counts.
     pub(crate) fn untold(&self, name: &str) -> Vec<(u64, u64)> {
         let due = |arrival: &Arrival| arrival.name == name && arrival.count - arrival.told >= CONFIRM_EVERY;
         let due = self.counts.iter().filter(|(_, arrival)| due(arrival));

@@ -1,5 +1,5 @@
-//! Waking a peer on this host that sleeps between two looks: NIXL has no descriptor that becomes
-//! readable when something comes.
+//! Waking a peer on this host that sleeps between two looks: NIXL has no descriptor that becomes readable
+//! when something arrives.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,34 +7,34 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// A peer that has been rung is awake for longer than this.
+/// The time for which a peer that was rung is awake at least.
 const AGAIN: Duration = Duration::from_micros(100);
-/// Rings taken at once.
+/// Most rings that one look takes.
 const TAKE: usize = 64;
 
-/// A datagram socket, in the abstract namespace, to which peers send a byte string of no content
-/// whenever they have sent something by NIXL. Lost rings cost time, nothing else.
+/// A datagram socket in the abstract namespace. Peers send an empty datagram to the socket after they have
+/// sent something through NIXL. A lost ring costs time, nothing else.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     socket: UnixDatagram,
 }
 
 impl Doorbell {
-    /// The one of the transport with this token.
+    /// The doorbell of the transport with this token.
     pub(crate) fn new(token: u64) -> io::Result<Doorbell> {
         let socket = UnixDatagram::bind_addr(&address(token)?)?;
         socket.set_nonblocking(true)?;
         Ok(Doorbell { socket })
     }
 
-    /// Takes the rings that have come. True if there were any.
+    /// Takes the rings that have come. True if there was at least one.
     pub(crate) fn answer(&self) -> bool {
         let mut byte = [0];
         let taken = (0..TAKE).take_while(|_| self.socket.recv(&mut byte).is_ok());
         taken.count() > 0
     }
 
-    /// Rings at a peer.
+    /// Sends a ring to a peer's doorbell.
     fn ring(&self, address: &SocketAddr) {
         // The peer is of another network namespace, or has many rings to answer already.
         let _ = self.socket.send_to_addr(&[0], address);
@@ -47,7 +47,7 @@ impl AsFd for Doorbell {
     }
 }
 
-/// A peer's doorbell, from here.
+/// The address of a peer's doorbell, and when it was rung last.
 #[derive(Debug)]
 pub(crate) struct Button {
     address: SocketAddr,
@@ -55,12 +55,12 @@ pub(crate) struct Button {
 }
 
 impl Button {
-    /// That of the transport with this token.
+    /// The button for the doorbell of the transport with this token.
     pub(crate) fn new(token: u64) -> Option<Button> {
         Some(Button { address: address(token).ok()?, pressed: None })
     }
 
-    /// Rings, unless that was done a moment ago.
+    /// Rings, unless the button was pressed a moment ago.
     pub(crate) fn press(&mut self, doorbell: &Doorbell, now: Instant) {
         if self.pressed.is_none_or(|last| now.saturating_duration_since(last) >= AGAIN) {
             self.pressed = Some(now);

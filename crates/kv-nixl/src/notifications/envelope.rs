@@ -1,45 +1,45 @@
-//! What surrounds a frame inside a NIXL notification.
+//! The envelope of a frame inside a NIXL notification.
 
 use bytes::Bytes;
 
-/// Bytes before the payload.
+/// Bytes of the envelope, which come before the payload.
 pub(crate) const HEADER: usize = 18;
 
 const VERSION: u8 = 2;
 
-/// A notification of ours.
+/// A notification of this crate.
 ///
-/// NIXL says who sent a notification by a name that the sender wrote into it, and an address can be
-/// given away again after a restart. So every notification carries the token of the transport that it is
-/// for; others are dropped. That of a connection is drawn at random and told to its other end only:
-/// whoever names it is that end.
+/// NIXL tells a notification's sender by a name that the sender has written, and an address can have a new
+/// owner after a restart. So every notification carries the token of the receiving transport, and other
+/// transports drop the notification. The number of a connection is drawn at random and told to the other end
+/// only: a notification that names the number comes from that end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notification {
-    /// The transport that it is for.
+    /// The token of the receiving transport.
     pub(crate) to: u64,
-    /// The sender's number of its connection to that transport: counts start at zero with each. In
-    /// [`Kind::Arrived`], the receiver's.
+    /// The sender's number of its connection to the receiver: counts start at zero with each number. In
+    /// [`Kind::Arrived`], the receiver's number of the connection.
     pub(crate) connection: u64,
-    /// What it says.
+    /// The content of the notification.
     pub(crate) kind: Kind,
 }
 
-/// What a notification says.
+/// The content of a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A frame of the protocol.
+    /// A frame of the transport's owner.
     Frame(Bytes),
-    /// On the connection that is named, this many bytes have arrived here, headers included.
+    /// This many bytes, headers included, have arrived on the connection that is named.
     Arrived(u64),
-    /// Nothing: it is sent to find out whether the connection still works.
+    /// No content: a probe finds out whether the connection still works.
     Probe,
-    /// The sender ends: none of its requests is on its way, and none will follow. Names the receiver's
-    /// connection to the sender, of which the receiver has told nobody else.
+    /// The sender ends: none of its requests is on its way, and none will follow. The number is that of the
+    /// receiver's connection to the sender, which the receiver has told nobody else.
     Farewell(u64),
 }
 
 impl Notification {
-    /// Writes it.
+    /// The bytes of the notification.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let (kind, payload): (u8, &[u8]) = match &self.kind {
             Kind::Frame(frame) => (0, frame),
@@ -55,7 +55,7 @@ impl Notification {
         bytes
     }
 
-    /// Reads it; `None` if it is not one of ours.
+    /// The notification in these bytes; `None` if they are no notification of this crate.
     pub(crate) fn decode(bytes: &Bytes) -> Option<Notification> {
         let (head, payload) = bytes.split_at_checked(HEADER)?;
         let number = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));

@@ -1,4 +1,5 @@
-//! Raw notifications of foreign agents, until their reader takes them: bounded altogether and by agent.
+//! Raw notifications of foreign agents, until their reader takes them. All together are bounded, and so are
+//! the notifications of each agent.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -6,11 +7,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kv_core::MAX_FRAME;
 
-/// What a notification counts beside its bytes: its place here, and its agent's name.
+/// Bytes that a notification counts beside its own: for its place in the inbox, and for its agent's name.
 pub(crate) const OVERHEAD: usize = 256;
-/// No agent's notifications take more than this part of the inbox.
+/// The notifications of one agent take at most the inbox divided by this number.
 pub(crate) const SHARE: usize = 4;
-/// Longest name of an agent, in bytes. vLLM and SGLang name theirs by UUIDs.
+/// Longest name of an agent, in bytes. vLLM and SGLang name their agents by UUIDs.
 pub(crate) const LONGEST_NAME: usize = 256;
 
 /// A notification as a foreign agent has sent it.
@@ -23,24 +24,24 @@ pub struct RawNotification {
     pub message: Bytes,
 }
 
-/// What became of a notification that came.
+/// What became of a notification that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Put {
     Taken,
-    /// There is no room for it, or it is too long.
+    /// The inbox has no room for the notification, or the notification is too long.
     Dropped,
-    /// Raw notifications are not asked for.
+    /// The configuration does not ask for raw notifications.
     Unwanted,
 }
 
 /// Notifications in the order in which they came.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    /// Bytes that may be held; none, if raw notifications are not asked for.
+    /// Most bytes that may be held; 0 if raw notifications are not asked for.
     most: usize,
     held: usize,
     waiting: VecDeque<RawNotification>,
-    /// Bytes held of each agent that has something here.
+    /// Bytes held of each agent that has notifications in the inbox.
     shares: HashMap<Arc<str>, usize>,
 }
 

@@ -1,4 +1,4 @@
-//! What comes in: notifications, rings, and the deaths of peers on this host.
+//! What arrives: notifications, rings, and the deaths of peers on this host.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,7 +17,7 @@ use crate::notifications::inbox::{Inbox, Put};
 use crate::transport::{NixlStats, NixlTransport, RINGING};
 
 impl NixlTransport {
-    /// Takes what has come.
+    /// Takes the notifications that have arrived.
     pub(crate) fn take_notifications(&mut self) {
         let mut intake = Intake {
             token: self.token,
@@ -82,7 +82,7 @@ impl NixlTransport {
     }
 }
 
-/// Where notifications go as they come.
+/// Where notifications go as they arrive.
 struct Intake<'a> {
     token: u64,
     names: &'a HashMap<String, RemoteId>,
@@ -95,16 +95,16 @@ struct Intake<'a> {
     after: After,
 }
 
-/// What is to be done once all have been taken.
+/// What remains to be done once all notifications have been taken.
 #[derive(Default)]
 struct After {
-    /// Something came that was for us.
+    /// At least one notification was for this transport.
     heard: bool,
-    /// Agents, their connections and counts that they are to be told.
+    /// Agents that are to be told a count: name, connection, bytes.
     due: Vec<(String, u64, u64)>,
-    /// What our connections are told.
+    /// Counts that peers have confirmed, by connection.
     confirmed: Vec<(RemoteId, u64)>,
-    /// Agents that say farewell, and the connections of ours that they name.
+    /// Agents that say farewell, and the connections to them that they name.
     leaving: Vec<(String, RemoteId)>,
 }
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// A third agent that calls itself as the victim does, knows the numbers in which the victim's
-    /// metadata and ours differ, and says goodbye for it in the middle of the victim's write.
+    /// metadata and the transport's differ, and says goodbye for it in the middle of the victim's write.
     #[test]
     fn a_farewell_in_another_agents_name_ends_nothing_and_its_own_ends_it() {
         let Some(nixl) = nixl() else { return };

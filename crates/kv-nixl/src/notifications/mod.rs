@@ -1,10 +1,11 @@
-//! Frames and raw notifications: NIXL notifications, with an envelope among transports of ours and without one
-//! to and from foreign agents.
+//! Frames and raw notifications. Both are NIXL notifications: with an envelope among transports of this
+//! crate, without an envelope to and from foreign agents.
 //!
 //! ```text
-//! outgoing, incoming     what is sent, and what has come
-//! envelope               how notifications of ours look      speech      what is said to whom
-//! arrivals, allowance    how much may be under way: to transports of ours, who confirm, and to foreign agents
+//! outgoing, incoming     what is sent, and what has arrived
+//! envelope               the form of this crate's notifications
+//! speech                 what is said to a transport of this crate, and to a foreign agent
+//! arrivals, allowance    how much may be under way: to transports of this crate, and to foreign agents
 //! inbox                  raw notifications that wait for their reader
 //! doorbell               a peer on this host is woken
 //! ```

@@ -1,4 +1,4 @@
-//! Frames out, to agents of ours in envelopes and to foreign ones as they are.
+//! Frames that are sent: to transports of this crate in envelopes, to foreign agents as they are.
 
 use std::time::{Duration, Instant};
 
@@ -14,15 +14,14 @@ use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::speech::Speech;
 use crate::transport::NixlTransport;
 
-/// A connection on which nothing was sent for so long is tried out, if the peer's death cannot be
-/// seen otherwise.
+/// How long a connection may be silent before it is tried out, if the peer's death cannot be seen otherwise.
 pub(crate) const PROBE: Duration = Duration::from_secs(1);
-/// So many foreign agents are tried out at once: each takes some 15 µs.
+/// How many foreign agents are tried out at once: each attempt takes some 15 µs.
 const TRIED: usize = 16;
 
 impl NixlTransport {
-    /// Sends a frame for which there is room, to a foreign agent as it is; false if the connection has
-    /// failed.
+    /// Sends a frame for which there is room; a foreign agent gets the frame as it is. False if the
+    /// connection has failed.
     pub(crate) fn transmit(&mut self, id: RemoteId, frame: Bytes) -> bool {
         let Some(remote) = self.remotes.get_mut(&id) else { return false };
         if remote.route == Route::Storage {
@@ -42,7 +41,8 @@ impl NixlTransport {
         sent
     }
 
-    /// Tells an agent of ours something; false to any other, and if the connection has failed.
+    /// Sends a notification to a transport of this crate. False if the agent is a foreign one, or the
+    /// connection has failed.
     fn notify(&mut self, id: RemoteId, kind: Kind, connection: u64) -> bool {
         let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return false };
         let bytes = Notification { to: dialogue.token, connection, kind }.encode();
@@ -57,7 +57,7 @@ impl NixlTransport {
         true
     }
 
-    /// Sends bytes as they are; false if the connection has failed.
+    /// Sends bytes without an envelope. False if the connection has failed.
     fn notify_raw(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
         let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else {
             return false;
@@ -70,7 +70,7 @@ impl NixlTransport {
         false
     }
 
-    /// Sends the notify frames that wait, as far as there is room.
+    /// Sends the notify frames that wait for room, as far as there is room.
     pub(crate) fn flush(&mut self, id: RemoteId) {
         loop {
             let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else { return };
@@ -83,12 +83,12 @@ impl NixlTransport {
         }
     }
 
-    /// Tells a new peer the number of our connection to it.
+    /// Tells a new peer the number of this transport's connection to the peer.
     pub(crate) fn greet(&mut self, id: RemoteId) {
         self.notify(id, Kind::Probe, id.0);
     }
 
-    /// Tells a peer what has come from it before we knew it.
+    /// Confirms to a peer what had arrived from the peer before the peer was connected.
     pub(crate) fn confirm_arrivals_to(&mut self, id: RemoteId) {
         let Some(remote) = self.remotes.get(&id) else { return };
         for (connection, count) in self.arrivals.untold(&remote.name) {
@@ -102,7 +102,7 @@ impl NixlTransport {
         }
     }
 
-    /// Tries out connections that have been silent, and those that wait for their allowance.
+    /// Tries out connections that have been silent, and connections that wait for their allowance.
     pub(crate) fn probe(&mut self, now: Instant) {
         if now < self.probe_at {
             return;
@@ -142,8 +142,8 @@ impl NixlTransport {
         }
     }
 
-    /// Whether the connection to a foreign agent has failed, as far as that shows without a word to the
-    /// agent: only by UCX, which makes nothing of a read of nothing, and where both sides have regions.
+    /// Whether the connection to a foreign agent has failed, as far as UCX shows that without a word to the
+    /// agent: UCX refuses a read of no bytes then. Both sides must have regions.
     pub(crate) fn has_lost(&self, id: RemoteId) -> bool {
         let Some(remote) = self.remotes.get(&id) else { return true };
         if self.config.backend != "UCX" {
@@ -156,8 +156,8 @@ impl NixlTransport {
         })
     }
 
-    /// Keeps peers awake to which something is on its way: over some transports, TCP for one, the
-    /// peer must take part.
+    /// Rings at peers to which requests are on their way: over some transports, TCP for one, the peer must
+    /// take part.
     pub(crate) fn ring_for_requests(&mut self, now: Instant) {
         let Some(doorbell) = &self.doorbell else { return };
         if self.requests.is_empty() {
@@ -170,7 +170,7 @@ impl NixlTransport {
         }
     }
 
-    /// Tells the peers that this transport ends. Nothing is on its way any more.
+    /// Tells the peers that this transport ends. None of its requests is on its way any more.
     pub(crate) fn say_farewell(&mut self) {
         let peers = self.remotes.iter_mut().filter(|(_, remote)| remote.route != Route::Storage);
         // Who has not told us its number does not believe us, and sees our end otherwise.

@@ -1,4 +1,4 @@
-//! What is said to an agent, by whether it is one of ours.
+//! What is said to an agent: a transport of this crate is told more than a foreign agent.
 
 use std::time::Instant;
 
@@ -7,19 +7,19 @@ use crate::notifications::allowance::Allowance;
 use crate::notifications::arrivals::charge;
 use crate::notifications::doorbell::Button;
 
-/// What is said to an agent, and what is believed of what it says. Nothing of [`Speech::Ours`] can be
-/// sent to a foreign agent, because what it would need is not there.
+/// What is said to an agent, and what is believed of the agent's words. Nothing of [`Speech::Ours`] can be
+/// sent to a foreign agent, because the numbers that it takes are not there.
 #[derive(Debug)]
 pub(crate) enum Speech {
-    /// The agent is a transport like this one.
+    /// The agent is of a transport of this crate.
     Ours(Dialogue),
-    /// The agent is anybody's.
+    /// The agent is of another program.
     Foreign(Monologue),
 }
 
 impl Speech {
-    /// True if a frame of this length may be sent now: an agent of ours has confirmed enough of what was
-    /// sent before, a foreign one has been sent little enough of late.
+    /// True if a frame of this length may be sent now: a transport of this crate has confirmed enough of the
+    /// earlier bytes, or a foreign agent was sent few enough of late.
     pub(crate) fn has_room(&self, len: usize, most: usize) -> bool {
         match self {
             Speech::Ours(dialogue) => {
@@ -31,45 +31,45 @@ impl Speech {
         }
     }
 
-    /// To a foreign agent whose metadata has these digests.
+    /// Speech to a foreign agent whose metadata has these digests.
     pub(crate) fn foreign(digests: Digests) -> Speech {
         Speech::Foreign(Monologue { allowance: Allowance::new(Instant::now()), digests })
     }
 
-    /// The beginning of a dialogue with the transport of this token; `near` if it is on this host.
+    /// Speech to the transport with this token; `near` if the transport is on this host.
     pub(crate) fn ours(token: u64, near: bool) -> Speech {
         let button = near.then(|| Button::new(token)).flatten();
         Speech::Ours(Dialogue { token, button, theirs: None, said_farewell: false, sent: 0, confirmed: 0 })
     }
 }
 
-/// What is said to a foreign agent: raw notifications, as far as the allowance goes.
+/// Speech to a foreign agent: raw notifications, as far as the allowance goes.
 #[derive(Debug)]
 pub(crate) struct Monologue {
     pub(crate) allowance: Allowance,
-    /// By which a successor of the agent is told from it.
+    /// Digests of the agent's metadata, by which a successor of the same name is told from the agent.
     pub(crate) digests: Digests,
 }
 
-/// What two transports of ours know of each other's notifications.
+/// What two transports of this crate know of each other's notifications.
 #[derive(Debug)]
 pub(crate) struct Dialogue {
-    /// The peer's transport, which every notification names.
+    /// The token of the peer's transport, which every notification names.
     pub(crate) token: u64,
-    /// If the peer is on this host.
+    /// The button of the peer's doorbell, if the peer is on this host.
     pub(crate) button: Option<Button>,
-    /// The number of the peer's connection to us, as it tells in what it sends: our proof, to it alone,
-    /// that a farewell is ours.
+    /// The number of the peer's connection to this transport, from the peer's notifications: the proof, for
+    /// the peer alone, that a farewell comes from here.
     pub(crate) theirs: Option<u64>,
-    /// The peer has said that it will not touch our memory any more.
+    /// The peer has said that it will not touch this transport's memory any more.
     pub(crate) said_farewell: bool,
-    /// Bytes of frames sent, and confirmed by the peer.
+    /// Bytes of frames that were sent, and of those the bytes that the peer has confirmed.
     pub(crate) sent: u64,
     pub(crate) confirmed: u64,
 }
 
 impl Dialogue {
-    /// The peer says how much has arrived. It cannot make us believe in more than was sent.
+    /// Takes the peer's count of what has arrived. A count above what was sent is not believed.
     pub(crate) fn confirm(&mut self, count: u64) {
         self.confirmed = self.confirmed.max(count.min(self.sent));
     }

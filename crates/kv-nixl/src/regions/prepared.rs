@@ -1,29 +1,29 @@
 //! Descriptor lists that NIXL prepares once for each peer: a request then names items by number.
 //!
-//! A cache's regions are rows of items (pages, or a layer's pieces of pages), and most descriptors are
-//! one item here and one there. NIXL looks such an item up when the list is made, not once more with
-//! each request. Preparing is one call, though, in which nothing else happens: lists are only made of
-//! caches that are small enough ([`NixlConfig::prepared_items`](crate::NixlConfig::prepared_items)),
-//! and only used for descriptors of an item or two; what is longer is one descriptor of its own.
+//! A cache's regions are rows of items (pages, or a layer's share of pages), and most descriptors are one
+//! item here and one there. NIXL looks such an item up when the list is made, and not again with each
+//! request. But preparing is one call, in which nothing else happens. So lists are made only of caches that
+//! are small enough ([`NixlConfig::prepared_items`](crate::NixlConfig::prepared_items)), and used only for
+//! descriptors of an item or two; a longer descriptor is named by its address.
 
 use kv_core::MemoryKind;
 
 use crate::regions::place::Place;
 
-/// The most items of one descriptor that are named one by one.
+/// The most items of one descriptor that are named by their numbers.
 const MOST_ITEMS: u64 = 2;
 
-/// The items of all regions of one kind of memory, in a row.
+/// The items of all regions of one kind of memory, numbered in a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub(crate) kind: MemoryKind,
-    /// For each region the number of its first item and the length of all; `None` if it is of another
-    /// kind, or has no items.
+    /// The number of the first item of each region, and the length of its items; `None` if the region is of
+    /// another kind, or has no items.
     regions: Vec<Option<(u64, u64)>>,
 }
 
 impl Grid {
-    /// The items of these regions; `None` if there are none, or more than `most`.
+    /// The items of these regions; `None` if there are no items, or more than `most`.
     pub(crate) fn new(rows: &[Place], most: usize) -> Option<Grid> {
         let kind = rows.first()?.kind;
         let mut items = 0_u64;
@@ -54,8 +54,8 @@ impl Grid {
     }
 }
 
-/// The numbers of a descriptor's items on both sides, and how many they are; `None` if it is no whole
-/// number of items of one length, or too many of them.
+/// The numbers of a descriptor's items on both sides, and their count; `None` if the descriptor is no whole
+/// number of items of one length, or has too many.
 pub(crate) fn numbers(
     (here, there): (&Grid, &Grid),
     local: (u32, u64),

@@ -1,7 +1,7 @@
 //! Files: a transport's own storage, as NIXL's POSIX backend reaches it.
 //!
-//! A file is no memory of a peer's: who wants pages of a file has its worker read them into memory
-//! first. So the way to a file is a connection of a transport to itself, opened with its own metadata.
+//! Peers cannot reach a file: the worker that has the file reads pages into memory first. So a file is
+//! reached by a connection of the transport to itself, opened with the transport's own metadata.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,13 +16,14 @@ use crate::regions::place::Place;
 use crate::transport::NixlTransport;
 
 impl NixlTransport {
-    /// Gives a file to the transport, before any region is registered: all of it, as long as it is now. Returns the number that regions in
-    /// it have as their device; their address is an offset. The transport keeps the file open.
+    /// Gives a whole file, in its present length, to the transport, before any region is registered. Returns
+    /// the device number of regions in the file; the address of such a region is an offset in the file. The
+    /// transport keeps the file open.
     ///
-    /// Pages move between it and host memory of this transport through a connection to ourselves, which
-    /// [`connect`](kv_core::Transport::connect) opens with our own metadata: a WRITE goes to the file, a
-    /// READ comes from it. `Posted` says that the bytes are in the file, as `write` does; not that
-    /// they are on the disk.
+    /// Pages move between the file and host memory of this transport through a connection of the transport to
+    /// itself, which [`connect`](kv_core::Transport::connect) opens with the transport's own metadata: a
+    /// WRITE goes to the file, a READ comes from the file. `Posted` says that the bytes are in the file, as
+    /// after `write`; not that the bytes are on the disk.
     ///
     /// ```no_run
     /// # use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
@@ -45,13 +46,13 @@ impl NixlTransport {
         let about = file.metadata().map_err(os("fstat"))?;
         let flags = fcntl_getfl(&file).map_err(|error| os("fcntl")(error.into()))?;
         if !about.is_file() {
-            return Err(NixlError::File { reason: "it is no regular file" });
+            return Err(NixlError::File { reason: "only regular files hold pages" });
         }
         if about.len() == 0 {
-            return Err(NixlError::File { reason: "it is empty; give it its length first" });
+            return Err(NixlError::File { reason: "the file is empty; set its length first" });
         }
         if flags & OFlags::ACCMODE != OFlags::RDWR {
-            return Err(NixlError::File { reason: "it is not open for reading and writing" });
+            return Err(NixlError::File { reason: "the file is not open for both reading and writing" });
         }
         self.start_storage()?;
         let memory = Memory::of_file(&Arc::new(file), about.len());
@@ -60,20 +61,20 @@ impl NixlTransport {
         Ok(device)
     }
 
-    /// Makes ready for files.
+    /// Starts NIXL's backend for files.
     fn start_storage(&mut self) -> Result<(), NixlError> {
         self.frozen.check_memory()?;
         if !self.regions.is_empty() {
             return Err(NixlError::File {
-                reason: "files are given to a transport before regions are registered",
+                reason: "regions are registered already; files must be added before",
             });
         }
         self.engine.start_storage(&self.nixl)
     }
 }
 
-/// Checks that the regions of a post fit the way: to our storage memory goes with files, to a peer
-/// memory goes with memory.
+/// Checks that the regions of a post fit the connection: on the connection to this transport's files, memory
+/// goes with a file; on the connection to a peer, memory goes with memory.
 pub(crate) fn check(
     to_storage: bool,
     post: &Post,
@@ -92,18 +93,18 @@ pub(crate) fn check(
                 let end = desc.remote_offset.saturating_add(there.addr).saturating_add(desc.len);
                 if post.op == Op::Read && local_file(local, desc.remote_region).is_some_and(|len| len < end) {
                     return Err(TransportError::Unsupported(
-                        "a read behind the end of a file that was cut off",
+                        "a read beyond the end of a file that was truncated",
                     ));
                 }
             }
             (true, ..) => {
                 return Err(TransportError::Unsupported(
-                    "a post to our storage that is not between a local host region and a remote file region",
+                    "a post to the transport's files must name local host regions and remote file regions",
                 ));
             }
             (false, MemoryKind::File, _) | (false, _, MemoryKind::File) => {
                 return Err(TransportError::Unsupported(
-                    "a file region in a post to a peer: files are reached by their own worker only",
+                    "a post to a peer names a file region; only the file's own worker reaches the file",
                 ));
             }
             (false, ..) => {}
@@ -112,7 +113,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// How long the file of a region of ours is now.
+/// The length that the file of a region has now; `None` if the region is of no file.
 fn local_file(local: &[Memory], region: u32) -> Option<u64> {
     local.get(region as usize)?.file_len()
 }

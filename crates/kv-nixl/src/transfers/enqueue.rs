@@ -1,4 +1,4 @@
-//! Where a post waits: for its turn, or for its peer's permission.
+//! Where a post waits: for its turn, or for the peer's permission.
 
 use kv_core::PostId;
 
@@ -6,8 +6,8 @@ use crate::connections::id::RemoteId;
 use crate::transfers::line::Length;
 use crate::transport::NixlTransport;
 
-/// A post that takes less than this part of a slice is short: it shares a request with others, and
-/// does not wait for long ones.
+/// A post is short if it takes less than a slice divided by this number: a short post shares a request with
+/// others, and does not wait for long posts.
 const SHORT: u64 = 5;
 
 impl NixlTransport {
@@ -22,7 +22,7 @@ impl NixlTransport {
         self.stand_in_line(id);
     }
 
-    /// Puts a peer in the lines of those with something to send.
+    /// Puts a peer into the lines of peers that have something to send.
     pub(crate) fn stand_in_line(&mut self, id: RemoteId) {
         let Some(remote) = self.remotes.get_mut(&id) else { return };
         for length in [Length::Short, Length::Long] {

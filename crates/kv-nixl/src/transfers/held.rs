@@ -1,4 +1,4 @@
-//! Writes start while their peer permits it.
+//! Writes start only while their peer permits them.
 
 use std::mem;
 
@@ -13,7 +13,7 @@ use crate::transfers::transfer::Made;
 use crate::transport::NixlTransport;
 
 impl NixlTransport {
-    /// A peer's word. What waited for it stands in line again.
+    /// Takes a peer's new permission. Writes that waited for the permission stand in line again.
     pub(crate) fn permitted(&mut self, peer: PeerId, until: Time) {
         let Some(id) = self.peers.get(&peer).copied() else { return };
         self.permissions.insert(peer, Permission::told(until, clock::now()));
@@ -29,7 +29,7 @@ impl NixlTransport {
         self.pace.stir();
     }
 
-    /// Whether a request of these posts, all of one peer, may be started at this moment.
+    /// Whether a request of these posts, all to one peer, may be started now.
     pub(crate) fn may_start(&mut self, id: RemoteId, op: Op, posts: &[PostId], weight: u64) -> bool {
         let Some(remote) = self.remotes.get_mut(&id) else { return false };
         if op == Op::Read || remote.route == Route::Storage {
@@ -43,7 +43,7 @@ impl NixlTransport {
         permission.is_some_and(|permission| permission.covers(clock::now(), takes))
     }
 
-    /// Puts a request that was made back into its posts, which wait for the peer's word.
+    /// Puts a request that was made back into its posts, which wait for the peer's permission.
     pub(crate) fn put_back(&mut self, id: RemoteId, length: Length, made: Made, posts: Vec<PostId>) {
         let mut made = Some(made);
         for post in posts {

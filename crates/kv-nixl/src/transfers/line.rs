@@ -1,4 +1,4 @@
-//! Who is next: the posts that wait at a peer, and the peers that have some.
+//! Whose turn is next: the posts that wait at a peer, and the peers that have such posts.
 
 use std::collections::VecDeque;
 
@@ -6,26 +6,26 @@ use kv_core::PostId;
 
 use crate::connections::id::RemoteId;
 
-/// Whether a post goes into one request together with others, or into several.
+/// Whether a post shares a request with others, or takes several requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Length {
     Short,
     Long,
 }
 
-/// Posts that wait for their turns: long ones, and short ones, which would otherwise wait for a part
-/// of every long one. Each kind is served in a circle.
+/// Posts to one peer that wait for their turns: long posts, and short posts, which would otherwise wait for a
+/// part of every long post. Each kind is served in a circle.
 #[derive(Debug, Default)]
 pub(crate) struct RunQueue {
     short: Waiting,
     long: Waiting,
 }
 
-/// Posts of one kind.
+/// The posts of one length.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     pub(crate) posts: VecDeque<PostId>,
-    /// The peer is in the transport's line of those with posts of this kind.
+    /// The peer stands in the transport's line for posts of this length.
     pub(crate) in_line: bool,
 }
 
@@ -43,12 +43,12 @@ impl RunQueue {
     }
 }
 
-/// Peers with something to send, next one first.
+/// The peers that have something to send, in the order of their turns.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     short: VecDeque<RemoteId>,
     long: VecDeque<RemoteId>,
-    /// The last turn that had something to tell left the long posts out.
+    /// The last turn had something to report, and left the long posts out.
     pub(crate) long_waited: bool,
 }
 

@@ -1,12 +1,12 @@
 //! Posts, from their acceptance to their end.
 //!
 //! ```text
-//! transfer      one post, cut into requests        request   one request on its way
-//! line          posts and peers that wait          enqueue   a post gets into the line, or is held
-//! permission    until when a peer may be written   held      writes wait for it
-//! slices        what the next request carries      speed     how much that is
-//! turns         requests start and are looked after
-//! settle        what ends when a request has ended
+//! transfer      one post, cut into requests            request   one request on its way
+//! line          posts and peers that wait              enqueue   a post gets into the line, or is held
+//! permission    until when a peer permits writes       held      writes wait for the permission
+//! slices        the content of the next request        speed     the size of the next request
+//! turns         requests start, and are watched
+//! settle        posts end when their requests have ended
 //! ```
 
 pub(crate) mod enqueue;

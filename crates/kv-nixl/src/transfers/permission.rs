@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use kv_core::Time;
 
-/// What a peer has allowed.
+/// Until when a peer allows writes to begin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Permission {
     until: Time,
-    /// No slice is expected to take longer than this: half of what was left when the peer's word came.
-    /// Else one long stop of either side would be taken for the speed of the way, and forbid every
-    /// write from then on.
+    /// The longest time that a slice is expected to take: half of what was left when the permission arrived.
+    /// Without this limit, one long stop of either side would be taken for the speed of the way, and would
+    /// forbid every write from then on.
     longest: Duration,
 }
 
 impl Permission {
-    /// Told at this moment.
+    /// A permission that arrived at `now`.
     pub(crate) fn told(until: Time, now: Time) -> Permission {
         Permission { until, longest: until.since(now) / 2 }
     }
 
-    /// True if a write that takes so long ends within it.
+    /// True if a write that takes this long ends within the permission.
     pub(crate) fn covers(self, now: Time, takes: Duration) -> bool {
         now + takes.min(self.longest) < self.until
     }

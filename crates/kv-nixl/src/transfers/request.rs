@@ -1,4 +1,4 @@
-//! A request to NIXL on its way.
+//! A request to NIXL that is on its way.
 
 use std::time::Instant;
 
@@ -7,22 +7,22 @@ use nixl_sys::XferRequest;
 
 use crate::connections::id::RemoteId;
 
-/// A request on its way.
+/// A request to NIXL that was started and has not ended.
 pub(crate) struct Request {
-    /// `None` once its connection was closed.
+    /// NIXL's handle; `None` once the connection was closed.
     pub(crate) handle: Option<XferRequest>,
     pub(crate) parts: Parts,
-    /// When it failed; parts of it may still be on their way.
+    /// When the request failed; parts of the request may still be on their way.
     pub(crate) failed: Option<Instant>,
 }
 
-/// What a request carries.
+/// The content of a request.
 pub(crate) struct Parts {
     pub(crate) remote: RemoteId,
     pub(crate) posts: Vec<PostId>,
     pub(crate) op: Op,
     pub(crate) weight: u64,
-    /// The part of a slice's time that it was taken for.
+    /// The expected share of a slice's time.
     pub(crate) load: u64,
     pub(crate) started: Instant,
 }

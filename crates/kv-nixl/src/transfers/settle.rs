@@ -1,4 +1,4 @@
-//! What becomes of posts when a request of theirs has ended.
+//! What becomes of posts when one of their requests has ended.
 
 use kv_core::{PostId, TransportError};
 
@@ -7,7 +7,7 @@ use crate::transfers::request::{Parts, Request};
 use crate::transport::NixlTransport;
 
 impl NixlTransport {
-    /// A request has ended.
+    /// Takes note that a request has ended.
     pub(crate) fn finish(&mut self, parts: &Parts, error: Option<TransportError>) {
         for post in &parts.posts {
             if let Some(transfer) = self.transfers.get_mut(post) {
@@ -20,7 +20,7 @@ impl NixlTransport {
         }
     }
 
-    /// A post has one request less on its way: it may be over.
+    /// Looks whether a post is over, which has one request less on its way.
     pub(crate) fn settle(&mut self, post: PostId) {
         let Some(transfer) = self.transfers.get(&post) else { return };
         if transfer.in_flight > 0 || transfer.has_more() {
@@ -37,7 +37,7 @@ impl NixlTransport {
         }
     }
 
-    /// All bytes of a post are in place: tells the peer, once there is room to.
+    /// All bytes of a post are in place: the peer is told, once there is room for the notify frame.
     fn bytes_in_place(&mut self, post: PostId) {
         let Some(transfer) = self.transfers.get_mut(&post) else { return };
         let Some(notify) = transfer.notify.take() else {
@@ -51,7 +51,7 @@ impl NixlTransport {
         }
     }
 
-    /// Takes out a request of which nothing is on its way any more.
+    /// Removes a request of which nothing is on its way any more, and returns its content.
     pub(crate) fn take_over(&mut self, index: usize) -> Parts {
         let Request { parts, failed, .. } = self.requests.swap_remove(index);
         if let Some(remote) = self.remotes.get_mut(&parts.remote) {
@@ -63,14 +63,15 @@ impl NixlTransport {
         parts
     }
 
-    /// Gives up the handles of a connection's failed requests: NIXL closes the connection with the last.
+    /// Gives up the handles of a connection's failed requests: NIXL closes the connection with the last
+    /// handle.
     pub(crate) fn give_up_handles(&mut self, id: RemoteId) {
         let failed =
             self.requests.iter_mut().filter(|request| request.parts.remote == id && request.failed.is_some());
         failed.for_each(|request| request.handle = None);
     }
 
-    /// Nothing of a connection's failed requests is on its way any more.
+    /// Ends the failed requests of a connection. Nothing of them is on its way any more.
     pub(crate) fn end_failed(&mut self, id: RemoteId) {
         let is_one = |request: &Request| request.parts.remote == id && request.failed.is_some();
         while let Some(index) = self.requests.iter().position(is_one) {

@@ -1,4 +1,4 @@
-//! What the next request carries: a slice of a long post, or several short posts.
+//! The content of the next request: a slice of a long post, or several short posts.
 
 use std::time::Instant;
 
@@ -11,17 +11,18 @@ use crate::transfers::request::Parts;
 use crate::transfers::transfer::{Batch, Made};
 use crate::transport::NixlTransport;
 
-/// Short posts share requests of this part of a slice.
+/// A request of short posts takes at most a slice divided by this number.
 const SHARED: u64 = 2;
-/// Requests of a long post that are made at once. Making one costs 3 µs after another one, and 15 µs
-/// after a copy that has emptied the caches.
+/// How many requests of a long post are made at once. A request costs 3 µs to make after another one, and 15
+/// µs after a copy that has emptied the caches.
 const AHEAD: usize = 8;
-/// If so many long posts wait at a peer, none are made ahead: they would take much memory.
+/// The most long posts at one peer for which requests are made ahead: requests of more posts would take much
+/// memory.
 const FEW: usize = 4;
 
 impl NixlTransport {
-    /// Makes the next request of the posts that wait at this peer, or takes one that was made ahead.
-    /// `None` if nothing of them has anything to send, or none may be sent now.
+    /// Makes the next request of the posts that wait at this peer, or takes one that was made ahead. `None`
+    /// if the posts have nothing to send, or may send nothing now.
     pub(crate) fn next_request(
         &mut self,
         id: RemoteId,
@@ -50,7 +51,7 @@ impl NixlTransport {
         Some((made, Parts { remote: id, posts, op, weight, load, started }))
     }
 
-    /// One request of short posts of one direction and one peer, whose permission they share.
+    /// Makes one request of short posts of one direction to one peer, whose permission they share.
     fn gather_short(&mut self, id: RemoteId) -> Option<(Made, Op, Vec<PostId>)> {
         let remote = self.remotes.get_mut(&id)?;
         self.batch.clear();
@@ -91,7 +92,7 @@ impl NixlTransport {
         Some((make(&self.engine, &self.batch, &remote.name)?, op, posts))
     }
 
-    /// The next slice of the long post whose turn it is. Unless some are ready, cuts off some.
+    /// The next slice of the long post whose turn it is. If no slices are ready, some are cut.
     fn next_slice(&mut self, id: RemoteId) -> Option<(Made, Op, Vec<PostId>)> {
         let remote = self.remotes.get_mut(&id)?;
         let (post, transfer) = loop {
@@ -125,16 +126,16 @@ impl NixlTransport {
         Some((made, op, vec![post]))
     }
 
-    /// Cannot happen to descriptors that were checked.
+    /// Stops a post whose descriptor names no region, which checked descriptors cannot do.
     fn out_of_region(&mut self, post: PostId) {
         if let Some(transfer) = self.transfers.get_mut(&post) {
-            transfer.stop(TransportError::Unsupported("a descriptor of no region"));
+            transfer.stop(TransportError::Unsupported("a descriptor names a region that does not exist"));
         }
         self.settle(post);
     }
 }
 
-/// `None` of an empty batch.
+/// Makes a request of a batch; `None` of an empty batch.
 fn make(engine: &Engine, batch: &Batch, name: &str) -> Option<Made> {
     Some(Made {
         request: match &batch.numbers {

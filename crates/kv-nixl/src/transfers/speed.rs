@@ -1,73 +1,73 @@
-//! How much one request takes: what the connection moves in about a millisecond, as it was measured.
+//! The size of one request: as many bytes as the connection moves in about a millisecond, by measurement.
 //!
-//! A request has a price of its own, some 20 µs when a copy has just been through the caches, so
-//! requests should be large; and UCX may copy all of one inside the call that posts it, so they must
-//! not be. The time of one request is what both are about, and bytes per time differ by a factor of
-//! twenty among transports and machines.
+//! A request has a price of its own, some 20 µs when a copy has just been through the caches: so requests
+//! should be large. UCX may copy all of a request inside the call that posts the request: so requests must
+//! not be too large. Both depend on the time of one request, and the bytes that are moved in that time differ
+//! by a factor of twenty among transports and machines.
 
 use std::time::{Duration, Instant};
 
 use kv_host::clock;
 
-/// Smallest request that a long post is cut into, where its price is still a small part.
+/// Smallest weight of a request that a long post is cut into, where the fixed price is still a small part.
 const SMALLEST: u64 = 256 << 10;
-/// Before anything is known: a millisecond at 1 GB/s.
+/// The weight of a slice before anything is measured: a millisecond at 1 GB/s.
 const FIRST: u64 = 1 << 20;
-/// A request that weighs this part of a slice, or less, tells little about slices.
+/// A request that weighs at most a slice divided by this number tells little about slices.
 const TELLING: u64 = 4;
-/// A slice is at most so many times what was measured: caches make small requests fast.
+/// A slice weighs at most this many times the measured request: caches make small requests fast.
 const GROWTH: u64 = 4;
-/// Requests remembered. Of five, the second largest proposal ignores three requests that the system
+/// How many proposals are remembered. Of five, the second largest ignores three requests that the system
 /// interrupted, and one that was cached.
 const REMEMBERED: usize = 5;
-/// Of so many requests the slowest is remembered, whatever has slowed it.
+/// How many of the last requests are remembered for the slowest one, whatever has slowed that request.
 const SLOW: usize = 16;
-/// Picoseconds that a byte takes before anything is known: 100 MB/s.
+/// Picoseconds that a byte takes before anything is measured: 100 MB/s.
 const FIRST_SLOW: u64 = 10_000;
 
-/// What counts as one slice in [`Speed::load`].
+/// The load of one whole slice in [`Speed::load`].
 pub(crate) const SLICE: u64 = 1024;
 
-/// The speed of one direction of a connection.
+/// The measured speed of one direction of a connection.
 #[derive(Debug)]
 pub(crate) struct Speed {
-    /// How long a slice should take, and what it may weigh at most.
+    /// How long a slice should take, and the most that a slice may weigh.
     time: Duration,
     most: u64,
-    /// What a slice should have weighed by the last requests.
+    /// What a slice should have weighed, by each of the last requests.
     proposals: [u64; REMEMBERED],
     count: usize,
     slice: u64,
-    /// Picoseconds that a byte of the last requests took, from start to end.
+    /// Picoseconds that a byte of each of the last requests took, from start to end.
     slow: [u64; SLOW],
-    /// When the last request ended: one that waited for it began only then.
+    /// When the last request ended: a request that waited for the end began only then.
     ended: Option<Instant>,
 }
 
 impl Speed {
-    /// Slices of about `time`, that weigh at most `most`.
+    /// A speed whose slices take about `time`, and weigh at most `most`.
     pub(crate) fn new(time: Duration, most: u64) -> Speed {
         let slice = FIRST.min(most);
         let (proposals, slow) = ([slice; REMEMBERED], [FIRST_SLOW; SLOW]);
         Speed { time, most, proposals, count: 0, slice, slow, ended: None }
     }
 
-    /// True if requests have shown it.
+    /// True if at least one request has shown the speed.
     pub(crate) fn is_known(&self) -> bool {
         self.count >= REMEMBERED
     }
 
-    /// What a slice weighs now.
+    /// The weight of a slice at the present speed.
     pub(crate) fn slice(&self) -> u64 {
         self.slice
     }
 
-    /// How much of a slice's time a request of this weight takes, a slice being [`SLICE`].
+    /// The share of a slice's time that a request of this weight takes, where a whole slice is [`SLICE`].
     pub(crate) fn load(&self, weight: u64) -> u64 {
         (u128::from(weight) * u128::from(SLICE) / u128::from(self.slice)) as u64
     }
 
-    /// A request has ended.
+    /// Takes note of a request that has ended.
     pub(crate) fn ended(&mut self, weight: u64, started: Instant, now: Instant) {
         let began = self.ended.map_or(started, |ended| ended.max(started));
         self.ended = Some(now);
@@ -75,15 +75,15 @@ impl Speed {
         self.measured(weight, took, took);
     }
 
-    /// How long so much takes at the speed of the slowest of the last requests.
+    /// How long this weight takes at the speed of the slowest of the last requests.
     pub(crate) fn at_slowest(&self, weight: u64) -> Duration {
         let slowest = self.slow.iter().max().copied().unwrap_or(FIRST_SLOW);
         let nanos = u128::from(weight) * u128::from(slowest) / 1000;
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// A request of this weight took so long: without what slices of another size would not change,
-    /// and from start to end.
+    /// Takes the measure of a request of this weight: `took` without the time that slices of another size
+    /// would not change, `whole` from start to end.
     pub(crate) fn measured(&mut self, weight: u64, took: Duration, whole: Duration) {
         if weight < self.slice / TELLING {
             return;
@@ -123,8 +123,9 @@ impl Stopwatch {
         self.clock
     }
 
-    /// How long the call took, without the time in which the system let others run: shorter calls
-    /// would not make that shorter. A call that mostly slept was no copy of this thread's.
+    /// How long the call took, without the time in which the system let other threads run: shorter calls
+    /// would not shorten that time. A call that mostly slept was no copy of this thread, and counts with all
+    /// of its time.
     pub(crate) fn took(&self) -> Duration {
         let (clock, cpu) = (self.clock.elapsed(), clock::thread_time().saturating_sub(self.cpu));
         if cpu < clock / 8 { clock } else { cpu }

@@ -1,4 +1,5 @@
-//! One post on its way: cut into requests, so that many posts can share one thread and one link.
+//! One post that was accepted: the post is cut into requests, so that many posts can share one thread and one
+//! connection.
 
 use std::collections::VecDeque;
 
@@ -12,8 +13,8 @@ use crate::ffi::memory::Memory;
 use crate::regions::place::Place;
 use crate::regions::prepared::{self, Grid};
 
-/// What a descriptor counts beside its bytes: UCX takes 2 µs (shared memory) to 7 µs (TCP) for each,
-/// in which it would copy some 8 KiB.
+/// Bytes that a descriptor counts beside its own: UCX takes 2 µs (shared memory) to 7 µs (TCP) for each
+/// descriptor, in which UCX would copy some 8 KiB.
 pub(crate) const DESC_COST: u64 = 8 << 10;
 
 /// A post that was accepted and has not ended.
@@ -21,41 +22,41 @@ pub(crate) struct Transfer {
     pub(crate) remote: RemoteId,
     pub(crate) peer: PeerId,
     pub(crate) notify: Option<Bytes>,
-    /// Requests on their way.
+    /// How many of the post's requests are on their way.
     pub(crate) in_flight: u32,
-    /// Why nothing more of it is sent.
+    /// Why nothing more of the post is sent; `None` while the post goes on.
     pub(crate) stopped: Option<TransportError>,
-    /// Requests of its next slices, made and not started.
+    /// Requests of the next slices, made and not started.
     pub(crate) ready: VecDeque<Made>,
     pub(crate) op: Op,
     descs: Vec<Desc>,
-    /// Next descriptor, and how much of it is cut off.
+    /// The number of the next descriptor, and how many of its bytes are cut off.
     next: usize,
     done: u64,
-    /// Both before the last part was cut off.
+    /// The same two before the last part was cut off.
     before: (usize, u64),
 }
 
-/// A request that was made, or could not be.
+/// A request that was made, or NIXL's error.
 pub(crate) struct Made {
     pub(crate) request: Result<XferRequest, CallError>,
-    /// It names prepared items.
+    /// The request names prepared items by their numbers.
     pub(crate) by_number: bool,
     pub(crate) descriptors: u64,
     pub(crate) bytes: u64,
-    /// Bytes, and what the descriptors cost.
+    /// Bytes of the request, and the cost of its descriptors in bytes.
     pub(crate) weight: u64,
 }
 
-/// What goes into one request: a part of a post, or several short posts.
+/// The content of one request: a part of a post, or several short posts.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    /// Which way, and the kinds of memory here and there; `None` while it is empty.
+    /// The direction, and the kinds of memory here and there; `None` while the batch is empty.
     pub(crate) kind: Option<(Op, MemoryKind, MemoryKind)>,
     pub(crate) pieces: Vec<Piece>,
-    /// Numbers of all items in the prepared lists, here and there, as long as every piece has some.
+    /// Numbers of all items in the prepared lists, here and there, as long as every descriptor has numbers.
     pub(crate) numbers: Option<[Vec<i32>; 2]>,
-    /// Bytes, and what the descriptors cost.
+    /// Bytes of the batch, and the cost of its descriptors in bytes.
     pub(crate) weight: u64,
 }
 
@@ -70,7 +71,8 @@ impl Batch {
 }
 
 impl Batch {
-    /// Adds the numbers of a piece's items; without any, the request goes without numbers.
+    /// Adds the numbers of a descriptor's items. If the descriptor has none, the request goes without
+    /// numbers.
     fn number(&mut self, items: Option<(u64, u64, u64)>) {
         match (items, &mut self.numbers) {
             (Some((ours, theirs, count)), Some([here, there])) => {
@@ -101,7 +103,7 @@ impl Transfer {
         }
     }
 
-    /// True if what is left to cut off weighs at most this much.
+    /// True if the part that is not cut off yet weighs at most this much.
     pub(crate) fn is_shorter_than(&self, most: u64) -> bool {
         let rest = self.descs.get(self.next..).unwrap_or_default();
         // Long posts need not be summed up to their end.
@@ -112,25 +114,25 @@ impl Transfer {
         })
     }
 
-    /// True if there is something left to cut off.
+    /// True if some of the post is not cut off yet.
     pub(crate) fn has_more(&self) -> bool {
         self.stopped.is_none() && (self.next < self.descs.len() || !self.ready.is_empty())
     }
 
-    /// Sends nothing more, for this reason if there is none yet.
+    /// Sends nothing more of the post. The first reason stays.
     pub(crate) fn stop(&mut self, error: TransportError) {
         self.stopped.get_or_insert(error);
         self.ready.clear();
     }
 
-    /// Takes back the last cut.
+    /// Puts the part that was cut off last back.
     pub(crate) fn rewind(&mut self) {
         (self.next, self.done) = self.before;
     }
 
-    /// Cuts off a part, and adds it to a batch until that weighs about `most`. Adds nothing if the
-    /// next piece is of other kinds of memory than those of the batch, or of a region that is not
-    /// there. With lists, pieces of a few items get numbers.
+    /// Cuts off a part, and adds the part to a batch until the batch weighs about `most`. Adds nothing if the
+    /// next descriptor is of other kinds of memory than the batch, or of a region that does not exist. With
+    /// lists, descriptors of a few items get numbers.
     pub(crate) fn cut(
         &mut self,
         local: &[Memory],

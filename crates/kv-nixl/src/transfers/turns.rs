@@ -1,5 +1,5 @@
-//! Requests to NIXL are started in turns, and looked after until they end. What they carry is chosen in
-//! `slices`, what becomes of their posts in `settle`.
+//! Requests to NIXL are started in turns, and watched until they end. `slices` chooses the content of
+//! requests; `settle` decides what becomes of their posts.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ use crate::transfers::request::Request;
 use crate::transfers::speed::Stopwatch;
 use crate::transport::NixlTransport;
 
-/// One call of `poll` goes on to start requests of short posts for this part of a slice's time...
+/// One call of `poll` starts requests of short posts until a slice's time divided by this number has passed.
 const SHORT_TIME: u32 = 8;
-/// ...and of long ones until this part of it has passed.
+/// One call of `poll` starts requests of long posts until a slice's time divided by this number has passed.
 const START_TIME: u32 = 3;
-/// So long a turn waits for the end of copies before it starts a long one.
+/// How long a turn waits for the end of copies before a long request is started.
 const PROMPT: Duration = Duration::from_micros(100);
 
 impl NixlTransport {
-    /// Starts requests for a while, peer after peer: of short posts first, then of long ones, at
-    /// least one of these in every other turn. All of it takes about the time of a slice.
+    /// Starts requests, peer after peer: first of short posts, then of long posts, and at least one long
+    /// request in every other turn. All of it takes about the time of a slice.
     pub(crate) fn start_requests(&mut self) {
         let begun = Instant::now();
         let time = self.config.slice_time;
@@ -52,8 +52,9 @@ impl NixlTransport {
         }
     }
 
-    /// A copy between processes is over when its post returns, but UCX may say so only when frames
-    /// before it have arrived. What is as good as done should not wait for a long slice to be told of.
+    /// Waits a moment for copies that are as good as done. A copy between processes is over when its post
+    /// returns, but UCX may say so only when earlier frames have arrived; the owner should not learn of the
+    /// copy behind a long slice.
     fn see_copies_end(&mut self) {
         let begun = Instant::now();
         let near = |request: &Request| {
@@ -111,9 +112,9 @@ impl NixlTransport {
         }
     }
 
-    /// NIXL calls a request failed. That is the end of its connection, but not of the request: NIXL goes
-    /// by the last of its pieces, and by none once another request of the connection has failed. Its
-    /// posts end with the connection.
+    /// Takes note that NIXL calls a request failed. The connection ends with that, but the request may go on:
+    /// NIXL goes by the last of its descriptors, and by none once another request of the connection has
+    /// failed. The posts of the request end with the connection.
     fn fail(&mut self, index: usize) {
         let Some(request) = self.requests.get_mut(index) else { return };
         request.failed = Some(Instant::now());
@@ -125,14 +126,15 @@ impl NixlTransport {
         }
     }
 
-    /// A failed request of a file has no connection to end with. Its other pieces go on in the kernel,
-    /// which answers for them into NIXL's request: both are kept for a while.
+    /// Whether a failed request of a file has been kept long enough. No connection ends with such a request:
+    /// its other descriptors go on in the kernel, which answers for them into NIXL's request: both are kept
+    /// for a while.
     fn file_is_quiet(&self, request: &Request, failed: Instant) -> bool {
         let remote = self.remotes.get(&request.parts.remote);
         remote.is_some_and(|remote| remote.route == Route::Storage) && failed.elapsed() >= self.config.settle
     }
 
-    /// Looks how the requests do.
+    /// Looks at the states of all requests.
     pub(crate) fn check_requests(&mut self) {
         let mut index = 0;
         while let Some(request) = self.requests.get(index) {

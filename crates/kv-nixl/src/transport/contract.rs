@@ -1,4 +1,4 @@
-//! The transport keeps the contract of the [`Transport`] trait.
+//! The transport's side of the contract of the [`Transport`] trait.
 
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
@@ -21,7 +21,7 @@ use crate::regions::storage;
 use crate::transfers::transfer::{self, Transfer};
 use crate::transport::NixlTransport;
 
-/// How long a dropped transport waits for requests on their way.
+/// How long a dropped transport waits for its requests.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 impl Transport for NixlTransport {
@@ -62,7 +62,9 @@ impl Transport for NixlTransport {
             return if remote.is_open() && remote.name == agent_name(metadata.token) {
                 Ok(())
             } else {
-                Err(TransportError::Unsupported("another agent under the id of a connected peer"))
+                Err(TransportError::Unsupported(
+                    "the id is that of a connected peer, which has another agent",
+                ))
             };
         }
         if self.peers.len() >= self.config.max_peers {
@@ -129,7 +131,7 @@ impl Transport for NixlTransport {
             return Err(TransportError::WouldBlock);
         }
         if self.transfers.contains_key(&post.id) {
-            return Err(TransportError::Unsupported("a second post under the id of a running one"));
+            return Err(TransportError::Unsupported("the id is that of a post that has not ended"));
         }
         let number = post.id;
         let transfer = Transfer::new(id, peer, post);
@@ -190,8 +192,8 @@ impl Transport for NixlTransport {
 }
 
 impl NixlTransport {
-    /// Starts nothing more, and waits for what is on its way. True if then no memory of this transport is
-    /// touched any more by what it started: it can be dropped, and adopted memory be freed.
+    /// Cancels all posts, starts nothing more, and waits for requests on their way. True if no request of
+    /// this transport touches memory any more: the transport can be dropped, and adopted memory be freed.
     pub fn shutdown(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let posts: Vec<PostId> = self.transfers.keys().copied().collect();
@@ -215,8 +217,8 @@ impl NixlTransport {
 }
 
 impl Drop for NixlTransport {
-    /// Waits a moment for what is on its way, and tells the peers. What then still is keeps the agent, and the pools that
-    /// it may touch, until the process ends.
+    /// Waits up to two seconds for requests on their way, and tells the peers. Requests that are still on
+    /// their way then keep the agent, and the pools that they may touch, until the process ends.
     fn drop(&mut self) {
         if self.shutdown(FAREWELL) {
             self.say_farewell();

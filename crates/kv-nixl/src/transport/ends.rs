@@ -9,7 +9,7 @@ use crate::connections::remote::Stage;
 use crate::transport::NixlTransport;
 
 impl NixlTransport {
-    /// Ends a post with its event.
+    /// Ends a post, and reports the end as an event.
     pub(crate) fn end(&mut self, post: PostId, result: Result<(), TransportError>) {
         if self.transfers.remove(&post).is_some() {
             self.stats.posts_completed += u64::from(result.is_ok());
@@ -17,7 +17,7 @@ impl NixlTransport {
         }
     }
 
-    /// The connection has failed, or the peer has died: nothing more is started on it.
+    /// Starts nothing more on a connection: the connection has failed, or the peer has died.
     pub(crate) fn break_off(&mut self, id: RemoteId) {
         let Some(remote) = self.remotes.get_mut(&id) else { return };
         match remote.stage {

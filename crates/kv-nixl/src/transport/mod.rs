@@ -1,14 +1,14 @@
-//! The transport: what it has. What it does is in the files above this one; each file calls those below it:
+//! The fields of the transport. The methods are in the files of this list; each file calls the files below:
 //!
 //! ```text
-//! transport/contract                                    the Transport trait
-//! connections/opening, foreign/connecting, regions/storage    ways are opened
-//! notifications/incoming, connections/closing       what comes in; how ways end
-//! transfers/turns                                   requests start, and are looked after
-//! transfers/slices                                  what the next request carries
-//! transfers/held, transfers/settle                  may a write start; what ends when a request has ended
-//! notifications/outgoing, transfers/enqueue         what is said; where posts wait
-//! transport/ends                                        a post ends, a connection breaks
+//! transport/contract                                          the Transport trait
+//! connections/opening, foreign/connecting, regions/storage    connections are opened
+//! notifications/incoming, connections/closing                 what arrives; how connections end
+//! transfers/turns                                             requests start, and are watched
+//! transfers/slices                                            the content of the next request
+//! transfers/held, transfers/settle                            may a write start; posts end
+//! notifications/outgoing, transfers/enqueue                   what is sent; where posts wait
+//! transport/ends                                              a post ends, a connection breaks
 //! transport
 //! ```
 
@@ -47,43 +47,44 @@ use crate::transfers::request::Request;
 use crate::transfers::transfer::{Batch, Transfer};
 use crate::transport::pace::Pace;
 
-/// The NIXL transport: one worker's end of it. See the crate's header.
+/// The NIXL transport of one worker: one NIXL agent, the memory of the worker, and the connections to peers.
+/// The [crate's header](crate) has an example.
 pub struct NixlTransport {
     pub(crate) nixl: Nixl,
     pub(crate) config: NixlConfig,
-    /// Requests on their way; before the agent and the memory, because it is dropped first.
+    /// Requests on their way. They are dropped before the agent and the memory.
     pub(crate) requests: Vec<Request>,
     pub(crate) engine: Engine,
     pub(crate) token: u64,
-    /// Where we are, as far as the kernel says.
+    /// This host and this process, as far as the kernel says.
     pub(crate) process: (Host, ProcessIdentity),
     pub(crate) reach: Reach,
     pub(crate) memories: Vec<Memory>,
     pub(crate) regions: Vec<Memory>,
-    /// Bytes of an item of each.
+    /// Bytes of an item of each region.
     pub(crate) item_lens: Vec<u64>,
-    /// Our items, once NIXL has prepared a list of them.
+    /// The items of this transport's regions, once NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
-    /// Our agent's metadata, once anybody has asked for it.
+    /// The agent's metadata, once a caller has asked for it.
     pub(crate) frozen: Frozen,
 
     pub(crate) peers: HashMap<PeerId, RemoteId>,
     pub(crate) names: HashMap<String, RemoteId>,
     pub(crate) remotes: BTreeMap<RemoteId, Remote>,
-    /// What peers allow to write.
+    /// Until when each peer permits writes.
     pub(crate) permissions: HashMap<PeerId, Permission>,
     pub(crate) origins: Origins,
-    /// Readable when a peer on this host has died, or has rung.
+    /// Readable when a peer on this host has died, or has rung the doorbell.
     pub(crate) wakes: OwnedFd,
     pub(crate) doorbell: Option<Doorbell>,
 
     pub(crate) transfers: HashMap<PostId, Transfer>,
-    /// Peers with posts that have something to send, next one first.
+    /// Peers with posts that have something to send, in the order of their turns.
     pub(crate) line: Line,
-    /// Connections that are not open: each ends when its requests have.
+    /// Connections that are not open: each ends when its requests have ended.
     pub(crate) ending: Vec<RemoteId>,
     pub(crate) arrivals: Arrivals,
-    /// What foreign agents have sent.
+    /// Raw notifications of foreign agents.
     pub(crate) inbox: Inbox,
     pub(crate) probe_at: Instant,
     pub(crate) events: Vec<TransportEvent>,
@@ -92,36 +93,36 @@ pub struct NixlTransport {
     pub(crate) stats: NixlStats,
 }
 
-/// Counts since the transport was made.
+/// Counts since the transport was made, and two gauges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct NixlStats {
-    /// Requests posted to NIXL.
+    /// Requests that were posted to NIXL.
     pub requests: u64,
-    /// Those of them that named prepared items by their numbers.
+    /// Requests of [`requests`](NixlStats::requests) that named prepared items by their numbers.
     pub requests_by_number: u64,
-    /// Descriptors in them.
+    /// Descriptors in all requests.
     pub descriptors: u64,
-    /// Bytes in them.
+    /// Bytes in all requests.
     pub bytes: u64,
-    /// Posts that ended well.
+    /// Posts that ended without an error.
     pub posts_completed: u64,
     /// Notifications that were not for this transport, or not of this version.
     pub strangers: u64,
-    /// Raw notifications of foreign agents for which there was no room, or that were too long.
+    /// Raw notifications of foreign agents that were dropped: the inbox had no room, or they were too long.
     pub foreign_dropped: u64,
-    /// Longest call of `poll`.
+    /// Time of the longest call of `poll`.
     pub longest_poll: Duration,
-    /// Posts that are to end for their owner's wish, their peer's death or a lost connection, and whose
-    /// memory is not quiet yet.
+    /// Gauge: posts that were cancelled, or whose peer died or lost its connection, and whose memory may
+    /// still be touched.
     pub unquiet: usize,
 }
 
-/// What the epoll set calls the doorbell; connections have smaller numbers.
+/// The doorbell's number in the epoll set; connections have smaller numbers.
 pub(crate) const RINGING: u64 = u64::MAX;
 
 impl NixlTransport {
-    /// A transport with an agent of a random name.
+    /// Makes a transport, whose agent gets a random name.
     pub fn new(nixl: &Nixl, config: NixlConfig) -> Result<NixlTransport, NixlError> {
         config.check()?;
         let token = u64::from_le_bytes(random()?);
@@ -166,7 +167,7 @@ impl NixlTransport {
         })
     }
 
-    /// Gives a pool to the transport: regions inside it can be registered.
+    /// Gives a pool to the transport: regions of the pool can be registered.
     pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
         self.adopt_memory(Memory::of_pool(pool))
     }
@@ -177,24 +178,24 @@ impl NixlTransport {
         Ok(())
     }
 
-    /// The way to a connected peer.
+    /// The route to a connected peer; `None` if the peer is not connected.
     pub fn route(&self, peer: PeerId) -> Option<Route> {
         Some(self.remotes.get(self.peers.get(&peer)?)?.route)
     }
 
-    /// What has happened so far.
+    /// The counts since the transport was made.
     pub fn stats(&self) -> NixlStats {
         let unquiet = self.transfers.values().filter(|transfer| transfer.stopped.is_some()).count();
         NixlStats { unquiet, ..self.stats }
     }
 
-    /// Our regions.
+    /// The places of this transport's regions.
     pub(crate) fn places(&self) -> Vec<Place> {
         let regions = self.regions.iter().zip(&self.item_lens);
         regions.map(|(memory, item_len)| Place::of(memory, *item_len)).collect()
     }
 
-    /// Our agent's metadata. From the first call on, our memory does not change any more.
+    /// The agent's metadata. From the first call on, no memory can be added to the transport.
     pub(crate) fn own_agent_metadata(&self) -> Result<Bytes, TransportError> {
         self.frozen.get_or_make(|| Ok(self.engine.metadata()?.into()))
     }

@@ -1,17 +1,17 @@
-//! How closely to poll: NIXL has no descriptor to wait on, so sleeps are short while something is
-//! expected and long otherwise.
+//! How often to poll: NIXL has no descriptor to wait on, so sleeps are short while something is expected and
+//! long otherwise.
 
 use std::time::{Duration, Instant};
 
-/// For this long after the last event the owner does not sleep while requests are in flight: what is
-/// in flight over shared memory or RDMA ends within it.
+/// For this long after the last event the owner does not sleep while requests are in flight: transfers over
+/// shared memory or RDMA end within this time.
 const SPIN: Duration = Duration::from_micros(100);
-/// Shortest sleep; the kernel's timer makes it some 50 µs longer.
+/// Shortest sleep; the kernel's timer makes a sleep some 50 µs longer.
 const SHORTEST: Duration = Duration::from_micros(20);
 /// Longest sleep while requests are in flight.
 const IN_FLIGHT: Duration = Duration::from_millis(1);
 
-/// Remembers when something happened last.
+/// The moment of the last event, from which the next sleep follows.
 #[derive(Debug)]
 pub(crate) struct Pace {
     last: Instant,
@@ -19,18 +19,18 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// `idle` is the longest sleep.
+    /// A pace whose longest sleep is `idle`.
     pub(crate) fn new(idle: Duration) -> Pace {
         Pace { last: Instant::now(), idle }
     }
 
-    /// Something happened: an answer may follow.
+    /// Takes note of an event, which an answer may follow.
     pub(crate) fn stir(&mut self) {
         self.last = Instant::now();
     }
 
-    /// How long to sleep. A sleep grows with the time since the last event, so that the delay that
-    /// it adds is a small part of the time waited anyway.
+    /// How long to sleep. A sleep grows with the time since the last event, so that the added delay is a
+    /// small part of the time that has passed anyway.
     pub(crate) fn sleep(&self, in_flight: bool) -> Duration {
         pace(self.last.elapsed(), in_flight, self.idle)
     }

@@ -3,7 +3,8 @@
 //!
 //! vLLM and its driver are no part of this project: `KV_PEERS` names the folder of the driver,
 //! `vllm_pair.py`, and `PEER` the folder in which its `setup.sh` has installed vLLM. Without them there is
-//! nothing to test. `shape.rs` has the shapes that are tried. This is a process of its own, because UCX takes its network from the environment.
+//! nothing to test. `shape.rs` has the shapes that are tried. This is a process of its own, because UCX takes
+//! its network from the environment.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod control;

@@ -1,8 +1,8 @@
 //! The shapes in which vLLM is met: the size of its cache, and which requests come at once.
 //!
 //! `KV_VLLM_SHAPES` replaces the table, for example by `6x2x120:1x1,10x4,3x7 2x1x64:1+5+2x9`: layers, heads
-//! and blocks, and then runs, each of requests that come at once. A run is a sum of blocks of a request, or of
-//! so many requests with so many blocks each. `KV_VLLM_SEED` chooses the blocks.
+//! and blocks, and then runs, each of requests that come at once. A run is a sum of blocks of a request, or
+//! of so many requests with so many blocks each. `KV_VLLM_SEED` chooses the blocks.
 
 use std::env;
 use std::str::FromStr;
