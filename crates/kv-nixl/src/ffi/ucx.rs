@@ -59,8 +59,8 @@ impl Ucx {
         std::fs::canonicalize(std::ffi::OsStr::from_bytes(name.to_bytes())).ok()
     }
 
-    /// Sets a setting that UCX's initializers have read already. To be called before anything uses this copy of
-    /// UCX, and by one thread.
+    /// Sets a setting that UCX's initializers have read already. To be called before anything uses this copy
+    /// of UCX, and by one thread.
     pub(crate) fn set_global(self, name: &str, value: &str) {
         // SAFETY: UCX's function has this type.
         let set = unsafe { self.0.function::<SetValue>(c"ucs_global_opts_set_value") };
@@ -102,8 +102,8 @@ impl Ucx {
         }
     }
 
-    /// The settings that UCX has read, and those that an agent made now would have: lines `NAME=value`. Empty if
-    /// UCX cannot say.
+    /// The settings that UCX has read, and those that an agent made now would have: lines `NAME=value`. Empty
+    /// if UCX cannot say.
     pub(crate) fn settings(self) -> String {
         self.global_settings() + &self.context_settings()
     }

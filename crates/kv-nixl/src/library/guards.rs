@@ -23,8 +23,8 @@
 //! 3. `ucs_global_opts_set_value` changes what UCX has read; `ucs_log_cleanup` and `ucs_log_init` open the
 //!    log anew.
 //! 4. UCX loads its modules when an agent is made.
-//! 5. On a host without an InfiniBand card. With a card the setting is not made; and without a GPU, the last
-//!    setting is not made.
+//! 5. On some hosts without an InfiniBand card, for which the setting is meant: with a card it is not made.
+//!    The last setting is made on hosts with a GPU only.
 //!
 //! If another part of the process has loaded the same copy of UCX before, the environment still reaches the
 //! settings of memory caches if no other thread runs, and nothing else is possible.
@@ -68,7 +68,7 @@ pub fn guards() -> Vec<Guard> {
             "UCX_MODULES",
             "^ib",
             "UCX loads its InfiniBand module, which is of no use without a card, and one of whose libraries \
-             crashes at the end of the process",
+             crashed at the end of the process on some hosts",
         ));
     }
     if Path::new("/dev/nvidiactl").exists() {

@@ -46,7 +46,7 @@ impl NixlTransport {
         let about = file.metadata().map_err(os("fstat"))?;
         let flags = fcntl_getfl(&file).map_err(|error| os("fcntl")(error.into()))?;
         if !about.is_file() {
-            return Err(NixlError::File { reason: "only regular files hold pages" });
+            return Err(NixlError::File { reason: "the file is no regular file" });
         }
         if about.len() == 0 {
             return Err(NixlError::File { reason: "the file is empty; set its length first" });
@@ -65,9 +65,7 @@ impl NixlTransport {
     fn start_storage(&mut self) -> Result<(), NixlError> {
         self.frozen.check_memory()?;
         if !self.regions.is_empty() {
-            return Err(NixlError::File {
-                reason: "regions are registered already; files must be added before",
-            });
+            return Err(NixlError::File { reason: "files must be added before regions are registered" });
         }
         self.engine.start_storage(&self.nixl)
     }
