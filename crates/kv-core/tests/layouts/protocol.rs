@@ -402,7 +402,7 @@ fn a_number_of_receivers_that_contradicts_the_engine_fails_with_both_values() {
     serve(&mut world, &engines, &request, TransferMode::Push, 1);
     let expected = Cause::ByPeer(PeerCause::ReceiverCount { expected: 1, told: 2 });
     assert_eq!(world.failures[&0].cause, expected);
-    assert!(world.failures[&0].to_string().contains("expects 1 receivers, the receiver's engine has 2"));
+    assert!(world.failures[&0].to_string().contains("expects 1 receivers, but the receiver's engine has 2"));
     assert!(world.polls.iter().all(|(_, poll)| *poll == KvPoll::Failed));
 
     let (rng, model, engines, request) = uneven();
