@@ -20,33 +20,33 @@ pub const MAX_FRAME: usize = 1 << 20;
 /// # Contract
 ///
 /// 1. **Posts.** A `post` that returns `Ok` is followed by exactly one [`TransportEvent::Posted`]
-/// with its id. A `post` that returns `Err` is followed by none, and has touched nothing. After the
-/// event no wire touches the memory of the post any more, on either side, whether the post
-/// succeeded or failed. While the transport cannot prove that, it reports no event; the pages then
-/// stay in quarantine.
+///    with its id. A `post` that returns `Err` is followed by none, and has touched nothing. After the
+///    event no wire touches the memory of the post any more, on either side, whether the post
+///    succeeded or failed. While the transport cannot prove that, it reports no event; the pages then
+///    stay in quarantine.
 /// 2. **Order.** The `notify` frame of a post reaches the peer after all bytes of the post are in
-/// place there, or never. There is no other order among posts and frames.
+///    place there, or never. There is no other order among posts and frames.
 /// 3. **Frames.** Frames may be lost, duplicated and reordered. They are never damaged and never
-/// longer than [`MAX_FRAME`].
+///    longer than [`MAX_FRAME`].
 /// 4. **Bounds.** A descriptor that leaves its region, here or at the peer, is refused by `post`
 ///    with [`TransportError::OutOfBounds`].
 /// 5. **Peers.** [`TransportEvent::PeerGone`] ends this side's way to a peer. It tells whether the
-/// peer's process is proven dead ([`WayEnd::Dead`]), or whether only this way to the peer is lost
-/// ([`WayEnd::Lost`]) and the peer may go on writing through a way of its own. All posts to the
-/// peer have ended before. The same [`PeerId`] may be connected again afterwards.
+///    peer's process is proven dead ([`WayEnd::Dead`]), or whether only this way to the peer is lost
+///    ([`WayEnd::Lost`]) and the peer may go on writing through a way of its own. All posts to the
+///    peer have ended before. The same [`PeerId`] may be connected again afterwards.
 /// 6. **Permission to write.** Bytes of a write move only while the permission lasts that
-/// [`permit`](Transport::permit) has told. The transport reads the clock before each slice of a
-/// write. It begins no slice after the permission has ended, and none that by its own estimate
-/// would outlast the permission. The write fence bounds a slice that takes longer than estimated. A
-/// write without permission waits; it does not fail.
+///    [`permit`](Transport::permit) has told. The transport reads the clock before each slice of a
+///    write. It begins no slice after the permission has ended, and none that by its own estimate
+///    would outlast the permission. The write fence bounds a slice that takes longer than estimated. A
+///    write without permission waits; it does not fail.
 /// 7. **The end of a peer's writes.** [`write_fence`](Transport::write_fence) declares what ends
-/// them, and declares no more than the transport can prove. After [`TransportEvent::Revoked`] no
-/// byte of that peer arrives in this worker's memory any more.
+///    them, and declares no more than the transport can prove. After [`TransportEvent::Revoked`] no
+///    byte of that peer arrives in this worker's memory any more.
 /// 8. **Time.** Every transport that moves real bytes uses the host's `CLOCK_BOOTTIME` in
-/// nanoseconds: it reads this clock itself, and compares the reading with the times that it is
-/// told.
+///    nanoseconds: it reads this clock itself, and compares the reading with the times that it is
+///    told.
 /// 9. **Work per call is bounded.** `poll` returns within about a millisecond, however much is in
-/// flight, so that frames and deadlines are served beside a large copy.
+///    flight, so that frames and deadlines are served beside a large copy.
 pub trait Transport {
     /// The transport's name (`local`, `nixl`), the same at both ends of a connection.
     fn name(&self) -> &'static str;
