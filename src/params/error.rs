@@ -82,7 +82,7 @@ pub enum ParamsError {
     /// A text is not a valid engine id or request id.
     #[error(transparent)]
     Id(#[from] IdError),
-    /// A list in `remote_block_ids` is not a valid list of pages: it names a page twice, for instance.
+    /// A list in `remote_block_ids` is not a valid list of pages.
     #[error(transparent)]
     Pages(#[from] PagesError),
 }

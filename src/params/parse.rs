@@ -39,8 +39,7 @@ const KNOWN: [&str; 16] = [
 ];
 
 impl TransferParams {
-    /// Parses the JSON text of `kv_transfer_params`, at most
-    /// [`MAX_PARAMS_BYTES`](super::MAX_PARAMS_BYTES) long.
+    /// Parses the JSON text of `kv_transfer_params`, which may have [`MAX_PARAMS_BYTES`] bytes at most.
     pub fn parse(text: &str) -> Result<TransferParams, ParamsError> {
         if text.len() > MAX_PARAMS_BYTES {
             return Err(ParamsError::TooLong { got: text.len(), max: MAX_PARAMS_BYTES });

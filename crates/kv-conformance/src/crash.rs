@@ -1,4 +1,4 @@
-//! Workers elsewhere that are killed: before, during and after, and that come back.
+//! Checks with workers elsewhere that are killed (before, during and after posts), and that come back.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(crate) fn a_peer_killed_during_our_posts_ends_them_and_is_reported<H: Harnes
                     assert!(matches!(result, Ok(()) | Err(TransportError::PeerGone)), "{result:?}");
                 }
                 TransportEvent::PeerGone { end: WayEnd::Dead { .. }, .. } => reports += 1,
-                // Its connection may end a moment before it.
+                // The connection may end a moment before the process.
                 TransportEvent::PeerGone { end: WayEnd::Lost, .. } => {}
                 event => panic!("{event:?}"),
             }
@@ -67,7 +67,7 @@ pub(crate) fn an_idle_peer_that_is_killed_is_reported<H: Harness>(harness: &H) {
     here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
     other.kill();
     here.until_gone(&mut [], PEER);
-    // Frames may come twice; that there is an end, only once.
+    // Frames may come twice; the peer's death may be reported only once.
     here.pass(&mut [], Duration::from_millis(50));
     here.events.retain(|event| !heard(std::slice::from_ref(event), b"echo"));
     here.events.retain(|event| *event != TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost });
@@ -75,12 +75,12 @@ pub(crate) fn an_idle_peer_that_is_killed_is_reported<H: Harness>(harness: &H) {
 }
 
 pub(crate) fn a_killed_writer_is_quiet_once_that_was_promised<H: Harness>(harness: &H) {
-    // Several times, for there may be writes on their way or not.
+    // Several times, because writes may be on their way or not when the peer is killed.
     for _ in 0..4 {
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Write);
         connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
-        // It is in the middle of its writes once its pattern begins to show.
+        // The peer is in the middle of its writes once its pattern begins to show.
         let mark = pattern(H::FAR_LEN)[H::FAR_LEN / 2..][..8].to_vec();
         here.until(&mut [&mut other], "its writes", |_, side| {
             let mut word = [0; 8];
@@ -102,7 +102,7 @@ pub(crate) fn a_killed_reader_leaves_its_source_in_service<H: Harness>(harness: 
         return;
     }
     let mut here = Here::new(harness);
-    // The source is elsewhere: its end would be the end of this check.
+    // The source is another process, because a crash of the source would end this check, too.
     let mut source = here.other(Job::Serve);
     for round in 0..4 {
         let mut reader = harness.other(Job::Read, source.metadata());
@@ -126,7 +126,7 @@ pub(crate) fn a_peer_that_died_before_the_connect_is_never_connected<H: Harness>
         other.kill();
         match connect(&mut here.side.transport, PEER, other.metadata()) {
             Err(TransportError::PeerGone) => continue,
-            // Noticed in the background; a post that was taken ends, with an error.
+            // The transport may notice the death later: then a post that was accepted ends with an error.
             connected => assert_eq!(connected, Ok(())),
         }
         let post = whole(1, Op::Write, H::FAR_LEN);
@@ -144,7 +144,7 @@ pub(crate) fn a_peer_that_died_before_the_connect_is_never_connected<H: Harness>
 pub(crate) fn a_peer_that_comes_back_under_its_id_serves_its_new_bytes<H: Harness>(harness: &H) {
     let mut here = Here::new(harness);
     for life in 0..3 {
-        // Whatever an earlier life was given is not here any more.
+        // The worker of an earlier round, and everything that it was given, is gone.
         let mut other = here.other(Job::Serve);
         connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
         here.events.clear();

@@ -1,4 +1,4 @@
-//! Concurrency: three workers, each posting to both others at once.
+//! A check of concurrency: three workers, each of which posts to both others at the same time.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use crate::pair::desc;
 use crate::{Harness, Random, Side, connect};
 
 const PAGE: usize = 12_000;
-/// Pages that each worker moves to and from each other one.
+/// Pages that each worker moves to each other worker, and reads from each other worker.
 const PAGES: usize = 60;
 const WORKERS: usize = 3;
 
-/// Every page of every worker's first region is a target of one post at most, and every page of its
-/// second, which holds what is given away, of none.
+/// Every page of a worker's first region is the target of one post at most. No page of a worker's second
+/// region, from which others read and the worker writes, is a target.
 pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
     let mut random = Random::new("three_workers_exchange_pages_at_once");
     let room = WORKERS * 2 * PAGES * PAGE;
@@ -31,7 +31,7 @@ pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
             connect(&mut side.transport, PeerId(them as u64), metadata).unwrap();
         }
     }
-    // What is to be posted, in random order, and where each byte must come from.
+    // The posts, in random order, and the place that each byte must come from.
     let mut wanted: Vec<BTreeMap<usize, (usize, usize)>> = vec![BTreeMap::new(); WORKERS];
     let mut to_post: Vec<Vec<(PeerId, Post)>> = vec![Vec::new(); WORKERS];
     for (us, to_post) in to_post.iter_mut().enumerate() {
@@ -83,7 +83,7 @@ pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
                         *ended[us].entry(post).or_default() += 1;
                     }
                     TransportEvent::Frame { frame, .. } => {
-                        // Told: then it is there already.
+                        // The notify frame has come, so the page must be there already.
                         let at = u64::from_le_bytes(frame[..].try_into().unwrap()) as usize;
                         check_page(&sides[us], us, at, &wanted[us], &content);
                     }

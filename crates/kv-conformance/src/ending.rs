@@ -1,4 +1,4 @@
-//! Ends of posts: exactly one each, and after it the memory is quiet.
+//! Checks of how posts end: each exactly once, and no byte of its memory moves afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,7 +51,7 @@ pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harne
     assert!(ends.values().all(|count| *count == 1), "{ends:?}");
 }
 
-/// Posts that are given up by `give_up`: from their events on, neither side's memory changes.
+/// Posts that `give_up` ends early: after their events, neither side's memory changes any more.
 fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut H::Transport, PostId)) {
     let posts = 12;
     let len = LENS[0] as u64;
@@ -70,7 +70,7 @@ fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut
             give_up(&mut pair.a.transport, PostId(id));
         }
         pair.until("posts end", |pair| pair.a_events.len() as u64 >= posts);
-        // The memory goes to somebody else.
+        // The memory is used for other data now.
         pair.a.memory.write(0, 0, &vec![3; LENS[0]]);
         pair.b.memory.write(0, 0, &vec![4; LENS[0]]);
         for _ in 0..500 {
@@ -122,7 +122,7 @@ pub(crate) fn disconnect_ends_the_posts<H: Harness>(harness: &H) {
         })
         .collect();
     assert_eq!(posts.len(), 50);
-    // Forgetting is not for ever.
+    // The peer can be connected again, under another id.
     let metadata = pair.b.transport.metadata().unwrap();
     connect(&mut pair.a.transport, PeerId(12), &metadata).unwrap();
     let post = Post { id: PostId(60), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };

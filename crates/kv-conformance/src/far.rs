@@ -1,4 +1,4 @@
-//! Pages that move to and from a worker elsewhere.
+//! Checks with workers elsewhere: pages move to and from them, and their frames have distinct origins.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{Harness, Job, Other, Random, connect, heard, pattern, snapshot};
 const PEER: PeerId = PeerId(1);
 const PAGE: usize = 64 << 10;
 
-/// Written there at random places, and read back from there.
+/// Pages are written to random places of a worker elsewhere, and read back.
 pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H) {
     if !harness.reads() {
         return;
@@ -49,7 +49,7 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
     here.until(&mut [&mut other], "an echo", |events, _| heard(events, b"echo"));
 }
 
-/// Two workers elsewhere send frames back: each over a connection of its own.
+/// Two workers elsewhere send frames back: the frames of each have an origin of their own.
 pub(crate) fn frames_of_a_peer_have_its_origin_and_no_others<H: Harness>(harness: &H) {
     let words: [&[u8]; 2] = [b"the one", b"the other"];
     let mut here = Here::new(harness);

@@ -1,4 +1,4 @@
-//! Frames: whole, and never before the bytes that they tell of.
+//! Checks of frames: they arrive whole, and never before the bytes that they announce.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ pub(crate) fn the_first_frame_arrives_before_the_receiver_connects<H: Harness>(h
     assert!(metadata.len() <= (64 << 10) + 64 * LENS.len());
     connect(&mut pair.a.transport, A_KNOWS_B, &metadata).unwrap();
     pair.send_until_heard(b"who I am");
-    // And a post needs nothing but the poster's connect.
+    // A post, too, needs only the poster's connect.
     pair.a.memory.write(0, 0, b"early bytes");
     let post = Post { id: PostId(1), op: Op::Write, descs: vec![desc((0, 0), (0, 8192), 11)], notify: None };
     pair.a.transport.post(A_KNOWS_B, post).unwrap();

@@ -1,4 +1,4 @@
-//! A worker here whose partner is elsewhere.
+//! A worker in the test's process whose partner is elsewhere.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::other::whole;
 use crate::pair::ended;
 use crate::{Harness, Job, Other, Side, rest};
 
-/// A worker here, and what was reported to it.
+/// A worker here, and the events that it was told.
 pub(crate) struct Here<'a, H: Harness> {
     harness: &'a H,
     pub(crate) side: Side<H::Transport>,
@@ -16,17 +16,17 @@ pub(crate) struct Here<'a, H: Harness> {
 }
 
 impl<H: Harness> Here<'_, H> {
-    /// A worker of the length of those elsewhere.
+    /// A worker with one region, as long as the regions of workers elsewhere.
     pub(crate) fn new(harness: &H) -> Here<'_, H> {
         Here { harness, side: harness.worker(&[H::FAR_LEN]), events: Vec::new() }
     }
 
-    /// A partner for it.
+    /// Starts a partner elsewhere for this worker.
     pub(crate) fn other(&self, job: Job) -> H::Other {
         self.harness.other(job, &self.side.transport.metadata().unwrap())
     }
 
-    /// Polls it once, and lets the others work.
+    /// Polls this worker once, and lets the others work for a moment.
     pub(crate) fn turn(&mut self, others: &mut [&mut H::Other]) {
         self.side.transport.poll(self.harness.now(), &mut self.events);
         for other in others {
@@ -34,7 +34,7 @@ impl<H: Harness> Here<'_, H> {
         }
     }
 
-    /// Works until `done`.
+    /// Works until `done` returns true. Panics with `what` if that takes longer than the harness's patience.
     pub(crate) fn until(
         &mut self,
         others: &mut [&mut H::Other],
@@ -46,13 +46,13 @@ impl<H: Harness> Here<'_, H> {
             assert!(Instant::now() < deadline, "{what}: {} events", self.events.len());
             self.turn(others);
             if !done(&self.events, &self.side) {
-                // What changes without a word is looked for as well.
+                // `done` may wait for memory that changes without an event, so the sleep is short.
                 rest(&self.side.transport, Duration::from_millis(2));
             }
         }
     }
 
-    /// Works for this long, in the transports' time.
+    /// Works for the time `span`, in the transports' time.
     pub(crate) fn pass(&mut self, others: &mut [&mut H::Other], span: Duration) {
         let begun = self.harness.now();
         while self.harness.now().since(begun) < span {
@@ -60,13 +60,13 @@ impl<H: Harness> Here<'_, H> {
         }
     }
 
-    /// Works until a peer's death is reported; how long its writes may still arrive.
+    /// Works until a peer's death is reported. Returns how long the peer's writes may still arrive.
     pub(crate) fn until_gone(&mut self, others: &mut [&mut H::Other], peer: PeerId) -> Duration {
         self.until(others, "the end of a killed peer", |events, _| gone(events, peer).is_some());
         gone(&self.events, peer).unwrap()
     }
 
-    /// One post to its end, which must be good.
+    /// Posts the whole region, and works until the post has ended without an error.
     pub(crate) fn run(&mut self, others: &mut [&mut H::Other], peer: PeerId, id: u64, op: Op) {
         let post = whole(id, op, H::FAR_LEN);
         let post_id = post.id;
@@ -76,7 +76,7 @@ impl<H: Harness> Here<'_, H> {
     }
 }
 
-/// How long after its death a peer's writes may arrive, once its death was reported.
+/// How long a peer's writes may still arrive, if the events tell its death.
 pub(crate) fn gone(events: &[TransportEvent], wanted: PeerId) -> Option<Duration> {
     events.iter().find_map(|event| match event {
         TransportEvent::PeerGone { peer, end: WayEnd::Dead { quiet_after } } if *peer == wanted => {
@@ -86,7 +86,7 @@ pub(crate) fn gone(events: &[TransportEvent], wanted: PeerId) -> Option<Duration
     })
 }
 
-/// The directions to check.
+/// The directions to check: write, and read if the transport can.
 pub(crate) fn ops<H: Harness>(harness: &H) -> Vec<Op> {
     if harness.reads() { vec![Op::Write, Op::Read] } else { vec![Op::Write] }
 }

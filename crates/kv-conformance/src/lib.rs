@@ -1,9 +1,9 @@
-//! What every transport must do, whatever moves its bytes: the contract of [`kv_core::Transport`] as checks.
+//! The contract of [`kv_core::Transport`] as checks, which every transport must pass.
 //!
-//! A development dependency of the transports. A transport's tests implement [`Harness`], which makes workers
-//! here and elsewhere, and run [`all`] checks, or some of them by name. "Elsewhere" is a process that
-//! can be killed for the transports that have processes ([`process`]), and a virtual host for the one that
-//! has not.
+//! This crate is a development dependency of the transports. A transport's tests implement [`Harness`], which
+//! makes workers in the test's process ("here") and outside of it ("elsewhere"), and run [`all`] checks, or
+//! [`some`] of them by name. For real transports, a worker elsewhere is a process that can be killed
+//! ([`process`]); for the simulated transport, it is a worker on a virtual host.
 //!
 //! | file | checks |
 //! |---|---|
@@ -12,14 +12,23 @@
 //! | `ending` | every post ends once; cancelled and disconnected posts; strangers |
 //! | `crowd` | many posts among three workers at once |
 //! | `far` | pages to and from workers elsewhere, and the origins of frames |
-//! | `crash` | workers elsewhere that are killed, before, during and after, and come back |
+//! | `crash` | workers elsewhere that are killed (before, during and after posts), and that come back |
 //! | `rights` | permissions to write that begin and end; rights that are revoked |
 //!
-//! What it is not: a test of speed. Nothing here fails because a machine is slow, but for the
-//! patience of a harness, which is long. That each check can fail is shown where the transports are
-//! cheapest to break: in the simulator's tests, with a planted bug for each.
+//! What this crate is not: a test of speed. No check fails because a machine is slow, unless it is slower
+//! than [`Harness::patience`], which is long. The tests of the simulated transport show that each check can
+//! fail: they plant a bug for each.
+//!
+//! ```
+//! use kv_conformance::{Harness, some};
+//!
+//! // A transport's test: `harness` makes the test's workers.
+//! fn bytes_arrive<H: Harness>(harness: impl Fn() -> H) {
+//!     some(harness, |name| name.starts_with("posts_move"));
+//! }
+//! ```
 
-// Checks say what they found by panicking, and print their seeds.
+// Checks report what they have found by panicking, and print their seeds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod crash;
@@ -45,31 +54,32 @@ pub use pair::{A_KNOWS_B, B_KNOWS_A, LENS, Pair, Regions, Side, boottime, connec
 pub use random::Random;
 pub use sys::rest;
 
-/// Makes workers with the transport under test.
+/// Makes the workers of checks, with the transport under test.
 pub trait Harness {
-    /// The transport.
+    /// The transport under test.
     type Transport: Transport;
-    /// A worker elsewhere.
+    /// A worker elsewhere, which can be killed.
     type Other: Other;
 
-    /// Bytes of the one region of a worker elsewhere, and of its partner here: large enough that
-    /// something is still on its way when the worker is killed.
+    /// Length in bytes of the one region of a worker elsewhere, and of its partner's region here: large
+    /// enough that bytes are still on their way when the worker is killed.
     const FAR_LEN: usize;
 
-    /// A worker here that the other workers of this harness can reach. Its regions are zero.
+    /// A worker here, with one region of zero bytes for each length in `lens`. The other workers of this
+    /// harness can reach it.
     fn worker(&self, lens: &[usize]) -> Side<Self::Transport>;
 
-    /// The second worker of a pair, if it is not like the first.
+    /// The second worker of a pair here: by default a worker like the first.
     fn partner(&self, lens: &[usize]) -> Side<Self::Transport> {
         self.worker(lens)
     }
 
-    /// Starts a worker elsewhere. Its region holds [`pattern`], and it works with the worker of this
-    /// metadata.
+    /// Starts a worker elsewhere, which does `job` with the worker whose metadata is `peer`. The region of
+    /// the new worker holds [`pattern`].
     fn other(&self, job: Job, peer: &[u8]) -> Self::Other;
 
-    /// The time that the transports live in, for them and for waiting: CLOCK_BOOTTIME, except in a
-    /// simulation.
+    /// The time in which transports are polled, permissions end, and checks wait: the host's CLOCK_BOOTTIME,
+    /// except in a simulation.
     fn now(&self) -> Time {
         boottime()
     }
@@ -79,18 +89,18 @@ pub trait Harness {
         Duration::from_secs(60)
     }
 
-    /// False where READ is refused: checks then use WRITE only.
+    /// False for a transport that refuses reads: checks then use writes only.
     fn reads(&self) -> bool {
         true
     }
 }
 
-/// A check and its name.
+/// A check, with its name before it.
 pub type Check<H> = (&'static str, fn(&H));
 
 macro_rules! checks {
     ($($file:ident { $($check:ident,)* })*) => {
-        /// All checks. Each makes its own workers, so that they may run in any order.
+        /// All checks with their names. Each check makes its own workers, so checks may run in any order.
         pub fn checks<H: Harness>() -> Vec<Check<H>> {
             vec![$($((stringify!($check), $file::$check::<H> as fn(&H)),)*)*]
         }
@@ -139,12 +149,13 @@ checks! {
     }
 }
 
-/// Runs all checks, each on a harness of its own.
+/// Runs all checks, each on a harness of its own. Panics at the first check that fails.
 pub fn all<H: Harness>(make: impl Fn() -> H) {
     some(make, |_| true);
 }
 
-/// Runs the checks whose names are wanted; at least one must be.
+/// Runs the checks for whose names `wanted` returns true. Panics at the first check that fails, or if no
+/// check is wanted.
 pub fn some<H: Harness>(make: impl Fn() -> H, wanted: impl Fn(&str) -> bool) {
     let checks: Vec<Check<H>> = checks().into_iter().filter(|(name, _)| wanted(name)).collect();
     assert!(!checks.is_empty(), "no such check");

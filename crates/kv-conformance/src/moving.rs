@@ -1,4 +1,4 @@
-//! Bytes: those that were described arrive, and no others move.
+//! Checks of bytes: the described bytes arrive, and no others move.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ fn random_descs(random: &mut Random, lens: &[usize], op: Op) -> Vec<Desc> {
     descs
 }
 
-/// What the two memories must be after a post of `a`.
+/// Changes copies of both memories as a post of the first worker must change the memories.
 fn apply(op: Op, descs: &[Desc], ours: &mut [Vec<u8>], theirs: &mut [Vec<u8>]) {
     for desc in descs {
         let here = desc.local_offset as usize..(desc.local_offset + desc.len) as usize;
@@ -109,7 +109,8 @@ pub(crate) fn descriptors_out_of_bounds_are_refused_and_touch_nothing<H: Harness
     assert!((snapshot(&pair.a), snapshot(&pair.b)) == before, "a refused post has touched memory");
 }
 
-/// One post of a million, at random places: what a transport splits, it must put together again.
+/// Posts of one and of a million descriptors, at random places: a transport that splits a post must report
+/// its end only once, when all bytes have moved.
 pub(crate) fn one_and_a_million_descriptors_move_their_bytes<H: Harness>(harness: &H) {
     let (item, most) = (8, 1_000_000);
     let len = item * most;

@@ -1,26 +1,26 @@
-//! Workers elsewhere: what they do, whatever runs them.
+//! What workers elsewhere do, in a process of their own or on a virtual host.
 
 use bytes::Bytes;
 use kv_core::{Desc, Op, PeerId, Post, PostId, Time, Transport, TransportEvent};
 
 use crate::{Side, connect};
 
-/// Posts that a busy worker keeps under way.
+/// Posts that a worker with the job `Write` or `Read` keeps under way.
 const BUSY: u64 = 8;
 const PARTNER: PeerId = PeerId(1);
 
-/// A worker elsewhere. Dropping it kills it.
+/// A worker elsewhere. Dropping the value kills the worker.
 pub trait Other {
-    /// What its transport tells about itself.
+    /// The metadata of the worker's transport.
     fn metadata(&self) -> &[u8];
 
-    /// Lets it work for a moment, if it does not by itself.
+    /// Lets the worker work for a moment. Does nothing for a worker that runs by itself.
     fn turn(&mut self);
 
-    /// Kills it, as SIGKILL does: it does nothing more, not even say so.
+    /// Kills the worker, as SIGKILL does: it does nothing more, and sends no goodbye.
     fn kill(&mut self);
 
-    /// False if it is dead.
+    /// False once the worker is dead.
     fn is_alive(&mut self) -> bool;
 }
 
@@ -29,14 +29,14 @@ pub trait Other {
 pub enum Job {
     /// Sends every frame back.
     Serve,
-    /// Writes its region over its partner's, again and again; and sends frames back.
+    /// Writes its region over its partner's region, again and again, and sends every frame back.
     Write,
-    /// Reads its partner's region, again and again.
+    /// Reads its partner's region, again and again, and sends every frame back.
     Read,
 }
 
 impl Job {
-    /// Its name.
+    /// The job's name, one word, for a command line.
     pub fn name(self) -> &'static str {
         match self {
             Job::Serve => "serve",
@@ -45,15 +45,15 @@ impl Job {
         }
     }
 
-    /// The job of this name.
+    /// The job with this name.
     pub fn named(name: &str) -> Option<Job> {
         [Job::Serve, Job::Write, Job::Read].into_iter().find(|job| job.name() == name)
     }
 }
 
-/// A worker that does its job whenever it is turned.
+/// A worker that does its job whenever [`turn`](Puppet::turn) is called.
 pub struct Puppet<P> {
-    /// Its transport and memory: one region.
+    /// The worker's transport and memory: one region.
     pub side: Side<P>,
     job: Job,
     partner: Vec<u8>,
@@ -63,13 +63,14 @@ pub struct Puppet<P> {
 }
 
 impl<P: Transport> Puppet<P> {
-    /// A worker whose region holds [`pattern`].
+    /// A worker whose region is filled with [`pattern`], and which works with the worker of the metadata
+    /// `partner`.
     pub fn new(side: Side<P>, job: Job, partner: &[u8]) -> Puppet<P> {
         side.memory.write(0, 0, &pattern(side.lens[0]));
         Puppet { side, job, partner: partner.to_vec(), connected: false, posted: 0, ended: 0 }
     }
 
-    /// Works for a moment.
+    /// Polls the transport once, answers frames, and keeps the posts of the job under way.
     pub fn turn(&mut self, now: Time) {
         let mut events = Vec::new();
         self.side.transport.poll(now, &mut events);
@@ -107,12 +108,12 @@ impl<P: Transport> Puppet<P> {
     }
 }
 
-/// What the region of a worker elsewhere holds at first: the offset of each word.
+/// The bytes that the region of a worker elsewhere has at first: the offset of each eight-byte word.
 pub fn pattern(len: usize) -> Vec<u8> {
     (0..len).step_by(8).flat_map(|at| (at as u64).to_le_bytes()).take(len).collect()
 }
 
-/// One post of a whole region.
+/// A post of the first `len` bytes of the first region on both sides.
 pub(crate) fn whole(id: u64, op: Op, len: usize) -> Post {
     let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
     Post { id: PostId(id), op, descs: vec![desc], notify: None::<Bytes> }

@@ -1,4 +1,4 @@
-//! Two workers in one process, and what was reported to each.
+//! [`Pair`]: two workers in the test's process, and the events that each of them was told.
 
 use std::time::{Duration, Instant};
 
@@ -8,65 +8,67 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Harness, Random};
 
-/// The memory of one worker, as its server sees it.
+/// The memory of one worker, as its server reads and writes it.
 pub trait Regions {
-    /// Copies out of a region.
+    /// Copies bytes out of a region, from `offset` on.
     fn read(&self, region: usize, offset: usize, out: &mut [u8]);
-    /// Copies into a region.
+    /// Copies bytes into a region, from `offset` on.
     fn write(&self, region: usize, offset: usize, bytes: &[u8]);
 }
 
-/// A transport and the regions that are registered with it. The transport ends first.
+/// A worker: a transport and the regions that are registered with it. Dropping a side drops the transport
+/// before the memory.
 pub struct Side<P> {
-    /// The transport.
+    /// The transport of this worker.
     pub transport: P,
-    /// Length of each region.
+    /// Length of each region, in bytes.
     pub lens: Vec<usize>,
-    /// Its memory.
+    /// The memory of the regions.
     pub memory: Box<dyn Regions>,
 }
 
-/// Lengths that make every check meaningful: several regions, one of them of an odd length.
+/// Lengths of regions, in bytes, that make every check meaningful: several regions, one of an odd length.
 pub const LENS: [usize; 3] = [1 << 20, 64 << 10, (256 << 10) + 13];
 
-/// The id of the second worker of a pair at the first.
+/// The peer id by which the first worker of a pair connects the second.
 pub const A_KNOWS_B: PeerId = PeerId(11);
-/// The id of the first at the second.
+/// The peer id by which the second worker of a pair connects the first.
 pub const B_KNOWS_A: PeerId = PeerId(22);
 
-/// Two workers and what was reported to each.
+/// Two workers, and the events that each of them was told.
 pub struct Pair<P> {
-    /// One.
+    /// The first worker of the pair.
     pub a: Side<P>,
-    /// The other.
+    /// The second worker of the pair.
     pub b: Side<P>,
-    /// Events of each, oldest first.
+    /// The events of the first worker, oldest first.
     pub a_events: Vec<TransportEvent>,
-    /// Events of each, oldest first.
+    /// The events of the second worker, oldest first.
     pub b_events: Vec<TransportEvent>,
     patience: Duration,
 }
 
 impl<P: Transport> Pair<P> {
-    /// Two workers of a harness that do not know each other.
+    /// Two workers of a harness, neither of which has connected the other. Their regions have the lengths
+    /// `lens`.
     pub fn strangers<H: Harness<Transport = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
         let mut pair = Pair::new(harness.worker(lens), harness.partner(lens));
         pair.patience = harness.patience();
         pair
     }
 
-    /// Two workers of which each has connected to the other, one after the other.
+    /// Two workers of a harness that are connected in both directions.
     pub fn connected<H: Harness<Transport = P>>(harness: &H, lens: &[usize]) -> Pair<P> {
         Pair::strangers(harness, lens).introduce()
     }
 
-    /// Two workers that do not know each other.
+    /// A pair of these two workers, which are not connected. Waits end after 60 s.
     pub fn new(a: Side<P>, b: Side<P>) -> Pair<P> {
         let patience = Duration::from_secs(60);
         Pair { a, b, a_events: Vec::new(), b_events: Vec::new(), patience }
     }
 
-    /// Connects one to the other, and back.
+    /// Connects the first worker to the second, then the second to the first.
     pub fn introduce(mut self) -> Pair<P> {
         let metadata = self.b.transport.metadata().unwrap();
         connect(&mut self.a.transport, A_KNOWS_B, &metadata).unwrap();
@@ -85,7 +87,8 @@ impl<P: Transport> Pair<P> {
         self.b.transport.poll(now, &mut self.b_events);
     }
 
-    /// Polls both sides until `done` says so.
+    /// Polls both sides until `done` returns true. Panics with `what` if that takes longer than the harness's
+    /// patience.
     pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Pair<P>) -> bool) {
         let deadline = Instant::now() + self.patience;
         while !done(self) {
@@ -94,7 +97,7 @@ impl<P: Transport> Pair<P> {
         }
     }
 
-    /// Fills all memory of both.
+    /// Fills all regions of both sides with random bytes.
     pub fn scramble(&self, random: &mut Random) {
         for side in [&self.a, &self.b] {
             for (region, len) in side.lens.iter().enumerate() {
@@ -120,7 +123,7 @@ impl<P: Transport> Pair<P> {
     }
 }
 
-/// How a post ended, if it has.
+/// The result of a post, if the events tell its end.
 pub(crate) fn ended(events: &[TransportEvent], wanted: PostId) -> Option<Result<(), TransportError>> {
     events.iter().find_map(|event| match event {
         TransportEvent::Posted { post, result } if *post == wanted => Some(result.clone()),
@@ -128,19 +131,19 @@ pub(crate) fn ended(events: &[TransportEvent], wanted: PostId) -> Option<Result<
     })
 }
 
-/// Whether a frame of these bytes has arrived.
+/// True if the events have a frame of exactly these bytes.
 pub fn heard(events: &[TransportEvent], wanted: &[u8]) -> bool {
     events.iter().any(|event| matches!(event, TransportEvent::Frame { frame, .. } if frame[..] == *wanted))
 }
 
-/// Connects a transport to a peer that allows writes for ever, as far as permission goes.
+/// Connects a transport to a peer, and permits its writes for ever.
 pub fn connect<P: Transport>(transport: &mut P, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
     transport.connect(peer, metadata)?;
     transport.permit(peer, Time::MAX);
     Ok(())
 }
 
-/// All bytes of a side.
+/// A copy of all regions of a side.
 pub fn snapshot<P>(side: &Side<P>) -> Vec<Vec<u8>> {
     let regions = side.lens.iter().enumerate();
     regions
@@ -152,7 +155,7 @@ pub fn snapshot<P>(side: &Side<P>) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A descriptor: region and offset of each side.
+/// A descriptor of `len` bytes, with region and offset of each side.
 pub(crate) fn desc(local: (u32, u64), remote: (u32, u64), len: u64) -> Desc {
     Desc {
         local_region: local.0,
@@ -163,7 +166,7 @@ pub(crate) fn desc(local: (u32, u64), remote: (u32, u64), len: u64) -> Desc {
     }
 }
 
-/// The host's time since its boot, which transports that move real bytes live in.
+/// The time since the host's boot (CLOCK_BOOTTIME): the clock of transports that move real bytes.
 pub fn boottime() -> Time {
     let time = clock_gettime(ClockId::Boottime);
     Time::ZERO + Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

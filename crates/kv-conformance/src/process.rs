@@ -1,4 +1,4 @@
-//! Workers elsewhere that are processes: the test binary again, running only its test `child`.
+//! Workers elsewhere that are processes: the test binary is started again and runs only its test `child`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ use crate::{Job, Other, Puppet, Side, boottime, rest};
 const ROLE: &str = "KV_CONFORMANCE_CHILD";
 const MARK: &str = "metadata:";
 
-/// A worker in a process of its own, killed with its handle.
+/// A worker in a process of its own. Dropping the value kills the process.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -19,7 +19,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it. Its test `child` gets `kind` to make its worker by: a word.
+    /// Starts the process, whose worker does `job` with the worker of the metadata `partner`. The test
+    /// `child` there is given `kind`, one word, by which it makes the worker.
     pub fn start(kind: &str, job: Job, partner: &[u8]) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
@@ -35,7 +36,7 @@ impl Process {
         Process { child, metadata }
     }
 
-    /// The process, to stop it and let it go on.
+    /// The process, for tests that stop it and let it continue.
     pub fn child(&self) -> &Child {
         &self.child
     }
@@ -64,14 +65,14 @@ impl Drop for Process {
     }
 }
 
-/// The body of the test `child`, which is no test at all unless this process was started by
-/// [`Process::start`]. `make` makes the worker.
+/// The body of the test `child`, which does nothing unless this process was started by [`Process::start`].
+/// `make` makes the worker from the word that `start` was given.
 pub fn child<P: Transport>(make: impl FnOnce(&str) -> Side<P>) {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
     let [kind, job, partner] = words[..] else { panic!("{role}") };
     let mut puppet = Puppet::new(make(kind), Job::named(job).unwrap(), &from_hex(partner));
-    // If the parent dies, so does this.
+    // This process ends when the parent's end of the pipe is closed.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_line(&mut String::new());
         std::process::exit(0);

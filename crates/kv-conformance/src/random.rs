@@ -1,15 +1,16 @@
-//! Random choices that a seed replays.
+//! [`Random`]: random choices that can be repeated with their seed.
 
 use std::time::SystemTime;
 
 use kv_core::random::SplitMix64;
 
-/// A small generator, so that a seed replays.
+/// A small random number generator. The same seed makes the same choices.
 #[derive(Debug)]
 pub struct Random(SplitMix64);
 
 impl Random {
-    /// Prints its seed, which the variable `SEED` overrides.
+    /// A generator with a new seed, or with the seed in the environment variable `SEED`. The seed is printed
+    /// after `what`.
     pub fn new(what: &str) -> Random {
         let fresh = || {
             let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -20,12 +21,12 @@ impl Random {
         Random(SplitMix64::new(seed))
     }
 
-    /// 0 to `below` - 1.
+    /// A number from 0 to `below` - 1.
     pub fn below(&mut self, below: usize) -> usize {
         self.0.below(below as u64) as usize
     }
 
-    /// Random bytes.
+    /// `len` bytes, each chosen at random.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.below(256) as u8).collect()
     }

@@ -7,11 +7,11 @@ use kv_core::{Op, Post, PostId, Time, Transport, TransportError, TransportEvent,
 use crate::pair::desc;
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, snapshot};
 
-/// Posts that are under way at once.
+/// Posts that are under way at the same time.
 const POSTS: u64 = 12;
-/// How often a check is made anew that has shown nothing, because the machine stood still.
+/// How often a check is repeated that has shown nothing because the machine was too slow.
 const ATTEMPTS: usize = 50;
-/// How long a transport whose processor copies may take for the slices that it has begun.
+/// How long a transport that copies with the processor may take for the slices that it has begun.
 const LAST_SLICES: Duration = Duration::from_millis(100);
 
 fn write_all<P: Transport>(pair: &mut Pair<P>, ids: std::ops::Range<u64>) {
@@ -24,7 +24,7 @@ fn write_all<P: Transport>(pair: &mut Pair<P>, ids: std::ops::Range<u64>) {
     }
 }
 
-/// Turns until then in the transports' time, and some times at least.
+/// Polls both sides until `until`, in the transports' time, and at least 20 times.
 fn pass<H: Harness>(harness: &H, pair: &mut Pair<H::Transport>, until: Time) {
     let mut turns = 0;
     while turns < 20 || harness.now() < until {
@@ -46,7 +46,7 @@ pub(crate) fn a_write_waits_for_its_permission_and_moves_nothing_before<H: Harne
     pass(harness, &mut pair, until);
     assert!(holds_only(&pair, 0), "bytes moved before they were allowed to");
     assert_eq!(pair.a_events, []);
-    // Reads need no permission, nor do they give any.
+    // Reads need no permission, and do not permit writes.
     if harness.reads() {
         let descs = vec![desc((1, 0), (1, 0), LENS[1] as u64)];
         let read = Post { id: PostId(POSTS), op: Op::Read, descs, notify: None };
@@ -71,13 +71,13 @@ pub(crate) fn no_byte_of_a_write_moves_after_its_permission_has_ended<H: Harness
     }
 }
 
-/// Writes for longer than a permission lasts; true if its end kept some writes waiting.
+/// Writes for longer than a permission lasts; true if the end of the permission kept some writes waiting.
 fn is_cut_off<H: Harness>(harness: &H, span: Duration) -> bool {
     let mut pair = Pair::connected(harness, &LENS);
     pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
     let until = harness.now() + span;
     pair.a.transport.permit(A_KNOWS_B, until);
-    // More than can be moved in that time.
+    // More bytes than can be moved in that time.
     let mut posted = 0;
     while harness.now() < until {
         if posted < 1000 {
@@ -88,7 +88,7 @@ fn is_cut_off<H: Harness>(harness: &H, span: Duration) -> bool {
     }
     await_quiet(harness, &mut pair, until);
     let ended = pair.a_events.len() as u64;
-    // The others have only waited.
+    // The other writes have only waited: a new permission lets them end.
     pair.a.transport.permit(A_KNOWS_B, Time::MAX);
     pair.until("all posts end", |pair| pair.a_events.len() as u64 == posted);
     let good = |event: &TransportEvent| matches!(event, TransportEvent::Posted { result: Ok(()), .. });
@@ -99,7 +99,7 @@ fn is_cut_off<H: Harness>(harness: &H, span: Duration) -> bool {
     ended < posted
 }
 
-/// Waits for the end of the slices that were begun before `until`, and sees that no byte moves any more.
+/// Waits for the end of the slices that were begun before `until`, and checks that no byte moves any more.
 fn await_quiet<H: Harness>(harness: &H, pair: &mut Pair<H::Transport>, until: Time) {
     let settle = match pair.b.transport.write_fence(B_KNOWS_A) {
         WriteFence::Revocable => Duration::ZERO,
@@ -115,7 +115,7 @@ fn await_quiet<H: Harness>(harness: &H, pair: &mut Pair<H::Transport>, until: Ti
         if holds_only(pair, 4) {
             return;
         }
-        // Whoever copies for such a transport may have stood still in the middle of a slice.
+        // The thread that copies for such a transport may have been stopped in the middle of a slice.
         assert!(may_be_late && attempt < ATTEMPTS, "bytes moved after the end of the permission");
     }
 }

@@ -1,4 +1,4 @@
-//! Sleeping on the descriptors of a transport.
+//! [`rest`]: sleeping on the descriptors of a transport.
 #![allow(unsafe_code)]
 
 use std::os::fd::BorrowedFd;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use kv_core::{Transport, TransportWait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Sleeps as the transport allows, but no longer than this.
+/// Sleeps until the transport has something to do, but no longer than `most`.
 pub fn rest<P: Transport + ?Sized>(transport: &P, most: Duration) {
     let (fds, most) = match transport.wait() {
         TransportWait::Now => return,

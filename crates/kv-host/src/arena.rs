@@ -80,7 +80,7 @@ impl Arena {
         Arena::map(len, granularity, false, |mapping| {
             mapping.prefer_huge_pages();
             match mapping.populate(0, mapping.len()) {
-                // Before Linux 5.14 there is no such advice.
+                // Before Linux 5.14 the kernel cannot populate pages.
                 Err(error) if error.errno == Errno::INVAL.raw_os_error() => mapping.touch(),
                 other => return other,
             }

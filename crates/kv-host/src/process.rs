@@ -30,8 +30,8 @@ impl Process {
         let credentials = credentials(socket)?;
         match sys::peer_pidfd(socket) {
             Ok(pidfd) => Ok(Process { pid: credentials.pid, pidfd }),
-            // Before Linux 6.5. The number cannot have been used again if the stream turns out to be alive
-            // after this: its other end belongs to the process.
+            // Before Linux 6.5 the kernel does not give the descriptor. If the stream turns out to be alive
+            // after this, the process still holds the other end, so that its id has not been used again.
             Err(_) => Process::open(credentials.pid),
         }
     }

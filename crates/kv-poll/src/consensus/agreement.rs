@@ -1,8 +1,8 @@
-//! What a queue proposes, what ranks agree on, and the rule by which they do.
+//! What a queue proposes, what the ranks agree on, and the rule by which they agree.
 
 use kv_core::{KvPoll, Room};
 
-/// A request within one queue; numbers rise in the order of `push` and are never reused.
+/// The number of a request within one queue. Numbers rise in the order of `push` and are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestKey(pub u64);
 
@@ -15,7 +15,7 @@ impl std::fmt::Display for RequestKey {
 /// How a request stands, on one rank or on all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// The state.
+    /// The state of the request.
     pub poll: KvPoll,
     /// True if the state is final and no wire can touch the pages any more.
     pub reclaimable: bool,
@@ -24,49 +24,52 @@ pub struct Standing {
 /// A change of the agreed standing of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
-    /// The request, by this rank's key.
+    /// The request, by the key that this rank entered it with.
     pub key: RequestKey,
-    /// The minimum of all ranks' states. `reclaimable` implies that this rank's session is.
+    /// The minimum of all ranks' states. If it is `reclaimable`, so is this rank's session.
     pub standing: Standing,
 }
 
-/// This rank's place in the agreement.
+/// One rank's part in the agreement of all ranks on the state of each request.
 ///
-/// For each request: one `join`, then `propose` as its session changes. What is agreed rises, or
-/// falls to `Failed`, and is reported once for each change. A final state with `reclaimable` is the
-/// last report; the request is forgotten with it.
+/// For each request: one `join`, then `propose` whenever its session changes. The agreed state rises, or
+/// falls to `Failed`, and each change is reported once by `agree`. A final state with `reclaimable` is the
+/// last report for a request, which is forgotten then.
 pub trait RankConsensus {
     /// Why ranks could not agree. The queues change nothing in a step that ends with an error.
     type Error: std::error::Error;
 
-    /// Enters a request under a room. Keys must rise from call to call.
+    /// Enters a request under a room. Keys must rise from call to call. Refused with [`RoomBusy`] while
+    /// another request has the room.
     ///
-    /// **Every rank must enter every request**, or the others wait for it until their sessions'
-    /// deadlines. A rank that cannot serve one enters it and proposes `Failed`.
+    /// **Every rank must enter every request**, or the other ranks wait until their sessions' deadlines. A
+    /// rank that cannot serve a request enters it and proposes `Failed`.
     fn join(&mut self, key: RequestKey, room: &Room) -> Result<(), RoomBusy>;
 
-    /// Says how this rank's session stands. States that go back, and unknown keys, are ignored.
+    /// Proposes the standing of this rank's session. A state below an earlier one (`Failed` excepted) and an
+    /// unknown key are ignored.
     fn propose(&mut self, key: RequestKey, standing: Standing);
 
-    /// Exchanges proposals and appends what has newly been agreed. Once per scheduler step.
+    /// Exchanges proposals with the other ranks, and appends to `agreed` what has newly been agreed. Call
+    /// once per scheduler step.
     fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Self::Error>;
 
-    /// True if the ranks build identical batches, so that in each step all of them must have the same pages
-    /// free. The queues then free nothing on one rank before all ranks can.
+    /// True if the ranks build identical batches, so that all of them must have the same pages free in each
+    /// step. The queues then free pages on one rank only when all ranks can.
     fn is_lock_step(&self) -> bool {
         true
     }
 }
 
-/// Another request holds the room. It ends within its deadline; push again after that.
+/// Another request has the room. That request ends within its deadline; push again afterwards.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("room {room} is held by another request")]
+#[error("room {room} is in use by another request; push again when that request has ended")]
 pub struct RoomBusy {
-    /// The room.
+    /// The room that two requests have.
     pub room: Room,
 }
 
-/// The standing after `proposed` is heard: final states stay, others only rise or fail.
+/// The standing after a proposal: final states stay, others only rise or fail.
 pub(super) fn advance(current: Standing, proposed: Standing) -> Standing {
     let keep =
         current.poll.is_terminal() || (proposed.poll < current.poll && proposed.poll != KvPoll::Failed);
@@ -74,5 +77,5 @@ pub(super) fn advance(current: Standing, proposed: Standing) -> Standing {
     Standing { poll, reclaimable: poll.is_terminal() && (current.reclaimable || proposed.reclaimable) }
 }
 
-/// Where every request begins.
+/// The standing with which every request begins.
 pub(crate) const OPENING: Standing = Standing { poll: KvPoll::Bootstrapping, reclaimable: false };

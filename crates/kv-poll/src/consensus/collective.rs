@@ -1,4 +1,4 @@
-//! Agreement through a collective operation of the server.
+//! [`CollectiveConsensus`]: agreement through a collective operation of the server, for ranks in lock-step.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,30 @@ use super::agreement::{Agreed, OPENING, RankConsensus, RequestKey, RoomBusy, Sta
 
 /// An all-reduce that a server already has (gloo, NCCL, MPI …), over the ranks of one group.
 pub trait Collective {
-    /// Why it failed.
+    /// Why the collective operation failed.
     type Error: std::error::Error + 'static;
 
-    /// Replaces each byte by the minimum of that byte over all ranks. Blocks until all ranks have
-    /// called it with the same length.
+    /// Replaces each byte by the minimum of that byte over all ranks. Blocks until all ranks have called this
+    /// method with as many bytes.
     fn all_reduce_min(&mut self, values: &mut [u8]) -> Result<(), Self::Error>;
 }
 
-/// Ranks in lock-step, as SGLang's are: each calls [`agree`](RankConsensus::agree) once per step,
-/// and between two of these calls each enters **the same rooms in the same order**. The broadcast
-/// that gives all ranks the same requests ensures that.
+/// The agreement of ranks in lock-step, as SGLang's ranks are: every rank calls
+/// [`agree`](RankConsensus::agree) once per step, and between two of these calls every rank enters **the same
+/// rooms in the same order**. In a server, the broadcast that gives all ranks the same requests ensures this.
 ///
-/// A step is one small all-reduce of [`HEADER`](CollectiveConsensus::HEADER) bytes, and if any rank
-/// has news, a second one with two bytes for each open request. The small one carries a fingerprint
-/// of all rooms entered so far, so ranks that have fallen out of order learn it, all of them in the
-/// same step, before vectors of different rooms or lengths meet.
+/// A step is one small all-reduce of [`HEADER`](CollectiveConsensus::HEADER) bytes, and if any rank has news,
+/// a second one with two bytes for each open request. The small one carries a fingerprint of all rooms
+/// entered so far. So ranks that have entered different rooms get an error, all of them in the same step,
+/// before vectors for different rooms or of different lengths are combined.
 #[derive(Debug)]
 pub struct CollectiveConsensus<C> {
     collective: C,
     /// Open requests; the order of keys is the order of entry, the same on all ranks.
     requests: BTreeMap<RequestKey, Request>,
-    /// Rooms entered since the beginning, in order.
+    /// Hash of all rooms entered since the beginning, in order.
     entered: Fnv1a,
-    /// This rank has something to say.
+    /// True if this rank has a proposal that was not exchanged.
     news: bool,
     values: Vec<u8>,
 }
@@ -41,7 +41,7 @@ impl<C: Collective> CollectiveConsensus<C> {
     /// Bytes of the all-reduce that every step makes.
     pub const HEADER: usize = 25;
 
-    /// A rank that has entered no room yet; so must be all others.
+    /// A rank that has entered no room yet. All other ranks must begin in the same step.
     pub fn new(collective: C) -> CollectiveConsensus<C> {
         CollectiveConsensus {
             collective,
@@ -52,12 +52,12 @@ impl<C: Collective> CollectiveConsensus<C> {
         }
     }
 
-    /// Requests that not all ranks have seen to their end.
+    /// How many requests are open: their last agreement has not come.
     pub fn open_rooms(&self) -> usize {
         self.requests.len()
     }
 
-    /// True if any rank has news. An error if the ranks' tables differ.
+    /// True if any rank has news. An error if the ranks have entered different rooms.
     fn exchange_header(&mut self) -> Result<bool, CollectiveError<C::Error>> {
         let fingerprint = self.entered.finish();
         let open = self.requests.len();
@@ -120,8 +120,8 @@ impl<C: Collective> RankConsensus for CollectiveConsensus<C> {
         request.local = next;
     }
 
-    /// Errors come to all ranks in the same step, unless the collective itself fails, and change
-    /// nothing: ranks that enter the missing rooms may go on.
+    /// An error comes to all ranks in the same step, unless the collective itself fails, and changes nothing:
+    /// once the ranks have entered the missing rooms, they agree again.
     fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Self::Error> {
         if !self.exchange_header()? {
             return Ok(());
@@ -153,22 +153,22 @@ struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError<E: std::error::Error + 'static> {
-    /// The collective failed.
+    /// The server's collective operation failed, for the reason in the source.
     #[error("the collective operation failed")]
     Collective(#[source] E),
     /// The ranks have not entered the same rooms in the same order. Compare the ranks' logs: each
     /// gets this error in the same step, with its own numbers.
-    #[error("ranks have entered different rooms: {open} open here, fingerprint {fingerprint:016x}")]
+    #[error("ranks entered different rooms: this one has {open} open, fingerprint {fingerprint:016x}")]
     Diverged {
         /// Requests open on this rank.
         open: usize,
         /// Hash of all rooms that this rank has entered, in order.
         fingerprint: u64,
     },
-    /// The collective is no minimum: no rank gave this state.
-    #[error("the collective returned {value}, which is no state")]
+    /// The collective returned a byte that no rank can have given, so it does not compute the minimum.
+    #[error("the collective returned the state {value}; states are 0 to 4")]
     BadState {
-        /// What came out.
+        /// The byte that the collective returned.
         value: u8,
     },
 }

@@ -1,18 +1,19 @@
 //! Agreement among the ranks that hold one request: the minimum of their states.
 //!
-//! Each rank of a parallel group has its own session for a request, and its own queues. A request
-//! may go on only as far as the slowest rank's session has come, and one failed rank fails it: the
-//! order of [`KvPoll`](kv_core::KvPoll) makes that the minimum. A queue proposes what its own sessions do and acts on
-//! what is agreed.
+//! Each rank of a parallel group has its own session for a request, and its own queues. A request may go on
+//! only as far as the slowest rank's session has come, and fails if one rank's session fails: with the order
+//! of [`KvPoll`](kv_core::KvPoll), in which `Failed` is lowest, both are the minimum. A queue proposes the
+//! states of its own sessions and acts on the states that are agreed.
 //!
-//! | implementation | ranks are | agreement comes | pages come back |
+//! | implementation | ranks | agreement comes | pages come back |
 //! |---|---|---|---|
-//! | [`SingleRank`] | one | at once | when the session allows it |
-//! | [`ThreadConsensus`] | threads of one process, each at its own speed | as soon as the last rank has proposed | likewise, on each rank for itself |
-//! | [`CollectiveConsensus`] | in lock-step, joined by the server's own collective | in the same step on all ranks | in the same step on all ranks |
+//! | [`SingleRank`] | one | at once | when the session gives them back |
+//! | [`ThreadConsensus`] | threads of one process, each at its own speed | as soon as the last rank has proposed | when the rank's own session gives them back |
+//! | [`CollectiveConsensus`] | in lock-step, connected by the server's own collective | in the same step on all ranks | in the same step on all ranks |
 //!
-//! A server whose ranks must build identical batches without talking to each other needs the last
-//! one: with threads, all ranks see the same agreements in the same order, but not in the same step.
+//! A server whose ranks must build identical batches without talking to each other needs
+//! [`CollectiveConsensus`]: with [`ThreadConsensus`], all ranks get the same agreements in the same order,
+//! but not in the same step.
 
 mod agreement;
 mod collective;

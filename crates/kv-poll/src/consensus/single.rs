@@ -1,4 +1,4 @@
-//! One rank agrees with itself.
+//! [`SingleRank`]: the agreement of an engine with one rank.
 
 use std::convert::Infallible;
 
@@ -6,7 +6,7 @@ use kv_core::Room;
 
 use super::agreement::{Agreed, RankConsensus, RequestKey, RoomBusy, Standing};
 
-/// The only rank there is: every proposal is agreed, unchanged.
+/// The agreement of a single rank: every proposal is agreed unchanged, in the same step.
 #[derive(Debug, Default)]
 pub struct SingleRank {
     proposed: Vec<Agreed>,

@@ -1,4 +1,4 @@
-//! Agreement among threads of one process.
+//! [`ThreadConsensus`]: agreement among ranks that are threads of one process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -11,26 +11,26 @@ use super::agreement::{Agreed, OPENING, RankConsensus, RequestKey, RoomBusy, Sta
 
 /// One rank's handle on the agreement of a group of threads.
 ///
-/// Ranks may run at different speeds and enter a room at different times: a rank that has not
-/// entered it counts as `Bootstrapping`. All ranks get the same agreements in the same order. A
-/// step without news costs one atomic load; otherwise a short lock, O(changed). A room is
-/// forgotten when every rank has seen its end; until then it cannot be entered again.
+/// Ranks may run at different speeds and enter a room at different times: a rank that has not entered a room
+/// counts as `Bootstrapping`. All ranks get the same agreements in the same order. A step without news costs
+/// one atomic load; a step with news takes a short lock, O(changes). A room is forgotten when every rank has
+/// been told its end, and cannot be entered again before.
 ///
-/// A handle that is dropped fails the requests that its rank had not seen to their end, and every
-/// later one: the others do not wait for a rank that is gone.
+/// Dropping a handle fails the requests whose end its rank has not been told, and every later request: the
+/// other ranks do not wait for a rank that is gone.
 #[derive(Debug)]
 pub struct ThreadConsensus {
     rank: usize,
     shared: Arc<Shared>,
     requests: BTreeMap<RequestKey, Request>,
-    /// Proposals not yet in the shared table.
+    /// Proposals that are not in the shared table yet.
     proposed: Vec<(RequestKey, KvPoll)>,
     /// Requests whose pages have become free after the end was agreed.
     released: Vec<Agreed>,
 }
 
 impl ThreadConsensus {
-    /// The handles of a group of `ranks` threads, in rank order.
+    /// The handles of a group of `ranks` threads, in the order of ranks. Give one to each thread's queues.
     pub fn group(ranks: usize) -> Vec<ThreadConsensus> {
         let shared = Arc::new(Shared {
             table: Mutex::new(Table {
@@ -50,7 +50,7 @@ impl ThreadConsensus {
         (0..ranks).map(handle).collect()
     }
 
-    /// How many rooms some rank has not seen the end of.
+    /// How many rooms are open: at least one rank has not been told their end.
     pub fn open_rooms(&self) -> usize {
         self.shared.lock().rooms.len()
     }
@@ -134,25 +134,25 @@ impl Drop for ThreadConsensus {
     }
 }
 
-/// What this rank alone knows of a request.
+/// What only this rank knows about a request.
 #[derive(Debug)]
 struct Request {
     room: Room,
     reclaimable: bool,
-    /// The agreed end, once this rank has seen it.
+    /// The agreed end, once this rank has been told.
     end: Option<KvPoll>,
 }
 
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// Per rank: its mail is not empty. Written under the lock.
+    /// For each rank: true if its mail is not empty. Written under the lock.
     news: Box<[AtomicBool]>,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Nothing panics with the table half changed.
+        // No code panics while the table is half changed, so a poisoned table is still valid.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -162,7 +162,7 @@ type Mail = VecDeque<(RequestKey, KvPoll)>;
 #[derive(Debug)]
 struct Table {
     rooms: BTreeMap<Room, Vote>,
-    /// Per rank: agreements that it has not seen.
+    /// For each rank: agreements that it has not been told.
     mail: Vec<Mail>,
     gone: Vec<bool>,
 }
@@ -183,14 +183,14 @@ impl Table {
     }
 }
 
-/// The ranks' states in one room.
+/// The states of all ranks in one room, and what is agreed.
 #[derive(Debug)]
 struct Vote {
     seats: Box<[Seat]>,
-    /// How many ranks are in each state: the minimum without looking at every rank.
+    /// How many ranks are in each state, so that the minimum is found without looking at every rank.
     tally: [u32; 5],
     agreed: KvPoll,
-    /// Ranks that have not seen the end.
+    /// How many ranks have not been told the end.
     watching: usize,
 }
 

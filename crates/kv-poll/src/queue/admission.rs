@@ -1,6 +1,7 @@
 //! The arithmetic of admission: when the cache has room for another request.
 
-/// How much of the cache must stay free for what is already running (SGLang's rule, in pages).
+/// The rule by which a request is admitted: how much of the cache must stay free for requests that are
+/// already active (SGLang's rule, counted in pages).
 ///
 /// A request is admitted if
 ///
@@ -8,57 +9,58 @@
 /// max(pages + reserve,  pages + growth − retractable)  ≤  available − active × reserve
 /// ```
 ///
-/// with `reserve` the pages of `reserved_tokens`, `growth` those of `max_new_tokens` clipped to
-/// `clip_new_tokens`, `active` all requests that hold pages, and `retractable` the pages of running
-/// requests, if the server retracts them when it runs out. The left maximum leaves every active
-/// request room for its next `reserved_tokens`; the right one ensures that a request can finish,
-/// if need be alone.
+/// with `reserve` the pages of `reserved_tokens`, `growth` the pages of `max_new_tokens` clipped to
+/// `clip_new_tokens`, `active` the number of requests that hold pages, and `retractable` the pages of running
+/// requests, if the server retracts them when it runs out of pages. The first term leaves every active
+/// request room for its next `reserved_tokens` tokens; the second ensures that the request can finish, if
+/// need be alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionRule {
-    /// Tokens in a page; of context-parallel ranks, in the pages of one number on all of them.
+    /// Tokens in a page. With decode context parallelism: tokens in the pages that have the same number on
+    /// all ranks.
     pub page_size: u32,
-    /// Tokens kept free for each active request (SGLang `num_reserved_decode_tokens`: 512).
+    /// Tokens kept free for each active request (SGLang's `num_reserved_decode_tokens`: 512).
     pub reserved_tokens: u32,
-    /// Most new tokens that a request is expected to make (SGLang
+    /// Most new tokens that a request is expected to generate (SGLang's
     /// `SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION`: 4096).
     pub clip_new_tokens: u32,
-    /// Whether the server retracts running requests when it runs out of pages.
+    /// True if the server retracts running requests when it runs out of pages.
     pub retraction: bool,
 }
 
-/// What a request asks for.
+/// How much of the cache a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
-    /// Pages to receive.
+    /// Pages that the request receives from the prefill side.
     pub pages: usize,
-    /// Tokens it may make at most.
+    /// Most tokens that the request may generate.
     pub max_new_tokens: u32,
 }
 
 /// How full the cache is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Free pages.
+    /// Pages that are free.
     pub available: usize,
     /// Requests that hold pages: in transfer, waiting, or running.
     pub active: usize,
-    /// Pages of running requests.
+    /// Pages that running requests hold.
     pub running_pages: usize,
 }
 
 impl AdmissionRule {
-    /// How many pages `tokens` fill.
+    /// How many pages `tokens` tokens take.
     pub fn pages_for(&self, tokens: u32) -> usize {
         tokens.div_ceil(self.page_size.max(1)) as usize
     }
 
-    /// Pages that are free beyond the reserve of the active requests.
+    /// How many pages are free beyond the reserve of the active requests.
     pub fn headroom(&self, load: &Load) -> usize {
         let reserved = load.active.saturating_mul(self.pages_for(self.reserved_tokens));
         load.available.saturating_sub(reserved)
     }
 
-    /// Pages of headroom that a request needs.
+    /// How many pages of headroom a request needs.
     pub fn need(&self, demand: &Demand, load: &Load) -> usize {
         let reserve = demand.pages.saturating_add(self.pages_for(self.reserved_tokens));
         let growth = self.pages_for(demand.max_new_tokens.min(self.clip_new_tokens));
@@ -66,13 +68,14 @@ impl AdmissionRule {
         reserve.max(demand.pages.saturating_add(growth).saturating_sub(retractable))
     }
 
-    /// How many pages are missing for a new request; zero if it fits.
+    /// How many pages are missing for a new request; zero if the request fits.
     pub fn missing(&self, demand: &Demand, load: &Load) -> usize {
         self.need(demand, load).saturating_sub(self.headroom(load))
     }
 
-    /// How many pages are missing for a retracted request of `pages` pages to go on. It keeps the
-    /// usual reserve, but when nothing else is active it may take all there is: it ran before.
+    /// How many pages are missing for a retracted request of `pages` pages to go on. The usual reserve is
+    /// kept, except when no other request is active: then the request, which ran before, may take all free
+    /// pages.
     pub fn missing_to_resume(&self, pages: usize, load: &Load) -> usize {
         if load.active == 0 {
             return pages.saturating_sub(load.available);

@@ -1,12 +1,12 @@
-//! Which aux rows are taken.
+//! [`AuxRows`]: which aux rows are taken, and which are free.
 
 use std::collections::VecDeque;
 
 use kv_core::AuxIndex;
 
-/// A bounded set of aux rows. The row that has rested longest is taken first.
+/// A fixed number of aux rows, each free or taken. The row that has been free for longest is taken first.
 ///
-/// Decode queues own one; a prefill server keeps its own for the rows that it fills.
+/// Decode queues have a set of their own; a prefill server keeps another one for the rows that it fills.
 #[derive(Debug, Clone)]
 pub struct AuxRows {
     free: VecDeque<u32>,
@@ -19,17 +19,17 @@ impl AuxRows {
         AuxRows { free: (0..rows).collect(), taken: vec![false; rows as usize] }
     }
 
-    /// How many rows there are.
+    /// How many rows there are, free or taken.
     pub fn capacity(&self) -> usize {
         self.taken.len()
     }
 
-    /// How many of them are free.
+    /// How many rows are free.
     pub fn available(&self) -> usize {
         self.free.len()
     }
 
-    /// Takes a row, if one is free.
+    /// Takes a free row; `None` if all rows are taken.
     pub fn take(&mut self) -> Option<AuxIndex> {
         let row = self.free.pop_front()?;
         if let Some(taken) = self.taken.get_mut(row as usize) {
@@ -38,7 +38,7 @@ impl AuxRows {
         Some(AuxIndex(row))
     }
 
-    /// Gives a row back. False, and nothing changes, if it was not taken.
+    /// Gives a row back. False, and nothing changes, if the row was not taken.
     pub fn give(&mut self, row: AuxIndex) -> bool {
         match self.taken.get_mut(row.0 as usize) {
             Some(taken) if *taken => {

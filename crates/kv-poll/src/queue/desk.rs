@@ -1,5 +1,5 @@
-//! What prefill and decode queues do alike: open sessions, agree with other ranks, retry what a full ring
-//! refused, and take pages out of ended sessions.
+//! The common part of prefill and decode queues: they open sessions, agree with other ranks, retry commands
+//! that a full ring refused, and take pages out of ended sessions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +10,7 @@ use super::quarantine::{QuarantineRule, Stopped};
 use crate::consensus::{Agreed, RankConsensus, RequestKey, RoomBusy, Standing};
 use crate::kv::Change;
 
-/// What a rank proposes for a request whose session it could not open.
+/// The standing that a rank proposes for a request whose session it could not open.
 const CANNOT_SERVE: Standing = Standing { poll: KvPoll::Failed, reclaimable: true };
 
 /// The sessions of a queue's requests, and this rank's place in the agreement.
@@ -21,9 +21,9 @@ pub(super) struct Desk<M, C> {
     consensus: C,
     sessions: BTreeMap<SessionId, RequestKey>,
     rooms: BTreeSet<Room>,
-    /// Requests with something that the worker's ring had no room for, oldest first.
+    /// Requests with commands for which the worker's ring had no room, oldest first.
     backlog: VecDeque<RequestKey>,
-    /// Requests whose session should have given its pages back, and did not.
+    /// Requests whose session should have given its pages back, and has not.
     unreclaimed: Vec<RequestKey>,
     agreed: Vec<Agreed>,
     next_key: u64,
@@ -45,8 +45,8 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         }
     }
 
-    /// Enters a request into the agreement, unless one of the queue's live requests holds the room, and
-    /// opens its session.
+    /// Enters a request into the agreement, unless a live request of the queue has the room, and opens the
+    /// request's session.
     pub(super) fn open<R, S: KvSession>(
         &mut self,
         request: R,
@@ -75,8 +75,9 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         }
     }
 
-    /// Proposes what sessions report, as `observe` sees it, and exchanges it with the other ranks: what has
-    /// newly been agreed. `observe` says nothing of requests that it does not know.
+    /// Proposes the states that sessions report, as `observe` judges them, and exchanges them with the other
+    /// ranks. Returns what has newly been agreed. `observe` returns `None` for requests that it does not
+    /// know.
     pub(super) fn agree(
         &mut self,
         changes: impl IntoIterator<Item = Change>,
@@ -88,7 +89,7 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
                 self.consensus.propose(key, Standing { poll, reclaimable });
             }
         }
-        // Whatever was agreed before an error is kept for the next step.
+        // Agreements that came before an error are kept for the next step.
         self.consensus.agree(&mut self.agreed)?;
         Ok(std::mem::take(&mut self.agreed))
     }
@@ -98,13 +99,13 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         self.consensus.is_lock_step()
     }
 
-    /// The room may be used again.
+    /// Notes that the room may be used again.
     pub(super) fn leave(&mut self, room: &Room) {
         self.rooms.remove(room);
     }
 
-    /// Takes everything out of an ended session; a session that still holds something is tried again at
-    /// the next step.
+    /// Takes everything out of an ended session. A session that still holds something comes back, and is
+    /// tried again at the next step.
     pub(super) fn reclaim<S: KvSession>(&mut self, key: RequestKey, session: S) -> Result<Reclaimed, S> {
         let id = session.id();
         match session.reclaim_all() {
@@ -119,18 +120,18 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         }
     }
 
-    /// The requests whose sessions are to be tried again.
+    /// Takes the requests whose sessions must be tried again.
     pub(super) fn take_unreclaimed(&mut self) -> Vec<RequestKey> {
         std::mem::take(&mut self.unreclaimed)
     }
 
-    /// Notes that the ring had no room for something of this request.
+    /// Notes that the ring had no room for a command of this request.
     pub(super) fn enqueue(&mut self, key: RequestKey) {
         self.backlog.push_back(key);
     }
 
-    /// Retries what the ring had no room for: `flush` says whether a request has nothing left to say. All
-    /// sessions share the ring, so the first refusal ends it.
+    /// Retries the commands for which the ring had no room. `flush` returns true if a request has no command
+    /// left. All sessions share the ring, so the first refusal ends the retry.
     pub(super) fn flush(&mut self, mut flush: impl FnMut(RequestKey) -> bool) {
         while let Some(&key) = self.backlog.front() {
             if !flush(key) {
@@ -140,14 +141,15 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         }
     }
 
-    /// Stops admission, or lets it go on. What it depends on is agreed: ranks in lock-step decide alike.
+    /// Stops admission, or lets it go on. Both numbers follow from what the ranks have agreed, so that ranks
+    /// in lock-step decide alike.
     pub(super) fn stop_or_go(&mut self, quarantined: usize, pool: usize) {
         let stops = self.rule.stops(quarantined, pool);
         self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
     }
 }
 
-/// Why a request failed that the ranks agree has failed.
+/// Why a request failed, once the ranks agree that it has.
 pub(super) fn cause<S: KvSession>(session: &S, aborted: bool) -> RequestError {
     match session.failure() {
         Some(error) => error.into(),

@@ -1,4 +1,4 @@
-//! What can go wrong with a request in a queue.
+//! The errors of queues: why a request failed, was not taken, or why a call for it was refused.
 
 use std::fmt;
 
@@ -11,46 +11,46 @@ use crate::consensus::{RequestKey, RoomBusy};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// This rank's session failed.
+    /// This rank's session failed, for the reason given.
     #[error(transparent)]
     Transfer(Box<TransferError>),
-    /// The bytes came, but they are another request's.
+    /// The transfer succeeded, but the aux row is another request's. Recompute the request.
     #[error(transparent)]
     Gate(#[from] GateError),
-    /// This rank's session did not fail, but another rank's did; that rank knows the cause.
+    /// This rank's session did not fail, but another rank's session did. That rank knows the cause.
     #[error("room {room}: another rank failed; its log names the cause")]
     OtherRank {
-        /// The request.
+        /// The room of the request.
         room: Room,
     },
     /// The server aborted the request, and no session had failed by then.
-    #[error("aborted here")]
+    #[error("the server aborted the request")]
     Aborted,
-    /// The session reported success before it had been given all pages: a bug in the `KvManager`.
+    /// The session reported success before it had been given all pages. This is a bug in the `KvManager`.
     #[error("room {room}: the session reports {poll} before it was given all pages")]
     OutOfOrder {
-        /// The request.
+        /// The room of the request.
         room: Room,
-        /// What it reported.
+        /// The state that the session reported.
         poll: KvPoll,
     },
-    /// The session gave back another number of pages than it was given: a bug in the `KvManager`.
+    /// The session gave back another number of pages than it was given. This is a bug in the `KvManager`.
     #[error("room {room}: the session was given {given} pages and gave back {returned}")]
     PagesLost {
-        /// The request.
+        /// The room of the request.
         room: Room,
-        /// Pages it was given.
+        /// Pages that the session was given.
         given: usize,
-        /// Pages it gave back.
+        /// Pages that the session gave back.
         returned: usize,
     },
 }
 
-/// A request that a queue did not take. It comes back, and no session is open for it.
+/// A request that a queue did not take. The request comes back, and no session is open for it.
 pub struct PushError<R> {
-    /// The request.
+    /// The server's request, as given to `push`.
     pub request: R,
-    /// Why.
+    /// Why the queue did not take the request.
     pub reason: PushRefusal,
 }
 
@@ -58,90 +58,89 @@ pub struct PushError<R> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushRefusal {
-    /// The session could not be opened. Other ranks that have pushed the request are told that it
-    /// failed.
+    /// The session could not be opened. The request fails on other ranks that have pushed it.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Another request holds the room. Push again when that has ended.
+    /// Another request has the room. Push again when that request has ended.
     #[error(transparent)]
     RoomBusy(#[from] RoomBusy),
-    /// The request would not even fit into the empty cache. Refuse it, or enlarge the cache.
+    /// The request would not even fit into the empty cache. Refuse the request, or enlarge the cache.
     #[error("the request needs {needed} pages with its reserve; the cache has {capacity}")]
     TooLarge {
-        /// Pages that admission would ask for.
+        /// Pages that the request needs, the reserve of the [`AdmissionRule`](super::AdmissionRule) included.
         needed: usize,
-        /// Pages of the cache.
+        /// Pages of the whole cache.
         capacity: usize,
     },
 }
 
-/// A call for a request that cannot be carried out, and changed nothing.
+/// Why a call for a request was refused. A refused call changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The request has failed, or is not in the queue (any more). Drop it from the batch.
+    /// The request has failed, or is not in the queues any more. Drop it from the batch.
     #[error("request {key} has ended")]
     Ended {
-        /// The request.
+        /// The key that was given.
         key: RequestKey,
     },
-    /// The request has not been popped for its forward pass.
+    /// The request has not come out of `pop_waiting`, so its forward pass may not have begun.
     #[error("request {key} has not been popped from the waiting queue")]
     NotPopped {
-        /// The request.
+        /// The key that was given.
         key: RequestKey,
     },
-    /// `init` was called before, or must be called first.
+    /// `init` was called a second time, or was not called before the first chunk.
     #[error("request {key}: init must be called exactly once, before the first chunk")]
     InitOrder {
-        /// The request.
+        /// The key that was given.
         key: RequestKey,
     },
-    /// The pages given are not the pages announced.
+    /// More pages were given than announced with `init`, or `finish` came before all of them were given.
     #[error("request {key}: {given} pages given, {announced} announced")]
     PageCount {
-        /// The request.
+        /// The key that was given.
         key: RequestKey,
-        /// Given so far, with the refused chunk.
+        /// Pages given so far, with those of the refused chunk.
         given: usize,
-        /// Announced with `init`.
+        /// Pages announced with `init`.
         announced: usize,
     },
-    /// Items of cache groups were given before, or all pages have been.
-    #[error("request {key}: groups must be given once, before the last chunk")]
+    /// Items of cache groups were given a second time, or after the last chunk.
+    #[error("request {key}: items of cache groups must be given once, before the last chunk")]
     GroupsOrder {
-        /// The request.
+        /// The key that was given.
         key: RequestKey,
     },
-    /// Layers are final of a chunk that was not given.
-    #[error("request {key}: chunk {chunk} is final, but only {given} chunks were given")]
+    /// Layers were said to be final of a chunk that was not given.
+    #[error("request {key}: layers of chunk {chunk} are final, but only {given} chunks were given")]
     UnknownChunk {
-        /// The request.
+        /// The key that was given.
         key: RequestKey,
-        /// The chunk.
+        /// The number of the chunk, from 0.
         chunk: ChunkId,
-        /// How many were given.
+        /// How many chunks of the request were given.
         given: u32,
     },
 }
 
-/// A chunk that was not taken: the pages come back.
+/// A chunk that was not taken. The pages come back.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the chunk was not taken: {reason}")]
 pub struct ChunkError {
-    /// The pages.
+    /// The pages of the chunk.
     pub pages: Pages,
-    /// Why.
+    /// Why the chunk was not taken.
     pub reason: Refusal,
 }
 
-/// Items of cache groups that were not taken: they come back.
+/// Items of cache groups that were not taken. The items come back.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the groups were not taken: {reason}")]
+#[error("the items of cache groups were not taken: {reason}")]
 pub struct GroupsRefused {
-    /// The items.
+    /// The items that were given.
     pub groups: RequestGroups,
-    /// Why.
+    /// Why the items were not taken.
     pub reason: Refusal,
 }
 

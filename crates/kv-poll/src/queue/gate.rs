@@ -1,11 +1,11 @@
-//! The gate against wrong-room data: what an aux row must say before its request goes on.
+//! The gate against another request's data: the tag that an aux row must have before its request goes on.
 
 use kv_core::hash::Fnv1a;
 use kv_core::{AuxIndex, RequestGroups, Room};
 
-/// The word by which an aux row names its request: the prefill server writes it into the row that
-/// it sends, the decode side's gate compares it. Never zero, so an empty row never passes, and
-/// room 0 is a room like any other.
+/// The word by which an aux row names its request. The prefill server writes the tag into the row that it
+/// sends, and the decode queues compare it. The tag is never zero, so an empty row never passes; room 0 has a
+/// tag like any other room.
 ///
 /// Stable, for other languages: the 64-bit FNV-1a hash (offset basis `0xcbf29ce484222325`, prime
 /// `0x100000001b3`) of one kind byte and the room, with 0 replaced by 1. Kind `0x01` is followed by
@@ -35,34 +35,34 @@ pub fn aux_tag(room: &Room) -> u64 {
     hash.finish().max(1)
 }
 
-/// The decode server's aux rows, as the queue needs them. The layout of a row is the server's.
+/// The decode server's aux rows, as the queues use them. The server decides the layout of a row.
 ///
-/// A row is touched by nobody else from `clear` until `read`, or until the failed request's session
-/// can be reclaimed.
+/// From `clear` until `read`, or until a failed request's pages come back, only the wire writes to a row: the
+/// server must not touch it.
 pub trait AuxMemory<R> {
-    /// Erases the row, so that nothing of an earlier request can be taken for a later one's. At the
-    /// least its tag word becomes zero.
+    /// Erases a row, so that data of an earlier request cannot be taken for those of a later one. At least
+    /// the tag word must become zero.
     fn clear(&mut self, row: AuxIndex);
 
-    /// The tag word of the row: what the prefill server wrote as [`aux_tag`].
+    /// The tag word of a row, which the prefill server wrote as [`aux_tag`].
     fn tag(&self, row: AuxIndex) -> u64;
 
-    /// The row's request has arrived: copies what it needs (first token, logprobs …) into it. The
+    /// Copies what `request` needs (first token, log-probabilities …) out of its row, which has arrived. The
     /// row is given to another request afterwards.
     fn read(&mut self, row: AuxIndex, request: &mut R);
 
-    /// The items of the request's cache groups, now that it is to be admitted: a recurrent layer's slot,
-    /// the pages of a sliding window. They are the session's until they come out of
-    /// [`Ready`](super::Ready) or of [`drain_groups`](super::DecodeQueues::drain_groups).
+    /// The items of cache groups for a request that is about to be admitted: a recurrent layer's slot, the
+    /// pages of a sliding window. The session has them until they come out of [`Ready`](super::Ready) or of
+    /// [`drain_groups`](super::DecodeQueues::drain_groups).
     ///
-    /// `None` if the server has too few of them at the moment: the request waits, and with it those
-    /// behind it. A model without state has no groups.
+    /// `None` if the server has too few items at the moment: this request and those behind it wait. The
+    /// default is for models without further cache groups.
     fn take_groups(&mut self, _request: &mut R) -> Option<RequestGroups> {
         Some(RequestGroups::none())
     }
 }
 
-/// For caches without aux rows: nothing is checked but the transfer itself.
+/// The [`AuxMemory`] of caches without aux rows: a request whose transfer succeeds is not checked further.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoAux;
 
@@ -76,22 +76,23 @@ impl<R> AuxMemory<R> for NoAux {
     fn read(&mut self, _row: AuxIndex, _request: &mut R) {}
 }
 
-/// The transfer succeeded, but the aux row is not this request's: its KV may not be either. Never
-/// decode from it; recompute, and report it, because one side has mixed up two requests.
+/// The transfer succeeded, but the aux row is not that of this request, so the KV may be another request's,
+/// too. Never decode from such pages: recompute the request, and report the error, because one side has mixed
+/// up two requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("aux row {row} of room {room} carries tag {found:#018x}, expected {expected:#018x}; recompute")]
 pub struct GateError {
-    /// The request.
+    /// The room of the request.
     pub room: Room,
-    /// Its row.
+    /// The aux row of the request.
     pub row: AuxIndex,
-    /// The tag of its room.
+    /// The tag of the room, see [`aux_tag`].
     pub expected: u64,
-    /// What the row says; zero if nobody wrote it.
+    /// The tag that the row has; zero if the row was not written.
     pub found: u64,
 }
 
-/// Checks an arrived row.
+/// Checks the tag of a row that has arrived.
 pub(super) fn check<R>(room: &Room, row: AuxIndex, aux: &impl AuxMemory<R>) -> Result<(), GateError> {
     let (expected, found) = (aux_tag(room), aux.tag(row));
     if expected == found { Ok(()) } else { Err(GateError { room: room.clone(), row, expected, found }) }

@@ -1,11 +1,11 @@
-//! A waiting line with priorities, from whose middle requests can leave.
+//! A waiting line with priorities, which requests can leave at any position.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::consensus::RequestKey;
 
-/// Requests by priority (higher first), then by order of arrival. Everything is O(log n).
+/// Requests by priority (higher first), then by order of arrival. Every operation costs O(log n).
 #[derive(Debug)]
 pub(super) struct Line<T> {
     items: BTreeMap<Place, (RequestKey, T)>,
@@ -23,7 +23,7 @@ impl<T> Line<T> {
         self.items.len()
     }
 
-    /// Enters a request. `order` must be unique in the line.
+    /// Enters a request. `order` decides among requests of the same priority, and must be unique in the line.
     pub(super) fn insert(&mut self, key: RequestKey, priority: i32, order: u64, item: T) {
         let place = (Reverse(priority), order);
         self.items.insert(place, (key, item));

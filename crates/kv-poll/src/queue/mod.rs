@@ -1,10 +1,12 @@
-//! The scheduler's queues: what a server's loop does with sessions, without blocking it.
+//! The queues of a disaggregated scheduler: what a server's loop does with sessions, without blocking the
+//! loop.
 //!
-//! [`PrefillQueues`] and [`DecodeQueues`] hold the requests of one rank from arrival until their
-//! pages are free again. They are generic over the server's request type, open their sessions with
-//! a [`KvManager`](kv_core::KvManager), and are driven by one `step` per scheduler iteration with the
-//! [`Change`](crate::Change)s that the worker's `PollSet` reports. They are not a scheduler: what runs
-//! when, and how batches are made, stays with the server. No threads, no locks, no clock.
+//! [`PrefillQueues`] and [`DecodeQueues`] hold the requests of one rank from arrival until their pages are
+//! free again, as SGLang's bootstrap, prealloc, transfer and inflight queues do. The queues are generic over
+//! the server's request type, open sessions with a [`KvManager`](kv_core::KvManager), and are driven by one
+//! `step` per scheduler iteration with the [`Change`](crate::Change)s that the worker's `PollSet` reports.
+//! They are not a scheduler: the server decides which requests run and how batches are made. They have no
+//! threads, no locks and no clock.
 //!
 //! ```text
 //! prefill   push → bootstrap → waiting → pop_waiting → forward: init, send_chunk…, finish → inflight → drain_finished
@@ -16,24 +18,24 @@
 //!
 //! | what fails | prefill | decode |
 //! |---|---|---|
-//! | session cannot be opened | `push` returns the request; other ranks' halves fail | the same |
+//! | session cannot be opened | `push` returns the request; the other ranks' sessions of the request fail | the same |
 //! | room held by another request | `push` returns the request | the same |
 //! | larger than the cache | – | `push` returns the request |
 //! | session fails before `pop_waiting` / admission | leaves its queue; `newly_failed` at once; `drain_finished` without pages | `drain_failed` at once |
-//! | session fails during the forward pass | as before; `send_chunk` returns the chunk with `Refusal::Ended` | – |
+//! | session fails during the forward pass | as in the row before; `send_chunk` returns the chunk with `Refusal::Ended` | – |
 //! | session fails with pages | `newly_failed` at once; `drain_finished` when no wire can touch the pages | `drain_failed` at once; pages and aux row are quarantined, then freed by the queue |
-//! | session fails before the ring took its pages | as a session that fails with pages | pages, aux row and items are free at once; where ranks are in lock-step, as if the session had them |
-//! | another rank fails | own session is aborted, then as above with `RequestError::OtherRank` | the same |
+//! | session fails before the worker's ring took its pages | as a session that fails with pages | pages, aux row and items are free at once; where ranks are in lock-step, as a session that fails with pages |
+//! | another rank fails | this rank's session is aborted, then as in the rows before, with `RequestError::OtherRank` | the same |
 //! | aux row names another room, or none | – | `RequestError::Gate` on all ranks; pages are freed |
 //! | worker's ring is full | `init` and chunks are kept in order, retried each step | pages are kept, retried each step |
 //! | cache or aux rows are full | – | the first in line waits, see `blocked`; nothing overtakes it |
-//! | quarantine takes its share of the cache | `pop_waiting` offers nothing new, see `stopped` | the first new one waits, see `stopped`; retracted ones go on |
+//! | so much of the cache is in quarantine that admission stops | `pop_waiting` offers no request, see `stopped` | new requests wait, see `stopped`; retracted ones go on |
 //! | too few items of cache groups | – | the first in line waits, see `blocked` |
-//! | session fails with items of cache groups | they come back with the pages | `drain_groups` when no wire can touch them |
+//! | session fails with items of cache groups | the items come back with the pages | `drain_groups` when no wire can touch the items |
 //! | `abort` before the end | as a failing session | the same |
 //! | `abort` of a waiting or retracted request | – | `drain_failed` at once, pages freed at once |
 //! | session reports success too early | `RequestError::OutOfOrder` on all ranks | the same |
-//! | session gives back other pages | `RequestError::PagesLost` | the same; counted in `Accounting::lost` |
+//! | session gives back another number of pages | `RequestError::PagesLost` | the same; counted in `Accounting::lost` |
 //! | ranks cannot agree | `step` returns the error and moves nothing on | the same |
 //!
 //! # A prefill iteration

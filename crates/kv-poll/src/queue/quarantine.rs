@@ -1,4 +1,4 @@
-//! When so much of the cache is in quarantine that no new request is let in.
+//! [`QuarantineRule`]: how much of the cache may be in quarantine before no new request is admitted.
 
 use std::fmt;
 
@@ -6,22 +6,22 @@ use kv_core::Quarantine;
 
 /// How much of the cache may be in quarantine before admission stops.
 ///
-/// Pages of requests that have failed come back when no wire can touch them, and a peer that says
-/// nothing more may keep them for as long as its process lives. If such peers could take the whole
-/// cache, the requests that run would find no page to grow into. So new requests wait while the share
-/// is reached, and are let in again as soon as the quarantine falls below it. Requests that have been
-/// let in go on.
+/// Pages of a failed request come back when no wire can touch them, and a silent peer may keep them from
+/// coming back for as long as the peer's process lives. If such peers could take the whole cache, running
+/// requests would find no page to grow into. So new requests wait while quarantined pages have reached the
+/// share, and are admitted again as soon as there are fewer. Requests that have been admitted go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuarantineRule {
-    /// Admission stops when so many percent of the pool are in quarantine; above 100, never.
+    /// Admission stops when so many percent of the cache's pages are in quarantine; above 100, never.
     pub stop_percent: u32,
 }
 
 impl QuarantineRule {
-    /// Half of the pool.
+    /// Admission stops when half of the cache's pages are in quarantine.
     pub const HALF: QuarantineRule = QuarantineRule { stop_percent: 50 };
 
-    /// True if nothing new may be let in while so many pages are in quarantine.
+    /// True if no new request may be admitted while `quarantined` of the cache's `pool` pages are in
+    /// quarantine.
     pub fn stops(&self, quarantined: usize, pool: usize) -> bool {
         let (taken, limit) = (quarantined as u128 * 100, pool as u128 * u128::from(self.stop_percent));
         quarantined > 0 && taken >= limit
@@ -34,16 +34,16 @@ impl Default for QuarantineRule {
     }
 }
 
-/// Why no new request is let in: too much of the cache is in quarantine.
+/// Why no new request is admitted: too much of the cache is in quarantine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stopped {
     /// Pages of these queues' failed requests that cannot be used again yet.
     pub quarantined: usize,
     /// Pages of the whole cache.
     pub pool: usize,
-    /// Whom the worker's quarantined pages wait for, and what would release them, as the
-    /// [manager](kv_core::KvManager::quarantine) tells it. Sessions outside these queues are in it too,
-    /// and the newest may be missing for a moment.
+    /// The peers that the worker's quarantined pages wait for, and what would release them, as the
+    /// [manager](kv_core::KvManager::quarantine) tells. Sessions outside of these queues are included, and
+    /// the newest may be missing for a moment.
     pub by: Vec<Quarantine>,
 }
 

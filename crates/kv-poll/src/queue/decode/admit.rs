@@ -1,4 +1,5 @@
-//! Who gets pages next: retracted requests first, then new ones, each only if the first in line fits.
+//! Which requests get pages next: retracted requests first, then new ones. Nothing overtakes the first in
+//! line.
 
 use kv_core::{KvManager, RequestGroups};
 
@@ -12,8 +13,7 @@ use crate::queue::admission::Load;
 use crate::queue::gate::AuxMemory;
 
 impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, A> {
-    /// Gives pages to whoever is first in line, for as long as they fit: retracted requests, then
-    /// new ones.
+    /// Gives pages to the requests in line, retracted ones first, until the first in line does not fit.
     pub(super) fn admit(&mut self, aux: &mut impl AuxMemory<R>) {
         self.blocked = loop {
             let step = if self.retracted.len() > 0 { self.resume_first() } else { self.admit_first(aux) };
@@ -95,11 +95,11 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     }
 }
 
-/// What became of the first in line.
+/// What happened to the first request in line.
 enum Admission {
     Admitted,
     Blocked(Blocked),
-    /// There is none, or none may be let in.
+    /// No request is in line, or admission is stopped.
     Nobody,
 }
 

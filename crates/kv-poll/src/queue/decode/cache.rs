@@ -1,36 +1,38 @@
-//! The pages of a decode cache, and where each of them is.
+//! The pages of a decode cache, and the place of each page: free, in transfer, in quarantine, held, or
+//! running.
 
 use kv_core::Pages;
 
 use crate::allocator::{FreeError, FreeReason, PageAllocator};
 
-/// Where the pages of the cache are. The sum is always `capacity`.
+/// Where the pages of a decode cache are. Every page is counted in exactly one place, so the places always
+/// add up to `capacity`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Accounting {
-    /// All of them.
+    /// All pages of the cache.
     pub capacity: usize,
-    /// In the allocator.
+    /// Pages that are free in the allocator.
     pub free: usize,
-    /// With sessions of live requests.
+    /// Pages that the sessions of live requests have.
     pub in_transfer: usize,
-    /// With sessions of failed requests: a wire may still touch them.
+    /// Pages that the sessions of failed requests have: a wire may still touch them.
     pub quarantined: usize,
-    /// In these queues: about to be given to a session, or waiting for `pop_waiting`.
+    /// Pages in these queues: about to be given to a session, or of a request that waits for `pop_waiting`.
     pub held: usize,
-    /// With the server.
+    /// Pages that the server has: of running requests.
     pub with_server: usize,
-    /// Not given back by sessions that ended: a bug in the `KvManager`.
+    /// Pages that sessions did not give back when they ended. More than zero shows a bug in the `KvManager`.
     pub lost: usize,
 }
 
 impl Accounting {
-    /// The sum of all places; equal to `capacity`.
+    /// The sum of all places, which equals `capacity`.
     pub fn sum(&self) -> usize {
         self.free + self.in_transfer + self.quarantined + self.held + self.with_server + self.lost
     }
 }
 
-/// Where a page can be, other than in the allocator.
+/// Where a page can be that is not free in the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Transfer,
@@ -39,7 +41,7 @@ pub(super) enum Place {
     Server,
 }
 
-/// An allocator that knows where its pages went.
+/// An allocator with a count of pages for each place that they can be in.
 #[derive(Debug)]
 pub(super) struct Cache<A> {
     allocator: A,
@@ -48,7 +50,7 @@ pub(super) struct Cache<A> {
 }
 
 impl<A: PageAllocator> Cache<A> {
-    /// Pages that are not free in `allocator` count as the server's.
+    /// A cache over the pages of `allocator`. Pages that are not free there count as the server's.
     pub(super) fn new(allocator: A) -> Cache<A> {
         let mut places = [0; 4];
         places[Place::Server as usize] = allocator.capacity().saturating_sub(allocator.available());
@@ -89,8 +91,8 @@ impl<A: PageAllocator> Cache<A> {
         Ok(())
     }
 
-    /// Frees pages of a request that had `given` pages at `from`. What is missing is lost: nobody
-    /// knows who may write there.
+    /// Frees pages of a request that had `given` pages at `from`. Missing pages are lost: a wire might still
+    /// write there, so they are not used again.
     pub(super) fn give_back(&mut self, pages: Pages, given: usize, from: Place) {
         let returned = if pages.len() <= given { pages.len() } else { 0 };
         let freed = if returned == pages.len() && self.allocator.free(pages).is_ok() { returned } else { 0 };

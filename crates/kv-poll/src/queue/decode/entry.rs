@@ -1,4 +1,4 @@
-//! A request in decode queues, stage by stage.
+//! A request in decode queues, in each of its stages.
 
 use kv_core::{AuxIndex, Backpressure, KvPoll, KvReceiver, Pages, RequestGroups};
 
@@ -15,28 +15,31 @@ pub(super) struct Entry<R, S> {
     pub(super) demand: Demand,
     pub(super) stage: Stage,
     pub(super) aborted: bool,
-    /// What went wrong, if this queue found it.
+    /// Why the request has failed, if this queue has found the cause.
     pub(super) error: Option<RequestError>,
 }
 
+/// The stages of a request whose session has not ended.
+///
 /// | from | to | when |
 /// |---|---|---|
 /// | `Handshake` | `Ready` | all ranks are `WaitingForInput` |
 /// | `Ready` | `Transfer` | admission |
-/// | `Ready` | `Handshake` | `abort`: never to be admitted |
+/// | `Ready` | `Handshake` | `abort`: the request will not be admitted |
 pub(super) enum Stage {
     Handshake,
-    /// In the `ready` line.
+    /// The request is in the `ready` line.
     Ready,
     Transfer {
-        /// How many pages it has.
+        /// How many pages the request has.
         pages: usize,
         row: Option<AuxIndex>,
-        /// The pages, until the worker's ring has room for them.
+        /// The pages, until the worker's ring has had room for them.
         init: Option<Pages>,
-        /// The items of cache groups, likewise; they go first.
+        /// The items of cache groups, until the worker's ring has had room for them. They go before the
+        /// pages.
         groups: Option<RequestGroups>,
-        /// The aux row has passed the gate.
+        /// True once the aux row has passed the gate.
         passed: bool,
     },
 }
@@ -44,17 +47,17 @@ pub(super) enum Stage {
 /// The session of a failed request, until no wire can touch its pages.
 pub(super) struct Quarantined<S> {
     pub(super) session: S,
-    /// How many pages it was given.
+    /// How many pages the request was given.
     pub(super) pages: usize,
     pub(super) row: Option<AuxIndex>,
-    /// The pages, if the worker's ring had no room for them: all of them, or none.
+    /// All pages of the request, if the worker's ring had no room for them.
     pub(super) unsent: Option<Pages>,
-    /// The items of cache groups, likewise.
+    /// The items of cache groups, if the worker's ring had no room for them.
     pub(super) groups: Option<RequestGroups>,
 }
 
 impl<S> Quarantined<S> {
-    /// A session that was given nothing.
+    /// A session that was given neither pages nor items.
     pub(super) fn nothing(session: S) -> Quarantined<S> {
         Quarantined { session, pages: 0, row: None, unsent: None, groups: None }
     }
@@ -68,7 +71,7 @@ pub(super) struct Waiting<R> {
 pub(super) struct Retracted<R> {
     pub(super) request: R,
     pub(super) priority: i32,
-    /// How many pages it needs to go on.
+    /// How many pages the request needs to go on.
     pub(super) pages: usize,
 }
 
@@ -77,8 +80,8 @@ impl<R, S: KvReceiver> Entry<R, S> {
         matches!(self.stage, Stage::Handshake) && !self.aborted
     }
 
-    /// The state to propose for what the session reports: the gate stands before the agreement, so
-    /// that all ranks fail a request if one rank's row is wrong.
+    /// The state to propose to the other ranks when the session reports `poll`. The aux row is checked before
+    /// the ranks agree, so that all ranks fail a request if one rank's row is wrong.
     pub(super) fn observe(&mut self, poll: KvPoll, aux: &impl AuxMemory<R>) -> KvPoll {
         if poll == KvPoll::Success && self.error.is_none() {
             let room = self.session.room();
@@ -95,8 +98,8 @@ impl<R, S: KvReceiver> Entry<R, S> {
         if self.error.is_some() { KvPoll::Failed } else { poll }
     }
 
-    /// Gives the session its pages, if it has not taken them yet: how many it has now taken, or
-    /// `None` if there is still no room.
+    /// Gives the session its items and pages, if it has not taken them yet. Returns how many pages it has
+    /// taken now, or `None` if there is still no room.
     pub(super) fn flush(&mut self) -> Option<usize> {
         let Stage::Transfer { row, init, groups, .. } = &mut self.stage else { return Some(0) };
         if let Some(unsent) = groups.take()

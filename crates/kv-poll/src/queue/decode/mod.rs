@@ -32,36 +32,36 @@ use crate::kv::Change;
 ///
 /// # Contract
 ///
-/// Once per scheduler iteration: [`push`](Self::push) what has arrived, [`step`](Self::step) with
-/// the worker's changes, then drain [`drain_failed`](Self::drain_failed) and take requests with
-/// [`pop_waiting`](Self::pop_waiting) into the running batch. Their pages are the server's until
-/// [`finish`](Self::finish). A running request grows with [`allocate`](Self::allocate); when that
-/// has nothing left, the server [`retract`](Self::retract)s running requests, which come back through
-/// `pop_waiting` before any new one is admitted. Nothing blocks, and a step costs O(changes +
-/// requests admitted), however many requests are in flight.
+/// Once per scheduler iteration: [`push`](Self::push) the requests that have arrived, [`step`](Self::step)
+/// with the worker's changes, then drain [`drain_failed`](Self::drain_failed) and take requests with
+/// [`pop_waiting`](Self::pop_waiting) into the running batch. Their pages belong to the server until
+/// [`finish`](Self::finish). A running request grows with [`allocate`](Self::allocate); when no page is left,
+/// the server [`retract`](Self::retract)s running requests, which come back through `pop_waiting` before any
+/// new request is admitted. No method blocks, and a step costs O(changes + requests admitted), however many
+/// requests are in flight.
 ///
-/// Items of cache groups are the server's: it hands them out in
-/// [`take_groups`](AuxMemory::take_groups), and has them back in [`Ready`] or, of a request that fails,
-/// from [`drain_groups`](Self::drain_groups).
+/// Items of cache groups belong to the server, which hands them out in
+/// [`take_groups`](AuxMemory::take_groups). The items come back in [`Ready`]; those of a request that fails
+/// come back from [`drain_groups`](Self::drain_groups).
 ///
-/// Every page is at any time in exactly one place, see [`Accounting`]. What happens on each
-/// failure: see the table in [`queue`](super).
+/// Every page is in exactly one place at any time, see [`Accounting`]. The table in [`queue`](super) says
+/// what happens on each failure.
 pub struct DecodeQueues<R, M: KvManager, C: RankConsensus = SingleRank, A: PageAllocator = RunAllocator> {
     desk: Desk<M, C>,
     cache: Cache<A>,
     rule: AdmissionRule,
     aux_rows: AuxRows,
     entries: BTreeMap<RequestKey, Entry<R, M::Receiver>>,
-    /// Failed requests whose sessions have not given their pages back.
+    /// Sessions of failed requests that have not given their pages back.
     quarantine: BTreeMap<RequestKey, Quarantined<M::Receiver>>,
-    /// Handshake done, no pages yet.
+    /// Requests whose handshake is complete, and that have no pages yet.
     ready: Line<()>,
     waiting: Line<Waiting<R>>,
     retracted: Line<Retracted<R>>,
-    /// Requests of the server, with their priority.
+    /// Requests that the server runs, with their priority.
     running: BTreeMap<RequestKey, i32>,
     failed: VecDeque<Failed<R>>,
-    /// Items of cache groups of requests that have failed, and are quiet.
+    /// Items of cache groups of failed requests, which no wire can touch any more.
     returned: VecDeque<RequestGroups>,
     blocked: Option<Blocked>,
     arrivals: u64,
@@ -69,7 +69,8 @@ pub struct DecodeQueues<R, M: KvManager, C: RankConsensus = SingleRank, A: PageA
 }
 
 impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, A> {
-    /// Empty queues of one rank, over the pages that are free in `allocator`.
+    /// Empty queues of one rank, over the pages of `allocator`. Pages that are not free there count as the
+    /// server's.
     pub fn new(manager: M, consensus: C, allocator: A, config: DecodeConfig) -> Self {
         DecodeQueues {
             desk: Desk::new(manager, consensus, config.quarantine),
@@ -90,7 +91,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         }
     }
 
-    /// Opens the request's receiver and enters it into the prealloc queue.
+    /// Opens the request's receiver and enters the request into the prealloc queue. On an error the request
+    /// comes back.
     pub fn push(&mut self, request: R, incoming: Incoming<'_>) -> Result<RequestKey, PushError<R>> {
         let Incoming { room, bootstrap_addr, demand, options, priority } = incoming;
         let capacity = self.cache.capacity();
@@ -113,8 +115,10 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         Ok(key)
     }
 
-    /// Takes what has changed since the last step, agrees on it with the other ranks, and admits
-    /// what the cache has room for. Once per scheduler iteration, also without changes.
+    /// Takes the changes since the last step, agrees on them with the other ranks, and admits the requests
+    /// for which the cache has room. Call once per scheduler iteration, also without changes.
+    ///
+    /// On an error the ranks have not agreed, and no request moves on; the next step tries again.
     pub fn step(
         &mut self,
         changes: impl IntoIterator<Item = Change>,
@@ -145,7 +149,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         Ok(())
     }
 
-    /// The next request that may run, with its pages.
+    /// The next request that may run, with its pages; `None` if there is none at the moment.
     pub fn pop_waiting(&mut self) -> Option<Ready<R>> {
         let (key, Waiting { priority, ready }) = self.waiting.pop()?;
         self.cache.shift(ready.pages.len(), Place::Held, Place::Server);
@@ -153,13 +157,13 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         Some(ready)
     }
 
-    /// Takes pages for a running request to grow into; `None` if fewer are free: then
-    /// [`retract`](Self::retract) something.
+    /// Takes pages for a running request to grow into; `None` if fewer pages are free. Then
+    /// [`retract`](Self::retract) another request.
     pub fn allocate(&mut self, pages: usize) -> Option<Pages> {
         self.cache.allocate(pages, Place::Server)
     }
 
-    /// Takes back pages of the server, of a request that goes on.
+    /// Takes back some pages of a request that goes on running.
     pub fn release(&mut self, pages: Pages) -> Result<(), FreeError> {
         self.cache.release(pages)
     }
@@ -170,9 +174,9 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         self.cache.release(pages)
     }
 
-    /// Takes a running request out of the batch to make room: its pages are free at once (save their
-    /// content first), and it comes back through [`pop_waiting`](Self::pop_waiting), with
-    /// `pages_to_resume` pages and [`Origin::Retracted`], before any new request gets pages.
+    /// Takes a running request out of the batch to make room. Its pages are free at once, so save their
+    /// content first. The request comes back through [`pop_waiting`](Self::pop_waiting), with
+    /// `pages_to_resume` new pages and [`Origin::Retracted`], before any new request gets pages.
     pub fn retract(
         &mut self,
         key: RequestKey,
@@ -196,8 +200,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         Ok(())
     }
 
-    /// Ends a request that is not running, at any stage; false if there is no such request. It comes
-    /// out of [`drain_failed`](Self::drain_failed).
+    /// Ends a request at any stage before it runs; false if there is no such request. The request comes out
+    /// of [`drain_failed`](Self::drain_failed).
     pub fn abort(&mut self, key: RequestKey) -> bool {
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.aborted = true;
@@ -221,13 +225,13 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         true
     }
 
-    /// The next request that has failed.
+    /// The next request that has failed; `None` if there is none at the moment.
     pub fn drain_failed(&mut self) -> Option<Failed<R>> {
         self.failed.pop_front()
     }
 
-    /// The next items of cache groups that are free again: those of a request that has failed, once no
-    /// wire can touch them.
+    /// The items of cache groups of the next failed request, once no wire can touch them; `None` if there are
+    /// none at the moment.
     pub fn drain_groups(&mut self) -> Option<RequestGroups> {
         self.returned.pop_front()
     }
@@ -238,31 +242,31 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         }
     }
 
-    /// The request that waits for room, as of the last step. Compare `shortage` with what can be
-    /// evicted or retracted. New requests that wait while admission is [`stopped`](Self::stopped) are not
-    /// told here: no room would let them in.
+    /// The request that waits for room, and what it lacks, as of the last step: evict or retract as much. New
+    /// requests that wait because admission is [`stopped`](Self::stopped) are not told here, because free
+    /// pages would not let them in.
     pub fn blocked(&self) -> Option<Blocked> {
         self.blocked
     }
 
-    /// Why no new request is let in, as of the last step, while quarantined pages take up so much of
-    /// the cache that [`DecodeConfig::quarantine`] stops admission. Pages of requests that run, and
-    /// requests that come back from a retraction, are not concerned.
+    /// Why no new request is admitted: so much of the cache is in quarantine that
+    /// [`DecodeConfig::quarantine`] stops admission. As of the last step; `None` while requests are admitted.
+    /// Requests that run, or come back from a retraction, go on.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.desk.stopped.as_ref()
     }
 
-    /// A request whose transfer has not ended.
+    /// The server's request under a key, while its transfer has not ended.
     pub fn request(&self, key: RequestKey) -> Option<&R> {
         self.entries.get(&key).map(|entry| &entry.request)
     }
 
-    /// Where the pages are.
+    /// How many pages of the cache are in each place.
     pub fn accounting(&self) -> Accounting {
         self.cache.accounting()
     }
 
-    /// How many requests are where.
+    /// How many requests are in each stage.
     pub fn counts(&self) -> DecodeCounts {
         DecodeCounts {
             handshake: self.entries.len() - self.ready.len() - self.transfers,
@@ -275,7 +279,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         }
     }
 
-    /// What sessions are opened with.
+    /// The manager that opens the sessions.
     pub fn manager(&self) -> &M {
         &self.desk.manager
     }
@@ -296,7 +300,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         }
     }
 
-    /// Hands out the request, and puts the session into quarantine.
+    /// Moves the request to `drain_failed`, and the session into quarantine.
     fn fail(&mut self, key: RequestKey) {
         let Some(mut entry) = self.entries.remove(&key) else { return };
         self.desk.leave(entry.session.room());
@@ -307,14 +311,14 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         if let Stage::Transfer { pages, row, init, groups, .. } = entry.stage {
             self.transfers -= 1;
             match init {
-                // The session never saw them: no wire knows them.
+                // The session never had the pages, so no wire can touch them.
                 Some(unsent) if !self.desk.is_lock_step() => {
                     self.cache.give_back(unsent, pages, Place::Held);
                     self.give_back_groups(groups.unwrap_or_default());
                     self.free_row(row);
                 }
-                // Another rank's session may have seen them: all ranks have them back in the same step, or
-                // their caches would differ from then on.
+                // Another rank's session may have its pages: all ranks get their pages back in the same step,
+                // or their caches would differ from then on.
                 unsent => {
                     let from = if unsent.is_some() { Place::Held } else { Place::Transfer };
                     self.cache.shift(pages, from, Place::Quarantine);
@@ -326,7 +330,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         self.failed.push_back(Failed { key, request: entry.request, error });
     }
 
-    /// Takes the pages of an ended request out of its session.
+    /// Takes the pages of an ended request out of its session: into the cache if the request has failed, else
+    /// to the waiting queue.
     fn reclaim(&mut self, key: RequestKey, aux: &mut impl AuxMemory<R>) {
         if let Some(held) = self.quarantine.remove(&key) {
             match self.desk.reclaim(key, held.session) {
@@ -345,7 +350,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         }
     }
 
-    /// All ranks have the bytes, and each rank's aux row has passed its gate.
+    /// Completes a request: all ranks have the bytes, and each rank's aux row has passed its gate.
     fn complete(&mut self, key: RequestKey, entry: Entry<R, M::Receiver>, aux: &mut impl AuxMemory<R>) {
         let Stage::Transfer { pages: given, row, init: None, .. } = entry.stage else {
             // `observe` lets no session succeed before it has its pages.

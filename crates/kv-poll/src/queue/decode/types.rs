@@ -1,4 +1,4 @@
-//! What goes into decode queues, and what comes out.
+//! The types that a decode server gives to its queues, and gets from them.
 
 use kv_core::{KvArgs, Pages, RegionRole, RequestGroups, Room, SessionOptions};
 
@@ -8,21 +8,21 @@ use crate::queue::admission::{AdmissionRule, Demand};
 use crate::queue::error::RequestError;
 use crate::queue::quarantine::QuarantineRule;
 
-/// How decode queues admit requests.
+/// The settings of decode queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeConfig {
-    /// When the cache has room for another request.
+    /// Decides when the cache has room for another request.
     pub rule: AdmissionRule,
-    /// Aux rows, each for one request in transfer; zero if requests have no aux data.
+    /// Number of aux rows. Each request in transfer takes one; zero if requests have no aux data.
     pub aux_rows: u32,
-    /// How much of the cache may be in quarantine before no new request gets pages.
+    /// Decides how much of the cache may be in quarantine before no new request gets pages.
     pub quarantine: QuarantineRule,
 }
 
 impl DecodeConfig {
-    /// SGLang's numbers for this worker: 512 tokens reserved, estimates clipped at 4096, running
-    /// requests retractable, and as many aux rows as the smallest aux region holds. Half of the cache may
-    /// be in quarantine.
+    /// SGLang's numbers for a worker with these arguments: 512 tokens reserved for each request, estimates
+    /// clipped at 4096 tokens, running requests can be retracted. There are as many aux rows as the smallest
+    /// aux region holds, and half of the cache may be in quarantine.
     pub fn for_args(args: &KvArgs) -> DecodeConfig {
         let aux = args.regions().iter().filter(|region| region.role == RegionRole::Aux);
         let rows = aux.map(|region| region.items()).min().unwrap_or(0);
@@ -39,40 +39,41 @@ impl DecodeConfig {
     }
 }
 
-/// A request as its receiver needs to know it.
+/// What [`DecodeQueues::push`](super::DecodeQueues::push) needs to open a request's receiver.
 #[derive(Debug, Clone)]
 pub struct Incoming<'a> {
-    /// The room that the router gave it.
+    /// The room that the router gave the request.
     pub room: Room,
-    /// The bootstrap server of the prefill engine.
+    /// The bootstrap server of the prefill engine, as `host:port`.
     pub bootstrap_addr: &'a str,
-    /// Pages and tokens it needs.
+    /// Pages to receive, and tokens to generate.
     pub demand: Demand,
-    /// Deadline and the like.
+    /// The session's options: deadline, the prefill side's replica and leases, transfer mode, cached prefix.
     pub options: SessionOptions,
-    /// Higher goes first; equal ones in order of `push`.
+    /// Requests with a higher priority go first; equal ones go in the order of `push`.
     pub priority: i32,
 }
 
 impl<'a> Incoming<'a> {
-    /// A request with the worker's defaults.
+    /// A request with the default options and priority 0.
     pub fn new(bootstrap_addr: &'a str, room: Room, demand: Demand) -> Incoming<'a> {
         Incoming { room, bootstrap_addr, demand, options: SessionOptions::default(), priority: 0 }
     }
 }
 
-/// A request that may run: its KV is in its pages.
+/// A request that may run, with its pages.
 #[derive(Debug)]
 pub struct Ready<R> {
-    /// Its key.
+    /// The key that `push` returned.
     pub key: RequestKey,
-    /// The request.
+    /// The server's request, as given to `push`.
     pub request: R,
-    /// Its pages, now the server's.
+    /// The request's pages, which belong to the server from now on.
     pub pages: Pages,
-    /// The items of its cache groups, likewise; none after a retraction.
+    /// The items of the request's cache groups, which belong to the server again. None after a retraction.
     pub groups: RequestGroups,
-    /// Optional groups among them that the prefill side did not have: their items were not written.
+    /// Numbers of the optional cache groups that the prefill side did not have: nothing was written to their
+    /// items.
     pub skipped: Vec<u16>,
     /// Where the content of the pages comes from.
     pub origin: Origin,
@@ -81,39 +82,39 @@ pub struct Ready<R> {
 /// Where the content of a ready request's pages comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// From the prefill side: it is there.
+    /// From the prefill side: the KV is in the pages.
     Transferred,
-    /// The request was retracted: the pages are new, and the server fills them again.
+    /// The request was retracted: the pages are new and empty, and the server fills them again.
     Retracted,
 }
 
-/// A request that has failed. Its pages, if it had any, are the queue's business.
+/// A request that has failed. The queues keep its pages until they are free again.
 #[derive(Debug)]
 pub struct Failed<R> {
-    /// Its key.
+    /// The key that `push` returned.
     pub key: RequestKey,
-    /// The request.
+    /// The server's request, as given to `push`.
     pub request: R,
-    /// Why.
+    /// Why the request has failed.
     pub error: RequestError,
 }
 
-/// How many requests are where.
+/// How many requests are in each stage of decode queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DecodeCounts {
-    /// Handshake not done.
+    /// Requests whose handshake with the prefill side is not complete.
     pub handshake: usize,
-    /// Handshake done, waiting for pages.
+    /// Requests whose handshake is complete, and that wait for pages.
     pub ready: usize,
-    /// In transfer.
+    /// Requests that have pages and are in transfer.
     pub transfer: usize,
-    /// Waiting for `pop_waiting`.
+    /// Requests that wait for `pop_waiting`.
     pub waiting: usize,
-    /// With the server.
+    /// Requests that the server runs.
     pub running: usize,
-    /// Retracted, waiting for pages.
+    /// Requests that were retracted and wait for pages.
     pub retracted: usize,
-    /// Failed, pages in quarantine.
+    /// Sessions of failed requests whose pages are in quarantine.
     pub quarantined: usize,
 }
 
@@ -121,16 +122,16 @@ pub struct DecodeCounts {
 /// [`retract`](super::DecodeQueues::retract) to make room; nothing overtakes the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocked {
-    /// The request.
+    /// The key of the first request in line.
     pub key: RequestKey,
-    /// What it lacks.
+    /// What the request lacks.
     pub shortage: Shortage,
 }
 
-/// What a request lacks.
+/// What a request lacks that waits for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shortage {
-    /// So many free pages more.
+    /// So many more free pages are needed.
     Pages(usize),
     /// Items of cache groups: [`AuxMemory::take_groups`](super::super::AuxMemory::take_groups) had too few.
     RequestGroups,
@@ -138,13 +139,13 @@ pub enum Shortage {
     AuxRow,
 }
 
-/// A retraction that was refused, with everything that was given.
+/// A retraction that was refused, with the request and the pages.
 pub struct RetractError<R> {
-    /// The request.
+    /// The server's request, as given to `retract`.
     pub request: R,
-    /// Its pages.
+    /// The pages that were given to `retract`.
     pub pages: Pages,
-    /// Why.
+    /// Why the retraction was refused.
     pub reason: RetractRefusal,
 }
 
@@ -152,21 +153,21 @@ pub struct RetractError<R> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetractRefusal {
-    /// The request is not running.
+    /// The request is not running: it did not come out of `pop_waiting`, or has been finished or retracted.
     #[error("request {key} is not running")]
     NotRunning {
-        /// The request.
+        /// The key that was given.
         key: RequestKey,
     },
-    /// The request could never come back.
-    #[error("{needed} pages are needed to resume; the cache has {capacity}")]
+    /// The request could never come back. Finish it instead.
+    #[error("the request needs {needed} pages to resume; the cache has {capacity}")]
     TooLarge {
-        /// Pages asked for.
+        /// Pages that the request needs to go on.
         needed: usize,
-        /// Pages of the cache.
+        /// Pages of the whole cache.
         capacity: usize,
     },
-    /// The pages are not its own.
+    /// The pages cannot be taken back: they are more than the server has, or not of this cache.
     #[error(transparent)]
     Pages(#[from] FreeReason),
 }

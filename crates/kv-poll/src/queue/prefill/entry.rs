@@ -1,4 +1,4 @@
-//! A request in prefill queues, and what its session is given.
+//! A request in prefill queues: its stage, and the commands that its session is given.
 
 use std::collections::VecDeque;
 
@@ -22,26 +22,26 @@ pub(super) struct Entry<R, S> {
     pub(super) session: S,
     pub(super) priority: i32,
     pub(super) stage: Stage,
-    /// Pages announced with `init`.
+    /// Pages announced with `init`; `None` before `init`.
     pub(super) announced: Option<usize>,
-    /// Pages given, kept ones included.
+    /// Pages given with chunks, those in `kept` included.
     pub(super) given: usize,
-    /// Items of cache groups were given.
+    /// True once items of cache groups were given.
     pub(super) grouped: bool,
-    /// The session has taken pages, if only none of them.
+    /// True once the session has taken a chunk, even one without pages.
     pub(super) sent_any: bool,
-    /// How many chunks were given, kept ones included.
+    /// Chunks given, those in `kept` included.
     pub(super) chunks: u32,
-    /// What the ring had no room for, in order.
+    /// Commands for which the worker's ring had no room, in order.
     pub(super) kept: VecDeque<Command>,
     pub(super) in_backlog: bool,
     pub(super) aborted: bool,
-    /// What went wrong, if this queue found it; from `Failing` on always there.
+    /// Why the request has failed: set when this queue finds the cause, and at the latest in `Failing`.
     pub(super) error: Option<RequestError>,
 }
 
 impl<R, S: KvSender> Entry<R, S> {
-    /// The state to propose for what the session reports.
+    /// The state to propose to the other ranks when the session reports `poll`.
     pub(super) fn observe(&mut self, poll: KvPoll) -> KvPoll {
         let complete = self.sent_any && self.kept.is_empty() && self.announced == Some(self.given);
         if poll == KvPoll::Success && !complete && self.error.is_none() {
@@ -66,20 +66,20 @@ impl<R, S: KvSender> Entry<R, S> {
         if over { Err(Refusal::PageCount { key, given, announced }) } else { Ok(()) }
     }
 
-    /// Counts a chunk that is given; its number.
+    /// Counts a chunk that is given. Returns the chunk's number.
     pub(super) fn next_chunk(&mut self) -> ChunkId {
         let number = ChunkId(self.chunks);
         self.chunks = self.chunks.saturating_add(1);
         number
     }
 
-    /// As `flush`, of an entry in the backlog, which it leaves if nothing remains.
+    /// Does what `flush` does for a request in the backlog. True if the request leaves the backlog.
     pub(super) fn retry(&mut self) -> bool {
         self.in_backlog = self.stage != Stage::Failing && !self.flush();
         !self.in_backlog
     }
 
-    /// Gives the session what it has not taken yet; false if something remains.
+    /// Gives the session the kept commands; false if the ring had no room for all of them.
     pub(super) fn flush(&mut self) -> bool {
         while let Some(command) = self.kept.pop_front() {
             let pages = command.pages().is_some();

@@ -26,17 +26,21 @@ use crate::kv::Change;
 ///
 /// # Contract
 ///
-/// Once per scheduler iteration: [`push`](Self::push) what has arrived, [`step`](Self::step) with
-/// the worker's changes, then drain [`drain_finished`](Self::drain_finished) and take requests with
-/// [`pop_waiting`](Self::pop_waiting). For each request taken: [`init`](Self::init) once,
-/// [`send_chunk`](Self::send_chunk) as pages become final (or [`begin_chunk`](Self::begin_chunk), and
-/// [`layers_final`](Self::layers_final) as layers of them do), [`give_groups`](Self::give_groups) before
-/// the last if it has state beside its pages, [`finish`](Self::finish) after it.
-/// Nothing blocks, and a step costs O(changes), however many requests are in flight.
+/// Once per scheduler iteration: [`push`](Self::push) the requests that have arrived, [`step`](Self::step)
+/// with the worker's changes, then drain [`drain_finished`](Self::drain_finished) and take requests with
+/// [`pop_waiting`](Self::pop_waiting). For each request taken:
 ///
-/// Pages given come back in [`Finished`], once, when no wire can touch them; so
-/// does the aux row given to `init`. What happens on each failure: see the table in
-/// [`queue`](super).
+/// 1. [`init`](Self::init), once;
+/// 2. [`send_chunk`](Self::send_chunk) as pages become final; or [`begin_chunk`](Self::begin_chunk) before,
+/// and [`layers_final`](Self::layers_final) as layers of the chunk become final;
+/// 3. [`give_groups`](Self::give_groups) before the last chunk, if the request has items of cache groups;
+/// 4. [`finish`](Self::finish) after the last chunk.
+///
+/// No method blocks, and a step costs O(changes), however many requests are in flight.
+///
+/// Pages given come back in [`Finished`], once, when no wire can touch them any more. From then on the server
+/// may use the aux row given to `init` again, too. The table in [`queue`](super) says what happens on each
+/// failure.
 pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
     desk: Desk<M, C>,
     policy: PrefillPolicy,
@@ -45,14 +49,15 @@ pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
     finished: VecDeque<Finished<R>>,
     newly_failed: Vec<RequestKey>,
     stages: [usize; 5],
-    /// Pages of the whole cache.
+    /// Pages of the worker's whole cache.
     pool: usize,
-    /// Pages of requests that have failed.
+    /// Pages of failed requests that have not come back.
     quarantined: usize,
 }
 
 impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
-    /// Empty queues of one rank. Its pages are those of the worker's cache.
+    /// Empty queues of one rank. `manager` opens the sessions; its geometry says how many pages the cache
+    /// has.
     pub fn new(manager: M, consensus: C, policy: PrefillPolicy) -> Self {
         PrefillQueues {
             pool: manager.args().geometry().num_pages as usize,
@@ -67,14 +72,15 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         }
     }
 
-    /// How much of the cache may be in quarantine before [`pop_waiting`](Self::pop_waiting) offers
-    /// nothing: half of it, unless told otherwise here.
+    /// Sets how much of the cache may be in quarantine before [`pop_waiting`](Self::pop_waiting) offers no
+    /// request. Without this call, half of the cache.
     pub fn with_quarantine(mut self, rule: QuarantineRule) -> Self {
         self.desk.rule = rule;
         self
     }
 
-    /// Opens the request's sender and enters it into the bootstrap queue.
+    /// Opens the request's sender and enters the request into the bootstrap queue, or with
+    /// [`PrefillPolicy::Eager`] into the waiting queue. On an error the request comes back.
     pub fn push(&mut self, request: R, outgoing: Outgoing<'_>) -> Result<RequestKey, PushError<R>> {
         let Outgoing { room, bootstrap_addr, dest_ranks, options, priority } = outgoing;
         let (key, request, session) = self
@@ -109,8 +115,10 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Ok(key)
     }
 
-    /// Takes what has changed since the last step, agrees on it with the other ranks, and retries
-    /// what the worker had no room for. Once per scheduler iteration, also without changes.
+    /// Takes the changes since the last step, agrees on them with the other ranks, and retries the commands
+    /// for which the worker had no room. Call once per scheduler iteration, also without changes.
+    ///
+    /// On an error the ranks have not agreed, and no request moves on; the next step tries again.
     pub fn step(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<(), C::Error> {
         self.newly_failed.clear();
         let entries = &mut self.entries;
@@ -127,9 +135,9 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Ok(())
     }
 
-    /// The next request for the forward pass, if `admit` takes it. It is offered the first in line
-    /// only: a large request that does not fit is not overtaken for ever by small ones. None while
-    /// admission is [`stopped`](Self::stopped).
+    /// The next request for the forward pass, if `admit` accepts it. Only the first in line is offered, so
+    /// that small requests cannot overtake a large one for ever. `None` while admission is
+    /// [`stopped`](Self::stopped).
     pub fn pop_waiting(&mut self, admit: impl FnOnce(RequestKey, &mut R) -> bool) -> Option<RequestKey> {
         if self.desk.stopped.is_some() {
             return None;
@@ -144,7 +152,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Some(key)
     }
 
-    /// Announces how many pages will be sent, and the aux row that goes with the last of them.
+    /// Announces how many pages the request will send, and the aux row that travels with the last of them.
     pub fn init(&mut self, key: RequestKey, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Refusal> {
         let entry = self.entries.get_mut(&key).ok_or(Refusal::Ended { key })?;
         entry.check_popped(key)?;
@@ -157,21 +165,22 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Ok(())
     }
 
-    /// Gives the next pages, whose content must be final, aux row included if they are the last. A
-    /// chunk that the worker has no room for is kept, in order, and given at a later step.
+    /// Gives the request's next pages. Their content must be final, and with the last pages that of the aux
+    /// row, too. A chunk for which the worker has no room is kept, in order, and given at a later step.
     pub fn send_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<(), ChunkError> {
         self.give_chunk(key, pages, |session, chunk| Command::Send { session, chunk }).map(drop)
     }
 
-    /// Gives the next pages before they are computed; [`layers_final`](Self::layers_final) says what
-    /// of them is. Kept as with `send_chunk` if the worker has no room.
+    /// Gives the request's next pages before they are computed. [`layers_final`](Self::layers_final) then
+    /// says which of their layers are final. Kept for a later step, as with `send_chunk`, if the worker has
+    /// no room. Returns the number of the chunk.
     pub fn begin_chunk(&mut self, key: RequestKey, pages: Pages) -> Result<ChunkId, ChunkError> {
         self.give_chunk(key, pages, |session, chunk| Command::BeginChunk { session, chunk })
     }
 
     /// Says that layers of a chunk are final, now or once a ready event has passed: they are moved while the
-    /// forward pass goes on. Kept as with `send_chunk` if the worker has no room. It may come after
-    /// `finish`.
+    /// forward pass goes on. Kept for a later step, as with `send_chunk`, if the worker has no room. May be
+    /// called after `finish`.
     pub fn layers_final(&mut self, key: RequestKey, layers: FinalLayers) -> Result<(), Refusal> {
         let entry = self.entries.get_mut(&key).ok_or(Refusal::Ended { key })?;
         entry.check_popped(key)?;
@@ -184,9 +193,9 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Ok(())
     }
 
-    /// Gives the items of the request's cache groups: once, before the chunk that completes the
-    /// request, with which their content must be final. Kept as with `send_chunk` if the worker has no
-    /// room.
+    /// Gives the items of the request's cache groups (SSM slots, pages of a sliding window). Call this once,
+    /// before the chunk that completes the request; the items' content must be final with that chunk. Kept
+    /// for a later step, as with `send_chunk`, if the worker has no room.
     pub fn give_groups(&mut self, key: RequestKey, groups: RequestGroups) -> Result<(), GroupsRefused> {
         let Some(entry) = self.entries.get_mut(&key) else {
             return Err(GroupsRefused { groups, reason: Refusal::Ended { key } });
@@ -223,7 +232,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Ok(number)
     }
 
-    /// Says something to a session, after what it has not taken yet.
+    /// Gives a command to a request's session, after the commands that are kept.
     fn say(&mut self, key: RequestKey, command: Command) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         entry.kept.push_back(command);
@@ -233,7 +242,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         }
     }
 
-    /// Says that the forward pass is over and all announced pages are given. For a request without
+    /// Says that the forward pass is over and all announced pages have been given. For a request without
     /// pages this sends the aux row.
     pub fn finish(&mut self, key: RequestKey) -> Result<(), Refusal> {
         let entry = self.entries.get_mut(&key).ok_or(Refusal::Ended { key })?;
@@ -251,7 +260,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         Ok(())
     }
 
-    /// Ends a request, at any stage; false if it has ended already. It comes out of
+    /// Ends a request at any stage; false if the request has ended already. The request comes out of
     /// [`drain_finished`](Self::drain_finished) when its pages are free.
     pub fn abort(&mut self, key: RequestKey) -> bool {
         let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.stage != Stage::Failing) else {
@@ -265,51 +274,53 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         true
     }
 
-    /// The next request whose pages are free again.
+    /// The next request that has ended and whose pages are free again; `None` if there is none at the moment.
     pub fn drain_finished(&mut self) -> Option<Finished<R>> {
         self.finished.pop_front()
     }
 
-    /// Requests that have failed in the last step: their clients can be told at once, while
-    /// the pages may still be in quarantine.
+    /// The requests that failed in the last step. Their clients can be told at once, while the pages may
+    /// still be in quarantine.
     pub fn newly_failed(&self) -> &[RequestKey] {
         &self.newly_failed
     }
 
-    /// What a router carries to the receiver of a request in pull mode.
+    /// The leases of a request's pages, which a router carries to the receiver in pull mode; `None` if the
+    /// request is not in the queues.
     pub fn lease_refs(&self, key: RequestKey) -> Option<Vec<LeaseRef>> {
         self.entries.get(&key).map(|entry| entry.session.lease_refs())
     }
 
-    /// Why a request that is still in the queues has failed.
+    /// Why a request that is still in the queues has failed; `None` if it has not.
     pub fn failure(&self, key: RequestKey) -> Option<&RequestError> {
         let entry = self.entries.get(&key).filter(|entry| entry.stage == Stage::Failing)?;
         entry.error.as_ref()
     }
 
-    /// A request that is still in the queues.
+    /// The server's request under a key, while it is in the queues.
     pub fn request(&self, key: RequestKey) -> Option<&R> {
         self.entries.get(&key).map(|entry| &entry.request)
     }
 
-    /// A request that is still in the queues.
+    /// The server's request under a key, to be changed, while it is in the queues.
     pub fn request_mut(&mut self, key: RequestKey) -> Option<&mut R> {
         self.entries.get_mut(&key).map(|entry| &mut entry.request)
     }
 
-    /// Why no request is offered, as of the last step, while quarantined pages take up so much of the
-    /// cache that the [`QuarantineRule`] stops admission. Requests in their forward pass go on.
+    /// Why `pop_waiting` offers no request: so much of the cache is in quarantine that the [`QuarantineRule`]
+    /// stops admission. As of the last step; `None` while requests are admitted. Requests in their forward
+    /// pass go on.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.desk.stopped.as_ref()
     }
 
-    /// How many requests are where.
+    /// How many requests are in each stage.
     pub fn counts(&self) -> PrefillCounts {
         let [bootstrap, waiting, forward, inflight, failing] = self.stages;
         PrefillCounts { bootstrap, waiting, forward, inflight, failing }
     }
 
-    /// Requests in the queues, those in `drain_finished` not counted.
+    /// How many requests are in the queues, not counting those that wait in `drain_finished`.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -319,7 +330,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         self.entries.is_empty()
     }
 
-    /// What sessions are opened with.
+    /// The manager that opens the sessions.
     pub fn manager(&self) -> &M {
         &self.desk.manager
     }
@@ -355,7 +366,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         self.newly_failed.push(key);
     }
 
-    /// Takes the pages of an ended request out of its session.
+    /// Takes the pages of an ended request out of its session, and finishes the request.
     fn reclaim(&mut self, key: RequestKey) {
         let Some(entry) = self.entries.remove(&key) else { return };
         let room = entry.session.room().clone();
@@ -372,7 +383,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                     let refused = pages.append(chunk);
                     debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
                 }
-                // They are given once: the session has none.
+                // Items are given once, so the session has none.
                 Resource::RequestGroups { groups: kept, .. } => groups = kept,
             }
         }

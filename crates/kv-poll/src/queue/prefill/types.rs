@@ -1,4 +1,4 @@
-//! What a prefill server gives to its queues, and gets from them.
+//! The types that a prefill server gives to its queues, and gets from them.
 
 use kv_core::{Pages, RequestGroups, Room, SessionOptions};
 
@@ -8,62 +8,63 @@ use crate::queue::error::RequestError;
 /// When the forward pass of a request may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PrefillPolicy {
-    /// When the decode side has registered its pages, as in SGLang: no work for requests that
-    /// nobody will fetch.
+    /// After the decode side has registered its pages, as in SGLang: no prompt is computed that no decode
+    /// worker will fetch.
     #[default]
     AfterBootstrap,
-    /// At once: the decode side may register while the prompt is computed.
+    /// At once. The decode side may register while the prompt is computed.
     Eager,
 }
 
-/// A request as its sender needs to know it.
+/// What [`PrefillQueues::push`](super::PrefillQueues::push) needs to open a request's sender.
 #[derive(Debug, Clone)]
 pub struct Outgoing<'a> {
-    /// The room that the router gave it.
+    /// The room that the router gave the request.
     pub room: Room,
-    /// Where this worker is registered.
+    /// The bootstrap server where this worker is registered, as `host:port`.
     pub bootstrap_addr: &'a str,
-    /// The decode ranks that will register; empty: as many as the worker was configured for.
+    /// The decode ranks that will register. Empty: as many as the worker was configured for.
     pub dest_ranks: &'a [u32],
-    /// Deadline and the like.
+    /// The session's options: deadline, the lease that it grants, transfer mode.
     pub options: SessionOptions,
-    /// Higher goes first; equal ones in order of `push`.
+    /// Requests with a higher priority go first; equal ones go in the order of `push`.
     pub priority: i32,
 }
 
 impl<'a> Outgoing<'a> {
-    /// A request with the worker's defaults.
+    /// A request with the default options, priority 0, and as many decode ranks as the worker was configured
+    /// for.
     pub fn new(bootstrap_addr: &'a str, room: Room) -> Outgoing<'a> {
         Outgoing { room, bootstrap_addr, dest_ranks: &[], options: SessionOptions::default(), priority: 0 }
     }
 }
 
-/// A request whose pages are free again.
+/// A request that has ended, and whose pages are free again.
 #[derive(Debug)]
 pub struct Finished<R> {
-    /// Its key.
+    /// The key that `push` returned.
     pub key: RequestKey,
-    /// The request.
+    /// The server's request, as given to `push`.
     pub request: R,
-    /// All pages given to `send_chunk` and `begin_chunk`, in that order.
+    /// All pages given with `send_chunk` and `begin_chunk`, in the order in which they were given.
     pub pages: Pages,
-    /// The items given to `give_groups`.
+    /// The items given with `give_groups`.
     pub groups: RequestGroups,
-    /// Whether the decode side has them.
+    /// `Ok` if the decode side has all pages, else why the request failed.
     pub outcome: Result<(), RequestError>,
 }
 
-/// How many requests are where.
+/// How many requests are in each stage of prefill queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefillCounts {
-    /// Waiting for the decode side to register.
+    /// Requests that wait for the decode side to register.
     pub bootstrap: usize,
-    /// Waiting for `pop_waiting`.
+    /// Requests that wait for `pop_waiting`.
     pub waiting: usize,
-    /// Popped, not all chunks given.
+    /// Requests that were popped and not finished with `finish`.
     pub forward: usize,
-    /// All chunks given, transfer not ended.
+    /// Requests that were finished with `finish` and whose transfer has not ended.
     pub inflight: usize,
-    /// Failed, pages not free yet.
+    /// Requests that have failed and whose pages are not free yet.
     pub failing: usize,
 }
