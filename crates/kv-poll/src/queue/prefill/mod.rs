@@ -32,7 +32,7 @@ use crate::kv::Change;
 ///
 /// 1. [`init`](Self::init), once;
 /// 2. [`send_chunk`](Self::send_chunk) as pages become final; or [`begin_chunk`](Self::begin_chunk) before,
-/// and [`layers_final`](Self::layers_final) as layers of the chunk become final;
+///    and [`layers_final`](Self::layers_final) as layers of the chunk become final;
 /// 3. [`give_groups`](Self::give_groups) before the last chunk, if the request has items of cache groups;
 /// 4. [`finish`](Self::finish) after the last chunk.
 ///
