@@ -3,12 +3,15 @@
 
 mod support;
 
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
 use kv_transfer::proto::Limits;
-use kv_transfer::{BootstrapError, Cause, Mismatch, Obstacle, OpenError, PagesError, PeerCause, Phase};
+use kv_transfer::{
+    BootstrapError, Cause, Mismatch, Obstacle, OpenError, OsError, PagesError, PeerCause, Phase,
+};
 use support::host::{Host, Setup};
 use support::memory::Shape;
 use support::pair::Pair;
@@ -270,7 +273,8 @@ fn an_address_without_a_server_is_named_at_the_deadline() {
     let (server, addr) = server();
     let mut decode = decode(&addr);
     let free_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let refused = BootstrapError::Unreachable(std::io::ErrorKind::ConnectionRefused);
+    let refused = OsError { call: "connect", kind: ErrorKind::ConnectionRefused, errno: Some(111) };
+    let refused = BootstrapError::Unreachable(refused);
     names_the_last_answer(&mut decode, &free_port, &refused);
     // A server, but no prefill engine.
     names_the_last_answer(&mut decode, &addr, &BootstrapError::UnknownRank);

@@ -80,8 +80,8 @@ pub use announce::{FinalLayers, LayersError, ReadyEvent, ReadyEventError};
 pub use args::{KvArgs, KvArgsBuilder};
 pub use bootstrap::{BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, Replica};
 pub use error::{
-    ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, Obstacle, OpenError, PagesError,
-    PeerCause, Phase, Recovery, TransferError,
+    ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, Obstacle, OpenError, OsError,
+    PagesError, PeerCause, Phase, Recovery, TransferError,
 };
 pub use groups::{
     GroupItems, GroupList, GroupLists, GroupRefused, GroupSpan, MAX_REQUEST_GROUPS, RequestGroups,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::error::OsError;
 use crate::id::{PeerId, PostId};
 use crate::layout::Region;
 use crate::record::TransportOffer;
@@ -349,13 +350,8 @@ pub enum TransportError {
     #[error("not supported by this transport: {0}")]
     Unsupported(&'static str),
     /// The operating system failed.
-    #[error("{call} failed: {kind}")]
-    Os {
-        /// The call.
-        call: &'static str,
-        /// The error.
-        kind: std::io::ErrorKind,
-    },
+    #[error(transparent)]
+    Os(#[from] OsError),
     /// The transport library failed.
     #[error("{call} failed with {status}")]
     Backend {

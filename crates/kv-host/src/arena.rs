@@ -81,7 +81,7 @@ impl Arena {
             mapping.prefer_huge_pages();
             match mapping.populate(0, mapping.len()) {
                 // Before Linux 5.14 the kernel cannot populate pages.
-                Err(error) if error.errno == Errno::INVAL.raw_os_error() => mapping.touch(),
+                Err(error) if error.errno == Some(Errno::INVAL.raw_os_error()) => mapping.touch(),
                 other => return other,
             }
             Ok(())

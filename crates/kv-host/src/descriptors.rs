@@ -88,7 +88,7 @@ impl ReceiveError {
     /// True if there is nothing to read at the moment, and there may be something later.
     pub fn is_for_now(&self) -> bool {
         let kind = match self {
-            ReceiveError::Os(error) => error.kind(),
+            ReceiveError::Os(error) => error.kind,
             ReceiveError::TooMany { .. } => return false,
         };
         matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)

@@ -1,41 +1,7 @@
 //! The errors of memory, of processes, of configurations, and of calls of the operating system.
 
-use std::io;
-
+pub use kv_core::OsError;
 use kv_core::TransportError;
-use rustix::io::Errno;
-
-/// A call of the operating system failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{call} failed: {}", self.io())]
-pub struct OsError {
-    /// Name of the system call or library function.
-    pub call: &'static str,
-    /// The error number as Linux counts them (`ENOMEM` is 12); `EIO` where the call failed without one.
-    pub errno: i32,
-}
-
-impl OsError {
-    /// The error `error` of the call `call`.
-    pub fn new(call: &'static str, error: impl Into<io::Error>) -> OsError {
-        OsError { call, errno: error.into().raw_os_error().unwrap_or(Errno::IO.raw_os_error()) }
-    }
-
-    /// The kind that the standard library gives the error number.
-    pub fn kind(&self) -> io::ErrorKind {
-        self.io().kind()
-    }
-
-    fn io(&self) -> io::Error {
-        io::Error::from_raw_os_error(self.errno)
-    }
-}
-
-impl From<OsError> for TransportError {
-    fn from(error: OsError) -> TransportError {
-        TransportError::Os { call: error.call, kind: error.kind() }
-    }
-}
 
 /// Why memory could not be made, reached, or given to a transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -144,26 +110,34 @@ impl From<PeerError> for TransportError {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
     fn errors_keep_the_number_of_the_operating_system_and_name_both_values() {
         let error = OsError::new("mmap", Errno::NOMEM);
-        assert_eq!((error.errno, error.kind()), (12, io::ErrorKind::OutOfMemory));
+        assert_eq!((error.errno, error.kind), (Some(12), io::ErrorKind::OutOfMemory));
         assert_eq!(error.to_string(), "mmap failed: Cannot allocate memory (os error 12)");
         let error = MemoryError::Os { len: 4096, cause: OsError::new("mmap", Errno::NOMEM) };
         assert_eq!(
             error.to_string(),
             "4096 bytes of memory could not be had: mmap failed: Cannot allocate memory (os error 12)"
         );
-        assert_eq!(OsError::new("read", io::ErrorKind::InvalidData).errno, Errno::IO.raw_os_error());
+        assert_eq!(OsError::new("read", io::ErrorKind::InvalidData).errno, None);
         let error = PeerError::OtherUser { peer: 7, ours: 0 };
         assert_eq!(error.to_string(), "the peer belongs to user 7, this process to user 0");
     }
 
     #[test]
-    fn a_transport_reports_the_same_kinds_of_errors_as_before() {
-        let os = TransportError::Os { call: "mmap", kind: io::ErrorKind::OutOfMemory };
+    fn a_transport_reports_the_kind_and_the_number_of_the_operating_system() {
+        let os = TransportError::Os(OsError {
+            call: "mmap",
+            kind: io::ErrorKind::OutOfMemory,
+            errno: Some(Errno::NOMEM.raw_os_error()),
+        });
         assert_eq!(TransportError::from(OsError::new("mmap", Errno::NOMEM)), os);
         assert_eq!(TransportError::from(PeerError::Os(OsError::new("mmap", Errno::NOMEM))), os);
         assert_eq!(TransportError::from(PeerError::Gone), TransportError::PeerGone);

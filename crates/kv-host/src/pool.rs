@@ -61,7 +61,7 @@ fn present(len: usize) -> Result<Mapping, OsError> {
     mapping.keep_from_children()?;
     match mapping.populate(0, len) {
         // Older than Linux 5.14: the first transfer will be slower.
-        Err(error) if error.errno == Errno::INVAL.raw_os_error() => Ok(mapping),
+        Err(error) if error.errno == Some(Errno::INVAL.raw_os_error()) => Ok(mapping),
         populated => populated.map(|()| mapping),
     }
 }

@@ -117,8 +117,8 @@ impl Outbound {
                     self.advance(count);
                     left = left.saturating_sub(count);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }

@@ -1,5 +1,6 @@
 //! A peer's memory, as this process reaches it: mapped arenas, and addresses of adopted memory.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use kv_host::{Mapping, Memory, MemoryFile, OsError};
@@ -106,7 +107,8 @@ pub(crate) fn unmap_some(retired: &mut Vec<Mapping>) {
 }
 
 /// An error that cannot happen with descriptors that were checked against the metadata.
-const NOT_OF_METADATA: OsError = OsError { call: "mmap", errno: Errno::INVAL.raw_os_error() };
+const NOT_OF_METADATA: OsError =
+    OsError { call: "mmap", kind: ErrorKind::InvalidInput, errno: Some(Errno::INVAL.raw_os_error()) };
 
 fn to_usize(value: u64) -> Result<usize, OsError> {
     usize::try_from(value).map_err(|_| NOT_OF_METADATA)

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use kv_core::{Desc, Op, Post, TransportError};
-use kv_host::{Memory, Process};
+use kv_host::{Memory, OsError, Process};
 
 use crate::link::LinkId;
 use crate::remote::{PeerMemory, PeerRegion};
@@ -158,7 +158,7 @@ fn process_copy(batch: &ProcessBatch<'_>, op: Op, process: &Process) -> Result<u
         return Err(TransportError::PeerGone);
     }
     match copied? {
-        0 => Err(TransportError::Os { call: "process_vm", kind: std::io::ErrorKind::WriteZero }),
+        0 => Err(OsError::new("process_vm", std::io::ErrorKind::WriteZero).into()),
         count => Ok(count),
     }
 }

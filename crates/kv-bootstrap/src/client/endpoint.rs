@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use kv_core::{BootstrapError, Time};
+use kv_core::{BootstrapError, OsError, Time};
 use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
@@ -97,7 +97,7 @@ struct Up {
 enum Loss {
     /// The server announced with its last answer that it closes: it has not read the requests that follow.
     Announced,
-    Broken(io::ErrorKind),
+    Broken(OsError),
 }
 
 impl<P> Endpoint<P> {
@@ -164,15 +164,15 @@ impl<P> Endpoint<P> {
         &mut self,
         now: Time,
         config: &ClientConfig,
-        found: Result<Vec<SocketAddr>, io::ErrorKind>,
+        found: Result<Vec<SocketAddr>, OsError>,
         outcomes: &mut Vec<Outcome<P>>,
     ) {
         match found {
             Ok(list) if !list.is_empty() => {
                 self.addrs = Addrs::Known { list, until: now + config.resolve_ttl };
             }
-            Ok(_) => self.fail_queue(io::ErrorKind::NotFound, outcomes),
-            Err(kind) => self.fail_queue(kind, outcomes),
+            Ok(_) => self.fail_queue(no_address(), outcomes),
+            Err(error) => self.fail_queue(error, outcomes),
         }
     }
 
@@ -231,7 +231,7 @@ impl<P> Endpoint<P> {
     fn open(&mut self, context: &mut Context<'_>, outcomes: &mut Vec<Outcome<P>>) -> bool {
         match &self.addrs {
             Addrs::Known { until, .. } if *until > context.now => {
-                self.connect(context, 0, io::ErrorKind::NotFound, outcomes);
+                self.connect(context, 0, no_address(), outcomes);
                 false
             }
             _ => {
@@ -248,7 +248,7 @@ impl<P> Endpoint<P> {
         &mut self,
         context: &Context<'_>,
         mut index: usize,
-        mut error: io::ErrorKind,
+        mut error: OsError,
         outcomes: &mut Vec<Outcome<P>>,
     ) {
         if let Addrs::Known { list, .. } = &self.addrs {
@@ -263,7 +263,7 @@ impl<P> Endpoint<P> {
                         self.link = Link::Connecting { stream, index, writable: false };
                         return;
                     }
-                    Err(failure) => error = failure.kind(),
+                    Err(failure) => error = OsError::new("connect", failure),
                 }
                 index += 1;
             }
@@ -291,7 +291,7 @@ impl<P> Endpoint<P> {
         };
         if let Some(error) = error {
             drop(stream);
-            self.connect(context, index + 1, error.kind(), outcomes);
+            self.connect(context, index + 1, OsError::new("connect", error), outcomes);
             return false;
         }
         let (socket, parser) = (Socket::new(stream), ResponseParser::new(context.config.max_response));
@@ -309,13 +309,13 @@ impl<P> Endpoint<P> {
             up.socket.send([request.bytes.clone()]);
             self.in_flight.push_back(request);
         }
-        let mut lost = up.socket.flush().err().map(|error| Loss::Broken(error.kind()));
+        let mut lost = up.socket.flush().err().map(|error| broken("write", error));
         for _ in 0..READS_PER_TURN {
             let (eof, ended) = match up.socket.read(context.scratch) {
-                Ok(Some(0)) => (true, Some(Loss::Broken(io::ErrorKind::UnexpectedEof))),
+                Ok(Some(0)) => (true, Some(broken("read", io::ErrorKind::UnexpectedEof))),
                 Ok(Some(_)) => (false, None),
                 Ok(None) => return lost.is_some_and(|lost| self.lose(lost, context, outcomes)),
-                Err(error) => (true, Some(Loss::Broken(error.kind()))),
+                Err(error) => (true, Some(broken("read", error))),
             };
             // A connection that cannot be written to may still hold the answer that says why.
             let answered = up.answers(eof, context.now, &mut self.in_flight, &mut self.idle_since, outcomes);
@@ -338,10 +338,10 @@ impl<P> Endpoint<P> {
         self.close(context.registry);
         match lost {
             Loss::Announced => self.in_flight.iter_mut().for_each(|request| request.sends -= 1),
-            Loss::Broken(kind) => {
+            Loss::Broken(error) => {
                 while self.in_flight.front().is_some_and(|request| request.sends >= MAX_SENDS) {
                     let failed = self.in_flight.pop_front();
-                    outcomes.extend(failed.map(|request| (request, Err(BootstrapError::Unreachable(kind)))));
+                    outcomes.extend(failed.map(|request| (request, Err(BootstrapError::Unreachable(error)))));
                 }
             }
         }
@@ -365,12 +365,12 @@ impl<P> Endpoint<P> {
         }
     }
 
-    fn fail_queue(&mut self, kind: io::ErrorKind, outcomes: &mut Vec<Outcome<P>>) {
+    fn fail_queue(&mut self, error: OsError, outcomes: &mut Vec<Outcome<P>>) {
         if self.target.numeric().is_none() {
             // The name may have other addresses by now.
             self.addrs = Addrs::Unknown;
         }
-        let failed = self.queue.drain(..).map(|request| (request, Err(BootstrapError::Unreachable(kind))));
+        let failed = self.queue.drain(..).map(|request| (request, Err(BootstrapError::Unreachable(error))));
         outcomes.extend(failed);
     }
 }
@@ -393,11 +393,11 @@ impl Up {
                 Err(error) => {
                     let error = BootstrapError::Malformed(error.text());
                     outcomes.extend(in_flight.pop_front().map(|request| (request, Err(error))));
-                    return Err(Loss::Broken(io::ErrorKind::InvalidData));
+                    return Err(broken("read", io::ErrorKind::InvalidData));
                 }
             };
             // An answer without a request: all later answers would be taken for those of other requests.
-            let request = in_flight.pop_front().ok_or(Loss::Broken(io::ErrorKind::InvalidData))?;
+            let request = in_flight.pop_front().ok_or(broken("read", io::ErrorKind::InvalidData))?;
             *idle_since = now;
             let keep_alive = response.keep_alive;
             outcomes.push((request, Ok(response)));
@@ -406,4 +406,13 @@ impl Up {
             }
         }
     }
+}
+
+/// The error of a name that no address belongs to.
+fn no_address() -> OsError {
+    OsError::new("resolve", io::ErrorKind::NotFound)
+}
+
+fn broken(call: &'static str, error: impl Into<io::Error>) -> Loss {
+    Loss::Broken(OsError::new(call, error))
 }

@@ -5,7 +5,6 @@ mod publication;
 mod resolve;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -177,7 +176,6 @@ impl HttpBootstrapClient {
     /// Queues a request for a server; `Err` with the request and the reason if that is impossible.
     #[allow(clippy::result_large_err, reason = "an outcome like any other, not passed up any further")]
     fn submit(&mut self, now: Time, addr: &str, request: Request<Purpose>) -> Result<(), Outcome<Purpose>> {
-        let busy = BootstrapError::Unreachable(io::ErrorKind::ResourceBusy);
         let key = match self.by_addr.get(addr) {
             Some(key) => *key,
             None => {
@@ -185,7 +183,7 @@ impl HttpBootstrapClient {
                     return Err((request, Err(BootstrapError::Address(addr.to_owned()))));
                 };
                 if self.endpoints.len() >= self.config.max_servers {
-                    return Err((request, Err(busy)));
+                    return Err((request, Err(BootstrapError::Busy)));
                 }
                 let entry = self.endpoints.vacant_entry();
                 let key = entry.key();
@@ -195,8 +193,10 @@ impl HttpBootstrapClient {
             }
         };
         match self.endpoints.get_mut(key) {
-            Some(endpoint) => endpoint.submit(&self.config, request).map_err(|request| (request, Err(busy))),
-            None => Err((request, Err(busy))),
+            Some(endpoint) => {
+                endpoint.submit(&self.config, request).map_err(|request| (request, Err(BootstrapError::Busy)))
+            }
+            None => Err((request, Err(BootstrapError::Busy))),
         }
     }
 

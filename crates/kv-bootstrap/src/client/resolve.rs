@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use kv_core::OsError;
 use mio::Waker;
 
 /// Most names resolved at the same time. A resolver that hangs keeps its thread for as long as it hangs, so
@@ -57,7 +58,7 @@ pub(crate) struct Resolver {
 
 /// An answer: the server address that was resolved, and its socket addresses or the reason why there are
 /// none.
-pub(crate) type Resolved = (String, Result<Vec<SocketAddr>, io::ErrorKind>);
+pub(crate) type Resolved = (String, Result<Vec<SocketAddr>, OsError>);
 
 impl Resolver {
     pub(crate) fn new(waker: Waker) -> Resolver {
@@ -76,14 +77,14 @@ impl Resolver {
         let resolve = move || {
             let found = (target.host.as_str(), target.port).to_socket_addrs();
             let found = found.map(|addrs| addrs.take(MAX_ADDRS).collect::<Vec<_>>());
-            // The system's resolver has errors of its own, for which the standard library has no kind.
-            let found = found.map_err(|_| io::ErrorKind::NotFound);
+            // The system's resolver has errors of its own, which have neither a kind nor a number.
+            let found = found.map_err(|_| OsError::new("resolve", io::ErrorKind::NotFound));
             // If the client is gone, the answer is not needed.
             let _ = sender.send((name, found));
             let _ = waker.wake();
         };
         if let Err(error) = std::thread::Builder::new().name("kv-resolve".to_owned()).spawn(resolve) {
-            let _ = self.sender.send((addr.to_owned(), Err(error.kind())));
+            let _ = self.sender.send((addr.to_owned(), Err(OsError::new("thread::spawn", error))));
             let _ = self.waker.wake();
         }
     }

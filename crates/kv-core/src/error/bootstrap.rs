@@ -1,5 +1,6 @@
 //! Why a rendezvous at the bootstrap server failed, and whether asking again may help.
 
+use super::os::OsError;
 use crate::id::WorkerId;
 
 /// Why a lookup or a registration at the bootstrap server failed.
@@ -8,7 +9,11 @@ use crate::id::WorkerId;
 pub enum BootstrapError {
     /// The server could not be reached. Check the address, and that the server runs.
     #[error("cannot reach the bootstrap server: {0}")]
-    Unreachable(std::io::ErrorKind),
+    Unreachable(OsError),
+    /// The client asks as many servers, or has as many requests waiting, as its configuration allows. Ask again
+    /// when some have been answered.
+    #[error("the bootstrap client has as many servers or requests as its configuration allows")]
+    Busy,
     /// The address is not `host:port`.
     #[error("bootstrap address {0:?} is not host:port")]
     Address(String),

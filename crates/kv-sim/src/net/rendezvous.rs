@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_core::{BootstrapError, RankQuery, RankRecord, Replica};
+use kv_core::{BootstrapError, OsError, RankQuery, RankRecord, Replica};
 
 use crate::net::lives::LifeId;
 
@@ -45,7 +45,8 @@ impl BootstrapServers {
         addr: &str,
         query: &RankQuery,
     ) -> Result<Vec<RankRecord>, BootstrapError> {
-        let unreachable = BootstrapError::Unreachable(std::io::ErrorKind::ConnectionRefused);
+        let unreachable =
+            BootstrapError::Unreachable(OsError::new("connect", std::io::ErrorKind::ConnectionRefused));
         let engine = self.engines.get(addr).ok_or(unreachable)?;
         let asked = |record: &RankRecord| {
             record.role == query.role && record.offers.iter().any(|offer| offer.service == query.service)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::machine::Input;
-use kv_core::{Directions, MAX_FRAME, Origin, PeerId, TransportError, WayEnd, WriteFence};
+use kv_core::{Directions, MAX_FRAME, Origin, OsError, PeerId, WayEnd, WriteFence};
 
 use crate::clock::MS;
 use crate::net::calendar::{Event, Report};
@@ -80,7 +80,7 @@ impl<S: Service> World<S> {
                 // A transport that connects in the background says so when it fails.
                 return self.report_peer_gone(life, peer, way);
             }
-            let error = TransportError::Os { call: "connect", kind: std::io::ErrorKind::ConnectionRefused };
+            let error = OsError::new("connect", std::io::ErrorKind::ConnectionRefused).into();
             self.feed(life, "connect failed", Input::ConnectFailed { peer, error });
         }
     }
