@@ -161,8 +161,8 @@ pub use kv_local as local;
 pub use kv_nixl as nixl;
 pub use kv_poll::{
     Change, EngineGroup, EngineGroupError, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes,
-    Listener, Manager, PollSet, Receiver, Registration, Sender, Session, StartError, StopReport, Worker,
-    WorkerConfig, allocator, consensus, queue, worker,
+    Listener, Manager, PollSet, Receiver, Registration, Sender, Session, StartError, StopReport, Stopping,
+    Worker, WorkerConfig, allocator, consensus, queue, worker,
 };
 pub use kv_ways as ways;
 

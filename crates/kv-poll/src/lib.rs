@@ -91,6 +91,6 @@ pub mod worker;
 pub use group::{EngineGroup, EngineGroupError, GroupReceiver, GroupSender, GroupSession};
 pub use kv::{
     Change, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver, Receiving, Sender, Sending,
-    Session, StopReport, Worker, WorkerConfig,
+    Session, StopReport, Stopping, Worker, WorkerConfig,
 };
 pub use worker::{Registration, StartError};

@@ -57,10 +57,10 @@ impl WorkerConfig {
 
     /// What the worker's thread is started with; the record is published if a server was named.
     pub(crate) fn setup(self, record: RankRecord) -> Setup<KvWhat> {
+        let verbose = self.args.verbose().then(Listener::stderr);
         Setup {
             worker: self.args.worker().clone(),
-            verbose: self.args.verbose(),
-            listener: self.listener,
+            listeners: verbose.into_iter().chain(self.listener).collect(),
             publish: self.bootstrap.map(|addr| (addr, record)),
             max_sessions: self.max_sessions,
             command_queue: self.command_queue,

@@ -5,11 +5,13 @@ mod gauges;
 mod manager;
 mod session;
 mod start;
+mod stop;
 mod words;
 
 pub use config::WorkerConfig;
 pub use gauges::{Gauges, HeldBytes};
 pub use manager::Manager;
 pub use session::{Receiver, Receiving, Sender, Sending, Session};
-pub use start::{StopReport, Worker};
+pub use start::Worker;
+pub use stop::{StopReport, Stopping};
 pub use words::{Change, KvMachine, Listener, PollSet};

@@ -4,38 +4,24 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-use kv_core::proto::{Node, NodeConfig, Resource};
+use kv_core::proto::{Node, NodeConfig};
 use kv_core::{BootstrapClient, Incarnation, KvArgs, RankRecord, ServiceOffer, Transport};
 
 use super::config::WorkerConfig;
 use super::manager::Manager;
+use super::stop::{StopReport, Stopping};
 use super::words::KvMachine;
 use crate::worker::{self, StartError};
 
-/// A running worker of the KV cache: its thread is a [`worker::Worker`].
+/// A running worker of the KV cache: the [`worker::Worker`] of its machine, whose documentation says how the thread
+/// sleeps and ends.
 ///
-/// Dropping it stops it as [`stop`](Worker::stop) does, with a grace of one second.
+/// Dropping a worker stops it as [`stop`](Worker::stop) does, and blocks for one second at most;
+/// [`begin_stop`](Worker::begin_stop) does not block.
 #[derive(Debug)]
 pub struct Worker {
     thread: worker::Worker<KvMachine>,
     manager: Manager,
-}
-
-/// How a worker ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct StopReport {
-    /// Sessions that were still running, and were ended by the stop.
-    pub sessions_ended: usize,
-    /// Pages that could not be proven quiet within the grace. They must not be used again in the
-    /// life of this process.
-    pub pages_quarantined: usize,
-    /// Items of cache groups likewise.
-    pub items_quarantined: usize,
-    /// Data operations that had not ended within the grace.
-    pub posts_in_flight: usize,
-    /// The thread had panicked.
-    pub panicked: bool,
 }
 
 impl Worker {
@@ -86,18 +72,15 @@ impl Worker {
         self.manager.incarnation()
     }
 
-    /// Ends all sessions, tells the peers, withdraws the registration, and waits for `grace` at
-    /// most until every page is back. Blocks the caller meanwhile.
+    /// Tells the worker to end all sessions, tell the peers, withdraw the registration, and go on for `grace` at
+    /// most until every page is back. Returns at once: [`Stopping`] says what holds meanwhile.
+    pub fn begin_stop(self, grace: Duration) -> Stopping {
+        Stopping::of(self.thread.begin_stop(grace))
+    }
+
+    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller, for `grace` at most.
     pub fn stop(self, grace: Duration) -> StopReport {
-        let report = self.thread.stop(grace);
-        let [pages, items] = [Resource::PAGES, Resource::ITEMS].map(|kind| report.quarantined.kind(kind));
-        StopReport {
-            sessions_ended: report.sessions_ended,
-            pages_quarantined: pages,
-            items_quarantined: items,
-            posts_in_flight: report.posts_in_flight,
-            panicked: report.panicked,
-        }
+        self.begin_stop(grace).wait()
     }
 }
 

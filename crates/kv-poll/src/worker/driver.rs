@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use kv_core::machine::{Input, Machine, Output, SessionCommand};
 use kv_core::{
-    BootstrapClient, BootstrapEvent, PostId, RankRecord, Time, Transport, TransportError, TransportEvent,
-    TransportWait,
+    BootstrapClient, BootstrapEvent, OsError, PostId, RankRecord, Time, Transport, TransportError,
+    TransportEvent, TransportWait,
 };
 
 use super::clock::Clock;
@@ -110,8 +110,8 @@ impl<M: Machine> Driver<M> {
     ) -> Result<Driver<M>, StartError> {
         setup.check()?;
         let shared = Shared::new(setup.max_sessions, setup.command_queue);
-        let shared = shared.map(Arc::new).map_err(|error| StartError::os("eventfd", &error))?;
-        let listeners = Listeners::new(setup.worker, setup.verbose, setup.listener);
+        let shared = shared.map(Arc::new).map_err(|error| OsError::new("eventfd", error))?;
+        let listeners = Listeners::new(setup.worker, setup.listeners);
         if listeners.is_heard() {
             machine.listen(true);
         }

@@ -1,7 +1,8 @@
-//! Who is told what a worker's machine does: a [`Listener`], and whoever reads standard error if
-//! [`Setup::verbose`](super::Setup::verbose) is set.
+//! Who is told what a worker's machine does: [`Listener`]s. A worker prints nothing by itself; a listener that
+//! prints is one that the server asks for.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -11,9 +12,9 @@ use kv_core::trace::{Event, What};
 
 /// Is told each event of a worker's machine, as it happens.
 ///
-/// It is called on the worker's thread, between an input of the machine and what follows from it: bytes,
-/// frames and leases wait meanwhile. Whoever has more to do with an event than to count it passes it on to
-/// another thread. One that panics is told nothing more.
+/// A listener is called on the worker's thread, between an input of the machine and what follows from that input:
+/// bytes, frames and leases wait meanwhile. A listener that has more to do with an event than to count it passes it
+/// on to another thread. No lock is held during the call. A listener that panics is told nothing more.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -22,7 +23,7 @@ use kv_core::trace::{Event, What};
 ///
 /// let (sender, events) = mpsc::channel();
 /// let listener = Listener::<KvWhat>::new(move |worker, event| {
-///     // If nobody wants to know any more, nothing is to be done about it.
+///     // If the other end is gone, the event is of interest to nobody.
 ///     let _ = sender.send((worker.clone(), event.clone()));
 /// });
 /// # drop(listener);
@@ -33,9 +34,23 @@ pub struct Listener<W>(Arc<Hear<W>>);
 type Hear<W> = dyn Fn(&WorkerId, &Event<W>) + Send + Sync;
 
 impl<W> Listener<W> {
-    /// A listener that calls this for each event, with the worker in which it happened.
+    /// A listener that calls `hear` for each event, with the worker in which the event happened.
     pub fn new(hear: impl Fn(&WorkerId, &Event<W>) + Send + Sync + 'static) -> Listener<W> {
         Listener(Arc::new(hear))
+    }
+}
+
+impl<W: What> Listener<W> {
+    /// A listener that writes each event as one line, `engine/rank: event`, to standard error. Lines that cannot be
+    /// written are lost.
+    ///
+    /// The write is made on the worker's thread and waits for the reader of standard error: for looking at one
+    /// worker, not for production.
+    pub fn stderr() -> Listener<W> {
+        Listener::new(|worker, event| {
+            let line = format!("{worker}: {event}\n");
+            let _ = io::stderr().write_all(line.as_bytes());
+        })
     }
 }
 
@@ -51,7 +66,7 @@ impl<W> fmt::Debug for Listener<W> {
     }
 }
 
-/// Everybody who listens to one worker.
+/// All listeners of one worker.
 #[derive(Debug)]
 pub(super) struct Listeners<W> {
     worker: WorkerId,
@@ -59,12 +74,11 @@ pub(super) struct Listeners<W> {
 }
 
 impl<W: What> Listeners<W> {
-    pub(super) fn new(worker: WorkerId, verbose: bool, listener: Option<Listener<W>>) -> Listeners<W> {
-        let verbose = verbose.then(|| Listener::new(print));
-        Listeners { worker, listeners: verbose.into_iter().chain(listener).collect() }
+    pub(super) fn new(worker: WorkerId, listeners: Vec<Listener<W>>) -> Listeners<W> {
+        Listeners { worker, listeners }
     }
 
-    /// True if anybody listens.
+    /// True if there is a listener left.
     pub(super) fn is_heard(&self) -> bool {
         !self.listeners.is_empty()
     }
@@ -75,7 +89,6 @@ impl<W: What> Listeners<W> {
             return;
         }
         while let Some(event) = machine.poll_trace() {
-            // A listener that panics, as one that prints does where nobody reads, is told nothing more.
             let hears =
                 |Listener(hear): &Listener<W>| catch_unwind(AssertUnwindSafe(|| hear(&self.worker, &event)));
             self.listeners.retain(|listener| hears(listener).is_ok());
@@ -84,10 +97,4 @@ impl<W: What> Listeners<W> {
             machine.listen(false);
         }
     }
-}
-
-/// One line on standard error.
-#[allow(clippy::print_stderr)]
-fn print<W: What>(worker: &WorkerId, event: &Event<W>) {
-    eprintln!("{worker}: {event}");
 }

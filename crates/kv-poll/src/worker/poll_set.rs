@@ -3,8 +3,8 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU8, Ordering, fence};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
 use crossbeam_queue::ArrayQueue;
 use kv_core::SessionId;
@@ -38,7 +38,8 @@ pub struct PollSet<M: Machine> {
     queue: ArrayQueue<Arc<Cell<M>>>,
     event: OwnedFd,
     signal: AtomicU8,
-    draining: Mutex<()>,
+    /// A drain is under way. Nothing ever waits for the end of one.
+    draining: AtomicBool,
 }
 
 /// The descriptor is not readable, and nobody is about to change that.
@@ -54,7 +55,7 @@ impl<M: Machine> PollSet<M> {
             queue: ArrayQueue::new(max_sessions.saturating_mul(2).max(2)),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             signal: AtomicU8::new(QUIET),
-            draining: Mutex::new(()),
+            draining: AtomicBool::new(false),
         })
     }
 
@@ -66,11 +67,11 @@ impl<M: Machine> PollSet<M> {
         if self.signal.load(Ordering::SeqCst) == QUIET && self.queue.is_empty() {
             return 0;
         }
-        let _draining = match self.draining.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return 0,
-        };
+        // What the drain before has written is seen by this one; its end is marked even if `f` panics.
+        if self.draining.swap(true, Ordering::Acquire) {
+            return 0;
+        }
+        let _draining = Draining(&self.draining);
         // Reset first, count second. A notifier pushes, fences, and looks at the signal: if it saw
         // SIGNALLED, its fence came before ours, so `len` counts its push; if it did not, it
         // signals anew. If there is nothing to read, the write is yet to come: nothing is reset, and
@@ -136,6 +137,15 @@ impl<M: Machine> PollSet<M> {
     }
 }
 
+/// A drain under way, until this is dropped.
+struct Draining<'a>(&'a AtomicBool);
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 impl<M: Machine> AsFd for PollSet<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
@@ -156,7 +166,8 @@ impl<M: Machine> fmt::Debug for PollSet<M> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::AtomicU64;
     use std::thread;
     use std::time::Duration;
 
@@ -251,6 +262,16 @@ mod tests {
         assert_eq!(calls, 1);
         assert!(readable(&set, Duration::ZERO));
         assert_eq!(drained(&set).len(), 1);
+    }
+
+    #[test]
+    fn a_scheduler_that_panics_in_a_drain_can_drain_again() {
+        let set = PollSet::new(8).unwrap();
+        set.notify(&cell(1));
+        set.notify(&cell(2));
+        let drained_by = |f: &dyn Fn(Change)| catch_unwind(AssertUnwindSafe(|| set.drain(f)));
+        assert!(drained_by(&|_| panic!("a bug in the scheduler")).is_err());
+        assert_eq!(drained(&set).iter().map(|change| change.session.0).collect::<Vec<_>>(), [2]);
     }
 
     #[test]

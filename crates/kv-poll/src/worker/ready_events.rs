@@ -130,8 +130,8 @@ impl<M: Machine> Drop for ReadyEvents<M> {
     }
 }
 
-/// Drops a ready event that nobody will ask any more. It may panic; what is lent behind it is not to be lost
-/// for that.
-fn discard(ready_event: Option<Box<dyn ReadyEvent>>) {
+/// Drops a ready event that nobody will ask any more. Its destructor is the caller's and may panic; what is lent
+/// behind the event must not be lost for that.
+pub(crate) fn discard(ready_event: Option<Box<dyn ReadyEvent>>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(ready_event)));
 }

@@ -1,9 +1,7 @@
 //! What any worker is started with, and why it may not start.
 
-use std::io;
-
 use bytes::Bytes;
-use kv_core::{RankRecord, RecordError, Region, Transport, TransportError, WorkerId};
+use kv_core::{OsError, RankRecord, RecordError, Region, Transport, TransportError, WorkerId};
 
 use super::listeners::Listener;
 
@@ -14,12 +12,11 @@ pub(super) const MAX_QUEUE: usize = 1 << 24;
 /// ([`Machine::Trace`](kv_core::machine::Machine::Trace)).
 #[derive(Debug)]
 pub struct Setup<W> {
-    /// Engine and rank: the name of the thread, and of the worker in verbose lines.
+    /// Engine and rank: the name of the thread, and of the worker in what listeners are told.
     pub worker: WorkerId,
-    /// Whether the worker prints each event of its machine on standard error, as one line.
-    pub verbose: bool,
-    /// Who is told each event of its machine, if anybody.
-    pub listener: Option<Listener<W>>,
+    /// The listeners that are told each event of the machine, on the worker's thread. None, and the machine records
+    /// no events.
+    pub listeners: Vec<Listener<W>>,
     /// The bootstrap server (`host:port`) that the worker registers with, and what it is to say of the
     /// worker. The record is the service's: the worker hands it on.
     pub publish: Option<(String, RankRecord)>,
@@ -33,8 +30,7 @@ impl<W> Clone for Setup<W> {
     fn clone(&self) -> Setup<W> {
         Setup {
             worker: self.worker.clone(),
-            verbose: self.verbose,
-            listener: self.listener.clone(),
+            listeners: self.listeners.clone(),
             publish: self.publish.clone(),
             ..*self
         }
@@ -44,19 +40,12 @@ impl<W> Clone for Setup<W> {
 impl<W> Setup<W> {
     /// The defaults, without a registration.
     pub fn new(worker: WorkerId) -> Setup<W> {
-        Setup {
-            worker,
-            verbose: false,
-            listener: None,
-            publish: None,
-            max_sessions: 131_072,
-            command_queue: 4096,
-        }
+        Setup { worker, listeners: Vec::new(), publish: None, max_sessions: 131_072, command_queue: 4096 }
     }
 
-    /// Tells this listener each event of the machine.
+    /// Tells this listener each event of the machine, besides those that were added before.
     pub fn listener(mut self, listener: Listener<W>) -> Setup<W> {
-        self.listener = Some(listener);
+        self.listeners.push(listener);
         self
     }
 
@@ -111,17 +100,6 @@ pub enum StartError {
     #[error("the worker cannot be registered: {0}")]
     Record(#[from] RecordError),
     /// The operating system has no descriptors or threads left.
-    #[error("{call} failed: {kind}")]
-    Os {
-        /// The call.
-        call: &'static str,
-        /// The error.
-        kind: io::ErrorKind,
-    },
-}
-
-impl StartError {
-    pub(super) fn os(call: &'static str, error: &io::Error) -> StartError {
-        StartError::Os { call, kind: error.kind() }
-    }
+    #[error(transparent)]
+    Os(#[from] OsError),
 }

@@ -149,15 +149,17 @@ impl<M: Machine> Shared<M> {
         &self,
         mut pick: impl FnMut(M::Resource) -> Result<T, M::Resource>,
     ) -> Vec<T> {
-        let (mut taken, mut orphans) = (Vec::new(), lock(&self.orphans));
-        for orphan in std::mem::take(&mut *orphans) {
+        let waiting = std::mem::take(&mut *lock(&self.orphans)).into_iter();
+        let mut offered = Offered { orphans: &self.orphans, waiting, refused: Vec::new() };
+        let mut taken = Vec::new();
+        while let Some(orphan) = offered.waiting.next() {
             let amounts = orphan.amounts();
             match pick(orphan) {
                 Ok(orphan) => {
                     self.counters.orphaned.sub(amounts);
                     taken.push(orphan);
                 }
-                Err(orphan) => orphans.push(orphan),
+                Err(orphan) => offered.refused.push(orphan),
             }
         }
         taken
@@ -271,7 +273,55 @@ impl<M: Machine> Shared<M> {
     }
 }
 
+/// Orphans that are offered to a caller, outside the lock. What the caller does not take goes back, ahead of what
+/// has come meanwhile; so does what was not offered yet, should the caller panic.
+struct Offered<'a, R> {
+    orphans: &'a Mutex<Vec<R>>,
+    waiting: std::vec::IntoIter<R>,
+    refused: Vec<R>,
+}
+
+impl<R> Drop for Offered<'_, R> {
+    fn drop(&mut self) {
+        let mut orphans = lock(self.orphans);
+        self.refused.extend(self.waiting.by_ref());
+        self.refused.append(&mut orphans);
+        *orphans = std::mem::take(&mut self.refused);
+    }
+}
+
 /// Nothing here panics while holding a lock; were it otherwise, the data would still be whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use kv_core::proto::Resource;
+
+    use crate::worker::tests::{idle, pages};
+
+    #[test]
+    fn orphans_are_offered_without_a_lock_and_stay_unless_they_are_taken() {
+        let (shared, manager) = idle();
+        for page in 1..5 {
+            shared.add_orphan(pages(&[page]).into());
+        }
+        // A service that looks at its orphans while it is offered one, and that panics at the third.
+        let mut offered = 0;
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            shared.take_orphans(|orphan| {
+                offered += 1;
+                assert!(offered < 3, "a bug in the service");
+                assert_eq!(shared.take_orphans(Ok).len(), 0, "all are being offered");
+                if offered == 1 { Ok(orphan) } else { Err(orphan) }
+            })
+        }));
+        assert!(panicked.is_err());
+        // What was taken, and what was offered when it panicked, is the service's.
+        assert_eq!(manager.orphans(), [pages(&[2]), pages(&[4])]);
+        assert_eq!(shared.take_orphans(Ok::<Resource, Resource>), []);
+    }
 }

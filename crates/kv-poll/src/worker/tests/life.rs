@@ -1,18 +1,19 @@
 //! A worker's life: its start, its registration, its stop, and its death by a panic.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use kv_core::{
-    Cause, KvArgs, KvManager, KvPoll, KvSender, KvSession, OpenError, Pages, Region, RegionRole, Room,
-    SessionOptions, WorkerRole,
+    Cause, ChunkId, FinalLayers, KvArgs, KvManager, KvPoll, KvSender, KvSession, OpenError, Pages, Region,
+    RegionRole, Room, SessionOptions, WorkerRole,
 };
 
 use super::client::FakeClient;
 use super::script::{SLOW, STUCK};
 use super::transport::{Wire, fake_transport};
 use super::{Log, PATIENCE, Rig, Seen, args, pages};
-use crate::kv::{Manager, StopReport, Worker, WorkerConfig};
+use crate::kv::{Manager, StopReport, Stopping, Worker, WorkerConfig};
 use crate::worker::setup::MAX_QUEUE;
 use crate::worker::{Registration, StartError};
 
@@ -105,6 +106,85 @@ fn stopping_gives_up_on_stuck_pages_after_the_grace_and_counts_them() {
     assert_eq!(report, StopReport { sessions_ended: 1, pages_quarantined: 3, ..StopReport::default() });
     assert_eq!(sender.poll(), KvPoll::Failed);
     assert!(sender.reclaim().is_err(), "nobody can prove them quiet any more");
+}
+
+#[test]
+fn beginning_a_stop_returns_while_the_thread_is_busy_and_the_report_comes_later() {
+    let rig = Rig::start();
+    let (entered, has_entered) = channel();
+    let (go_on, may_go_on) = channel();
+    let mut sender = rig.sender(SLOW);
+    let busy = move || {
+        entered.send(()).unwrap();
+        Ok(may_go_on.recv_timeout(PATIENCE).is_ok())
+    };
+    sender.layers_final(FinalLayers::all(ChunkId(0)).after(busy)).unwrap();
+    has_entered.recv_timeout(PATIENCE).unwrap();
+    // The thread is inside the ready event until it is told to go on.
+    let manager = rig.worker.manager();
+    let mut stopping = rig.worker.begin_stop(PATIENCE);
+    assert_eq!((stopping.poll(), manager.is_stopped()), (None, false));
+    let refused = manager.sender("", Room::from(1), &[], SessionOptions::default());
+    assert_eq!(refused.map(drop), Err(OpenError::WorkerStopped));
+    go_on.send(()).unwrap();
+    let report = StopReport { sessions_ended: 1, ..StopReport::default() };
+    assert_eq!(until_reported(&mut stopping), report);
+    assert_eq!((stopping.poll(), stopping.wait()), (Some(report), report), "it stays");
+}
+
+#[test]
+fn pages_lent_when_a_stop_begins_come_back_once_no_wire_touches_them_and_not_before() {
+    for watched in [true, false] {
+        let rig = Rig::start();
+        let mut sender = rig.sender(STUCK);
+        sender.send(pages(&[1, 2, 3])).unwrap();
+        rig.until_seen(&Seen::Sent(0));
+        let (manager, wire) = (rig.worker.manager(), Arc::clone(&rig.wire));
+        let mut stopping = Some(rig.worker.begin_stop(PATIENCE)).filter(|_| watched);
+        until(|| sender.poll() == KvPoll::Failed);
+        assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
+        until(|| manager.gauges().pages_quarantined() == 3);
+        let mut sender = sender.reclaim().expect_err("a wire may touch the pages");
+        assert!(!manager.is_stopped() && stopping.as_mut().is_none_or(|stopping| stopping.poll().is_none()));
+        wire.say("release");
+        until(|| manager.is_stopped());
+        assert_eq!(manager.gauges().pages_quarantined(), 0);
+        assert_eq!(sender.send(pages(&[4])), Ok(()), "what a stopped worker is given is free at once");
+        assert_eq!(sender.reclaim().ok(), Some(pages(&[1, 2, 3, 4])));
+        if let Some(stopping) = &mut stopping {
+            let report = StopReport { sessions_ended: 1, ..StopReport::default() };
+            assert_eq!(until_reported(stopping), report);
+        }
+    }
+}
+
+#[test]
+fn pages_that_are_not_quiet_when_the_grace_is_over_are_reported_and_never_handed_back() {
+    let rig = Rig::start();
+    let mut sender = rig.sender(STUCK);
+    sender.send(pages(&[1, 2, 3])).unwrap();
+    rig.until_seen(&Seen::Sent(0));
+    let (manager, wire) = (rig.worker.manager(), Arc::clone(&rig.wire));
+    let mut stopping = rig.worker.begin_stop(Duration::ZERO);
+    let report = StopReport { sessions_ended: 1, pages_quarantined: 3, ..StopReport::default() };
+    assert_eq!(until_reported(&mut stopping), report);
+    wire.say("release");
+    assert!(sender.reclaim().is_err(), "nothing is left to prove them quiet");
+    assert_eq!((manager.orphans(), manager.gauges().pages_quarantined()), (vec![], 3));
+}
+
+/// Lets other threads run until something holds.
+fn until(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "never");
+        std::thread::yield_now();
+    }
+}
+
+fn until_reported(stopping: &mut Stopping) -> StopReport {
+    until(|| stopping.poll().is_some());
+    stopping.poll().unwrap()
 }
 
 #[test]

@@ -109,6 +109,19 @@ fn a_machine_to_which_nobody_listens_is_not_asked_to_tell() {
 }
 
 #[test]
+fn every_listener_that_was_added_is_told_each_event() {
+    let told: Arc<AtomicUsize> = Arc::default();
+    let counting = || {
+        let count = Arc::clone(&told);
+        Listener::new(move |_, _: &Event<Greeted>| {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    greet(Setup::new(args().worker().clone()).listener(counting()).listener(counting()));
+    assert_eq!(told.load(Ordering::SeqCst), 4);
+}
+
+#[test]
 fn a_listener_that_panics_is_told_nothing_more_and_its_worker_goes_on() {
     let told: Arc<AtomicUsize> = Arc::default();
     let count = Arc::clone(&told);

@@ -1,0 +1,84 @@
+//! The end of a worker: asked for without waiting for it, and reported once it has come.
+
+use std::fmt;
+use std::thread::JoinHandle;
+
+use kv_core::machine::{Amounts, Machine};
+
+use super::driver::Ended;
+use super::port::Port;
+
+/// A worker that was told to stop, by [`Worker::begin_stop`](super::Worker::begin_stop).
+///
+/// Meanwhile the thread of the worker goes on, until everything lent to sessions is back, and for the grace at most:
+///
+/// * New sessions are refused; sessions that had not ended fail, and the peers are told.
+/// * What a session was lent comes back through its handle, as ever: once no wire can touch it any more, and not
+///   before. What is not quiet when the grace is over comes back never, and is counted in the report.
+/// * The transport lives on the thread. Memory that was given to it must stay mapped until [`poll`](Stopping::poll)
+///   returns the report.
+///
+/// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a report.
+///
+/// No descriptor becomes readable at the end. A server asks in its loop, or gives the value to a thread that may
+/// block (tokio's `spawn_blocking`) and [waits](Stopping::wait) there.
+#[must_use = "a worker ends without a report if this is dropped"]
+pub struct Stopping<M: Machine> {
+    port: Port<M>,
+    thread: Option<JoinHandle<Ended>>,
+    report: Option<StopReport>,
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct StopReport {
+    /// Sessions that had not ended when the worker was told to stop. They have failed.
+    pub sessions_ended: usize,
+    /// What could not be proven quiet within the grace, by kind. The memory must not be used for anything else in
+    /// the life of this process.
+    pub quarantined: Amounts,
+    /// Data operations that had not ended within the grace.
+    pub posts_in_flight: usize,
+    /// The thread of the worker had panicked.
+    pub panicked: bool,
+}
+
+impl<M: Machine> Stopping<M> {
+    pub(super) fn new(port: Port<M>, thread: Option<JoinHandle<Ended>>) -> Stopping<M> {
+        Stopping { port, thread, report: None }
+    }
+
+    /// The report, once the thread has ended; `None` before. Never blocks.
+    pub fn poll(&mut self) -> Option<StopReport> {
+        if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
+            self.report = Some(self.report_of(thread));
+        }
+        self.report
+    }
+
+    /// Waits for the end of the thread, which comes when the grace is over at the latest. Blocks the caller.
+    pub fn wait(mut self) -> StopReport {
+        match self.thread.take() {
+            Some(thread) => self.report_of(thread),
+            None => self.report.unwrap_or_default(),
+        }
+    }
+
+    fn report_of(&self, thread: JoinHandle<Ended>) -> StopReport {
+        let ended = thread.join();
+        let gauges = self.port.gauges();
+        StopReport {
+            sessions_ended: ended.as_ref().map_or(0, |ended| ended.sessions),
+            quarantined: gauges.quarantined,
+            posts_in_flight: gauges.posts_in_flight,
+            panicked: ended.is_err(),
+        }
+    }
+}
+
+impl<M: Machine> fmt::Debug for Stopping<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stopping").field("report", &self.report).finish_non_exhaustive()
+    }
+}
