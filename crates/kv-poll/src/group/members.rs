@@ -23,6 +23,9 @@ pub(super) struct Members<S: KvSession> {
     deal: Deal,
     /// What some ranks are told after the last chunk only.
     withheld: Vec<(usize, Command)>,
+    /// The ready events given that may still be asked, in the order given. The last copy is here, so that a
+    /// caller's event is never dropped while the group is locked.
+    ready_events: VecDeque<SharedReadyEvent>,
     /// What the scheduler was told last.
     told: Standing,
     /// What a rank that was reclaimed had failed of.
@@ -73,6 +76,7 @@ impl<S: KvSession> Members<S> {
             chunks: 0,
             deal,
             withheld: Vec::new(),
+            ready_events: VecDeque::new(),
             told: OPENING,
             failure: None,
             aborted: false,
@@ -171,6 +175,10 @@ impl<S: KvSession> Members<S> {
             return Err(Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event } });
         }
         self.withheld.extend(withheld.into_iter().map(|(rank, share)| (rank, announce(share))));
+        while self.ready_events.front().is_some_and(SharedReadyEvent::is_answered) {
+            self.ready_events.pop_front();
+        }
+        self.ready_events.extend(ready_event);
         Ok(())
     }
 

@@ -35,7 +35,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use kv_core::{
-    Geometry, KvArgs, KvManager, KvSender, OpenError, Pages, Quarantine, RequestGroups, Room, SessionOptions,
+    Geometry, KvArgs, KvManager, KvSender, OpenError, OsError, Pages, Quarantine, RequestGroups, Room,
+    SessionOptions,
 };
 use rustix::event::epoll;
 
@@ -91,14 +92,9 @@ pub enum EngineGroupError {
         /// Its place.
         got: u32,
     },
-    /// The system gives no descriptor.
-    #[error("{call} failed: {kind}")]
-    Os {
-        /// The call.
-        call: &'static str,
-        /// Why.
-        kind: std::io::ErrorKind,
-    },
+    /// The operating system gives no descriptor.
+    #[error(transparent)]
+    Os(#[from] OsError),
 }
 
 impl EngineGroup {
@@ -112,12 +108,7 @@ impl EngineGroup {
         for (index, other) in managers.iter().enumerate().skip(1) {
             check(first.args(), other.args(), index)?;
         }
-        let os = |call| {
-            move |error: rustix::io::Errno| EngineGroupError::Os {
-                call,
-                kind: std::io::Error::from(error).kind(),
-            }
-        };
+        let os = |call| move |error: rustix::io::Errno| OsError::new(call, error);
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
         for (rank, manager) in (0..).zip(&managers) {
             let data = epoll::EventData::new_u64(rank);
@@ -136,7 +127,8 @@ impl EngineGroup {
     /// Hands every session that has changed to `f`, and returns how many there were.
     pub fn drain(&self, mut f: impl FnMut(Change)) -> usize {
         let mut changes = Vec::new();
-        {
+        // Dropped outside the lock, as `f` is called outside of it: both are the caller's code.
+        let over = {
             let mut roster = self.shared.lock();
             for (rank, manager) in self.shared.managers.iter().enumerate() {
                 manager.poll_set().drain(|change| {
@@ -144,9 +136,9 @@ impl EngineGroup {
                     debug_assert!(known, "a session of a rank that was not opened by its group");
                 });
             }
-            roster.settle(&mut changes);
-        }
-        // Outside the lock: `f` may use sessions.
+            roster.settle(&mut changes)
+        };
+        drop(over);
         let count = changes.len();
         changes.into_iter().for_each(&mut f);
         count
@@ -238,3 +230,6 @@ fn check(first: &KvArgs, other: &KvArgs, index: usize) -> Result<(), EngineGroup
     same("aux rows", rows(a.aux_rows()), rows(b.aux_rows()))?;
     same("dp_rank", a.parallel.dp_rank.to_string(), b.parallel.dp_rank.to_string())
 }
+
+#[cfg(test)]
+mod tests;

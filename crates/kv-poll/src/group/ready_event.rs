@@ -1,44 +1,69 @@
 //! One ready event for several ranks.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kv_core::{ReadyEvent, ReadyEventError};
 
-/// A ready event that every rank asks, and that says the same to all once it has passed or failed.
+use crate::worker::discard;
+
+/// A ready event that the workers of all ranks ask, and that says the same to each of them once it has passed or
+/// failed.
+///
+/// One worker asks the caller's event at a time, and no lock is held meanwhile: the event may take its time or use
+/// the group. A worker that comes in between hears "not yet", and asks again later.
 #[derive(Clone)]
 pub(super) struct SharedReadyEvent(Arc<Mutex<State>>);
 
 struct State {
-    ready_event: Box<dyn ReadyEvent>,
+    /// The caller's event; `None` while a worker asks it, and after its last answer.
+    ready_event: Option<Box<dyn ReadyEvent>>,
+    /// The last answer: everything but "not yet" is one.
     answer: Option<Result<bool, ReadyEventError>>,
 }
 
 impl SharedReadyEvent {
     pub(super) fn new(ready_event: Box<dyn ReadyEvent>) -> SharedReadyEvent {
-        SharedReadyEvent(Arc::new(Mutex::new(State { ready_event, answer: None })))
+        SharedReadyEvent(Arc::new(Mutex::new(State { ready_event: Some(ready_event), answer: None })))
     }
-}
 
-impl SharedReadyEvent {
-    /// The fence as it was given, if nobody shares it any more.
+    /// The event as the caller gave it, if nothing else holds a clone of this.
     pub(super) fn unshare(self) -> Box<dyn ReadyEvent> {
-        match Arc::try_unwrap(self.0) {
-            Ok(state) => state.into_inner().unwrap_or_else(PoisonError::into_inner).ready_event,
-            Err(shared) => Box::new(SharedReadyEvent(shared)),
-        }
+        let SharedReadyEvent(mut state) = self;
+        let alone = Arc::get_mut(&mut state);
+        let given = alone
+            .and_then(|state| state.get_mut().unwrap_or_else(PoisonError::into_inner).ready_event.take());
+        given.unwrap_or_else(|| Box::new(SharedReadyEvent(state)))
+    }
+
+    /// True once the last answer is known; the caller's event is gone then.
+    pub(super) fn is_answered(&self) -> bool {
+        self.lock().answer.is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics with the state half changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ReadyEvent for SharedReadyEvent {
     fn passed(&mut self) -> Result<bool, ReadyEventError> {
-        // Where it panicked once it may panic again: that fails the other ranks' sessions as well.
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(answer) = state.answer {
-            return answer;
-        }
-        let answer = state.ready_event.passed();
-        if answer != Ok(false) {
-            state.answer = Some(answer);
+        let taken = {
+            let mut state = self.lock();
+            if let Some(answer) = state.answer {
+                return answer;
+            }
+            state.ready_event.take()
+        };
+        let Some(mut ready_event) = taken else { return Ok(false) };
+        let answer = catch_unwind(AssertUnwindSafe(|| ready_event.passed()));
+        let answer = answer.unwrap_or(Err(ReadyEventError::Panicked));
+        if answer == Ok(false) {
+            self.lock().ready_event = Some(ready_event);
+        } else {
+            self.lock().answer = Some(answer);
+            discard(Some(ready_event));
         }
         answer
     }
@@ -75,8 +100,22 @@ mod tests {
         let mut first = SharedReadyEvent::new(Box::new(ready_event));
         let mut second = first.clone();
         assert_eq!((first.passed(), second.passed()), (Ok(false), Ok(false)));
+        assert!(!first.is_answered());
         let error = Err(ReadyEventError::Device { code: 3 });
         assert_eq!((first.passed(), second.passed(), first.passed()), (error, error, error));
+        assert!(first.is_answered());
         assert_eq!(*asked.lock().unwrap(), 3);
+    }
+
+    #[test]
+    fn a_ready_event_that_panics_fails_every_rank_and_is_not_asked_again() {
+        let mut asked = 0;
+        let mut first = SharedReadyEvent::new(Box::new(move || {
+            asked += 1;
+            panic!("asked {asked} times")
+        }));
+        let mut second = first.clone();
+        let panicked = Err(ReadyEventError::Panicked);
+        assert_eq!((first.passed(), second.passed(), first.passed()), (panicked, panicked, panicked));
     }
 }

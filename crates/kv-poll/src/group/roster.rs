@@ -61,8 +61,10 @@ impl<S: KvSession> Roster<S> {
         true
     }
 
-    /// Appends what is new for the scheduler.
-    pub(super) fn settle(&mut self, changes: &mut Vec<Change>) {
+    /// Appends what is new for the scheduler. Requests that are over come back: they hold ready events of the
+    /// caller, and are to be dropped when the group is not locked any more.
+    pub(super) fn settle(&mut self, changes: &mut Vec<Change>) -> Vec<Members<S>> {
+        let mut over = Vec::new();
         for session in std::mem::take(&mut self.touched) {
             let Some(members) = self.open.get_mut(&session) else { continue };
             let news = members.settle();
@@ -71,7 +73,7 @@ impl<S: KvSession> Roster<S> {
             }
             if members.abandoned {
                 if let Some(reclaimed) = members.reclaim() {
-                    self.forget(session);
+                    over.extend(self.forget(session));
                     self.touched.remove(&session);
                     self.keep(reclaimed.groups);
                     self.orphans.extend(Some(reclaimed.pages).filter(|pages| !pages.is_empty()));
@@ -80,14 +82,16 @@ impl<S: KvSession> Roster<S> {
                 changes.push(Change { session, poll: standing.poll, reclaimable: standing.reclaimable });
             }
         }
+        over
     }
 
-    /// A session that was reclaimed on all ranks.
-    pub(super) fn forget(&mut self, id: SessionId) {
-        let Some(members) = self.open.remove(&id) else { return };
+    /// Takes out a request that was reclaimed on all ranks, to be dropped when the group is not locked any more.
+    pub(super) fn forget(&mut self, id: SessionId) -> Option<Members<S>> {
+        let members = self.open.remove(&id)?;
         for (known, session) in self.by_rank.iter_mut().zip(&members.ids) {
             known.remove(session);
         }
+        Some(members)
     }
 
     /// Items whose session's owner did not take them back.

@@ -90,16 +90,15 @@ impl<Role> KvSession for GroupSession<Role> {
     }
 
     fn reclaim_all(mut self) -> Result<Reclaimed, Self> {
-        let shared = Arc::clone(&self.shared);
-        let mut roster = shared.lock();
-        match roster.touch(self.id).and_then(Members::reclaim) {
-            Some(reclaimed) => {
-                roster.forget(self.id);
-                self.closed = true;
-                Ok(reclaimed)
-            }
-            None => Err(self),
-        }
+        let (reclaimed, over) = {
+            let mut roster = self.shared.lock();
+            let reclaimed = roster.touch(self.id).and_then(Members::reclaim);
+            let over = reclaimed.is_some().then(|| roster.forget(self.id));
+            (reclaimed, over)
+        };
+        drop(over);
+        self.closed = reclaimed.is_some();
+        reclaimed.ok_or(self)
     }
 }
 
