@@ -1,29 +1,31 @@
 //! How the pages of a request are dealt to the ranks of a group.
 //!
-//! Under decode context parallelism, page `i` of the group stands for one page of each context rank:
-//! `i × size`, `i × size + 1`, … of the request. Of the last one, some ranks may have no part. They have
-//! been given all their pages *early*, with the chunk before the last; but the request is complete with
-//! the last chunk only, and so is what goes with it: the aux row, and items of cache groups.
+//! Under decode context parallelism over `size` ranks, page `i` of the group stands for one page of each
+//! rank: the pages `i × size`, `i × size + 1`, … of the request. Some ranks may have no part of the last page
+//! of the group. Those ranks have all their pages *early*, with the chunk before the last. The request is
+//! complete with the last chunk only, and so are the aux row and the items of cache groups, which therefore
+//! wait on those ranks.
 
 use kv_core::{Geometry, PageList};
 
-/// Of one request.
+/// The deal of one request's pages.
 #[derive(Debug, Clone)]
 pub(super) struct Deal {
-    /// Ranks that have nothing of its last page.
+    /// For each rank: whether the rank has no part of the last page of the request.
     lack: Vec<bool>,
-    /// The pages of its tokens, if somebody said how many those are.
+    /// Number of pages that the tokens of the request fill, if the number of tokens is known.
     whole: Option<usize>,
-    /// The pages that a sender has announced.
+    /// Number of pages that a sender has announced with `init`.
     announced: Option<usize>,
-    /// How many of them were given, or are there already.
+    /// Number of pages that were given, or that a receiver had already.
     given: usize,
-    /// The first chunk after which only its last page is missing, until that is given.
+    /// The first chunk after which only the last page is missing, until the last page is given.
     early: Option<u32>,
 }
 
 impl Deal {
-    /// What is there already counts for a receiver only.
+    /// The deal of a request with this many tokens. `prefix_pages`, which are there already, is 0 for a
+    /// sender.
     pub(super) fn new<'a>(
         ranks: impl Iterator<Item = &'a Geometry>,
         tokens: Option<usize>,
@@ -37,33 +39,34 @@ impl Deal {
         Deal { lack, whole, announced: None, given: prefix_pages, early: None }
     }
 
-    /// How many pages a rank has already.
+    /// Number of pages that a rank has been given, or had already.
     pub(super) fn prefix(&self, rank: usize) -> usize {
         self.count(rank, self.given)
     }
 
-    /// How many of a request's pages a rank has. If they end before its tokens do, all are full.
+    /// Number of pages that a rank has of the first `pages` of the request. A page is missing only if these
+    /// pages reach to the end of the tokens.
     pub(super) fn count(&self, rank: usize, pages: usize) -> usize {
         pages.saturating_sub(usize::from(self.lacks_last(rank, pages)))
     }
 
-    /// A sender says how many pages there are.
+    /// Notes how many pages a sender announces with `init`.
     pub(super) fn announce(&mut self, pages: usize) {
         self.announced = Some(pages);
     }
 
-    /// The part that a rank has of the next pages of a sender.
+    /// The pages that a rank has of the next chunk of a sender.
     pub(super) fn next(&self, rank: usize, chunk: &PageList) -> PageList {
         let end = self.given + chunk.len();
         self.cut(chunk, self.announced == Some(end) && self.lacks_last(rank, end))
     }
 
-    /// The part that a rank has of all pages of a receiver: the last ones of the request.
+    /// The pages that a rank has of all pages of a receiver, which reach to the end of the request.
     pub(super) fn all(&self, rank: usize, pages: &PageList) -> PageList {
         self.cut(pages, self.lacks(rank))
     }
 
-    /// The next pages were given, in the chunk with this number. True if it was the last.
+    /// Notes that the next pages were given, in the chunk with this number. True if that was the last chunk.
     pub(super) fn gave(&mut self, pages: usize, chunk: u32) -> bool {
         self.given += pages;
         let missing = self.announced.map(|announced| announced.saturating_sub(self.given));
@@ -75,13 +78,15 @@ impl Deal {
         missing == Some(0)
     }
 
-    /// True if a chunk of so many pages leaves only the last page to be given, and a rank lacks that.
+    /// True if, after a chunk of this many pages, only the last page is missing, and the rank has no part of
+    /// that.
     pub(super) fn would_withhold(&self, rank: usize, pages: usize) -> bool {
         let after = self.given + pages + 1;
         self.announced == Some(after) && self.lacks_last(rank, after)
     }
 
-    /// True if a rank must not yet be told that a chunk is final: it would take its request for complete.
+    /// True if a rank must not be told yet that a chunk is final, because the rank would take the request for
+    /// complete.
     pub(super) fn withholds(&self, rank: usize, chunk: u32) -> bool {
         let early = self.early.is_some_and(|first| chunk >= first);
         early && self.announced.is_some_and(|pages| self.lacks_last(rank, pages))

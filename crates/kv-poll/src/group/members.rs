@@ -1,4 +1,5 @@
-//! One request's sessions on all ranks: where they stand together, and what some have yet to be told.
+//! The sessions of one request on all ranks: their common state, and the commands that some ranks have yet to
+//! take.
 
 use std::collections::VecDeque;
 
@@ -15,40 +16,40 @@ use crate::consensus::{OPENING, Standing};
 /// The sessions of one request, in the order of ranks.
 pub(super) struct Members<S: KvSession> {
     ranks: Vec<Rank<S>>,
-    /// Their numbers.
+    /// The number of the session on each rank.
     pub(super) ids: Vec<SessionId>,
-    /// Given so far; they are numbered alike on all ranks.
+    /// Chunks given so far. All ranks number the chunks alike.
     chunks: u32,
-    /// Which pages are whose.
+    /// Which rank has which of the request's pages.
     deal: Deal,
-    /// What some ranks are told after the last chunk only.
+    /// Commands that some ranks, named by their positions, are told after the last chunk only.
     withheld: Vec<(usize, Command)>,
-    /// The ready events given that may still be asked, in the order given. The last copy is here, so that a
-    /// caller's event is never dropped while the group is locked.
+    /// The ready events that may still be asked, in the order given. The last copy of each is here, so that
+    /// an event of the caller is never dropped while the group is locked.
     ready_events: VecDeque<SharedReadyEvent>,
-    /// What the scheduler was told last.
+    /// What the scheduler was told last of the request.
     told: Standing,
-    /// What a rank that was reclaimed had failed of.
+    /// Why the session had failed on ranks that were reclaimed.
     failure: Option<TransferError>,
     aborted: bool,
-    /// There is no handle any more.
+    /// The handle of the request was dropped.
     pub(super) abandoned: bool,
 }
 
 struct Rank<S: KvSession> {
-    /// `None` once it was reclaimed.
+    /// The session on this rank; `None` once the session was reclaimed.
     session: Option<S>,
-    /// What its queue had no room for, in order. Always empty on the first rank that is concerned:
-    /// there the caller is refused.
+    /// Commands for which the ring of the rank had no room, in order. Always empty on the first rank that a
+    /// command is for: there the caller is refused.
     waiting: VecDeque<Command>,
-    /// Pages that its session was given.
+    /// Pages that the session on this rank was given.
     pages: usize,
     reclaimable: bool,
     reclaimed: Reclaimed,
 }
 
 impl<S: KvSession> Rank<S> {
-    /// Says something, after what waits.
+    /// Gives the session a command; refused while others wait, or if the ring of the rank has no room.
     fn say(&mut self, said: Command) -> Result<(), Command> {
         let Some(session) = self.session.as_mut().filter(|_| self.waiting.is_empty()) else {
             return Err(said);
@@ -90,13 +91,13 @@ impl<S: KvSession> Members<S> {
 
     /// The minimum of all ranks' states.
     pub(super) fn poll(&self) -> KvPoll {
-        // A rank that was reclaimed has ended: its end was counted when it was noted.
+        // A rank that was reclaimed has ended, and its end is part of what was told.
         let open = self.sessions().map(KvSession::poll);
         open.chain(Some(self.told.poll).filter(|poll| poll.is_terminal())).min().unwrap_or(self.told.poll)
     }
 
-    /// Why the request has failed: a rank that failed for itself says it better than one that was
-    /// aborted because of another.
+    /// Why the request has failed. The reason of a rank that failed by itself goes before the reason of a
+    /// rank that was aborted because of another rank.
     pub(super) fn failure(&self) -> Option<TransferError> {
         let all = self.failure.iter().cloned().chain(self.sessions().filter_map(KvSession::failure));
         all.min_by_key(|error| error.cause == Cause::Aborted)
@@ -122,8 +123,8 @@ impl<S: KvSession> Members<S> {
         ChunkId(self.chunks)
     }
 
-    /// Tells each rank its part of a command; `layers` are those that the ranks hold. Refused if the first
-    /// rank has no room: then nobody has heard anything.
+    /// Gives each rank its part of a command; `layers` are the layers that the ranks hold. Refused if the
+    /// first rank has no room: then no rank has got anything.
     pub(super) fn submit(&mut self, command: Command, layers: &[Option<(u32, u32)>]) -> Result<(), Command> {
         let command = match command {
             Command::LayersFinal { session, layers: told } => return self.announce(session, told, layers),
@@ -149,7 +150,7 @@ impl<S: KvSession> Members<S> {
         Ok(())
     }
 
-    /// Tells each rank of the layers that it has.
+    /// Tells each rank which of its layers are final.
     fn announce(
         &mut self,
         session: SessionId,
@@ -170,7 +171,7 @@ impl<S: KvSession> Members<S> {
         };
         let withheld: Vec<_> = shares.iter_mut().enumerate().filter_map(later).collect();
         if self.say(shares.into_iter().map(|share| share.map(&announce))).is_err() {
-            // Nobody has heard anything: the announcement goes back as it came.
+            // No rank has got anything: the announcement goes back as it came.
             let ready_event = ready_event.map(SharedReadyEvent::unshare);
             return Err(Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event } });
         }
@@ -182,7 +183,7 @@ impl<S: KvSession> Members<S> {
         Ok(())
     }
 
-    /// Pages were given: to a sender, as its next chunk.
+    /// Notes that pages were given: to a sender, as its next chunk.
     fn gave(&mut self, pages: usize, is_final: bool) {
         let chunk = self.next_chunk();
         self.chunks += 1;
@@ -190,7 +191,7 @@ impl<S: KvSession> Members<S> {
             self.say_withheld();
         }
         if is_final {
-            // To some ranks it was only begun.
+            // On some ranks the chunk was only begun.
             for (rank, &session) in self.ids.iter().enumerate() {
                 if self.deal.withholds(rank, chunk.0) {
                     let layers = FinalLayers::all(chunk);
@@ -200,8 +201,8 @@ impl<S: KvSession> Members<S> {
         }
     }
 
-    /// Says something to each rank, to some of them nothing. The first rank that is concerned may
-    /// refuse: then nobody has heard anything. What another one has no room for waits here.
+    /// Gives each rank its command, if there is one. The first rank with a command may refuse: then no rank
+    /// has got anything. A command for which another rank has no room waits here.
     fn say(&mut self, all: impl IntoIterator<Item = Option<Command>>) -> Result<(), Command> {
         let mut first = true;
         for (rank, said) in self.ranks.iter_mut().zip(all) {
@@ -217,7 +218,7 @@ impl<S: KvSession> Members<S> {
         Ok(())
     }
 
-    /// Says what was kept back.
+    /// Gives the ranks what was withheld until the last chunk.
     fn say_withheld(&mut self) {
         for (rank, said) in std::mem::take(&mut self.withheld) {
             let Some(rank) = self.ranks.get_mut(rank) else { continue };
@@ -227,17 +228,17 @@ impl<S: KvSession> Members<S> {
         }
     }
 
-    /// True if a rank has not heard everything.
+    /// True if commands wait for room in the ring of a rank.
     pub(super) fn is_behind(&self) -> bool {
         self.ranks.iter().any(|rank| !rank.waiting.is_empty())
     }
 
-    /// Tells the ranks what they have not heard, and lets all fail when one has. What is new for the
-    /// scheduler is returned.
+    /// Gives the ranks the commands that wait, and aborts all ranks when one has failed. The result is the
+    /// common state, if that is new for the scheduler.
     pub(super) fn settle(&mut self) -> Option<Standing> {
         for rank in &mut self.ranks {
             if rank.session.as_ref().is_none_or(|session| session.poll().is_terminal()) {
-                // These pages are other ranks' copies of a list, which this rank has not been given.
+                // Pages in these commands are copies of the first rank's, which this rank was never given.
                 rank.waiting.clear();
             }
             let mut waiting = std::mem::take(&mut rank.waiting);
@@ -260,12 +261,12 @@ impl<S: KvSession> Members<S> {
         news.then_some(standing)
     }
 
-    /// What all ranks hand back, once all do.
+    /// What the sessions on all ranks hand back, once each of them does.
     pub(super) fn reclaim(&mut self) -> Option<Reclaimed> {
         if !self.sessions().all(|session| session.poll().is_terminal()) {
             return None;
         }
-        // From now on nobody is left to ask.
+        // From now on sessions are gone that could be asked for their state.
         (self.told.poll, self.failure) = (self.poll(), self.failure());
         for rank in &mut self.ranks {
             match rank.session.take().map(KvSession::reclaim_all) {
@@ -279,8 +280,8 @@ impl<S: KvSession> Members<S> {
         }
         let skipped: Vec<u16> =
             self.ranks.iter().flat_map(|rank| rank.reclaimed.skipped.iter().copied()).collect();
-        // The first rank was given everything that any was given. If one returns less than it got, no
-        // more than that is known to be free on all.
+        // The first rank was given every page that any rank was given. If a rank returns fewer pages than it
+        // was given, only the fewest pages are known to be free on all ranks.
         let lost = self.ranks.iter().any(|rank| rank.reclaimed.pages.len() != rank.pages);
         let mut all = self.ranks.iter_mut().map(|rank| std::mem::take(&mut rank.reclaimed));
         let least = match lost {

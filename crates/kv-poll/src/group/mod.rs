@@ -1,22 +1,25 @@
-//! All ranks of an engine behind one manager: for a scheduler that drives them from one thread.
+//! All ranks of an engine behind one manager, for a server with one scheduler.
 //!
-//! A server whose ranks are processes or threads with schedulers of their own joins them by a
-//! [`consensus`](crate::consensus). One that has a single scheduler for several devices needs no
-//! agreement: it opens a request on all ranks at once, gives all of them the same page numbers, and
-//! the request stands where the slowest rank stands. That is a [`EngineGroup`], a
-//! [`KvManager`] like any other, so the [`queue`](crate::queue)s run on it.
+//! A server whose ranks are processes or threads with schedulers of their own joins the ranks by a
+//! [`consensus`](crate::consensus). A server that has one scheduler for several devices needs no agreement
+//! among ranks: the scheduler opens a request on all ranks at once, gives all ranks the same page numbers,
+//! and the state of the request is the state of the slowest rank. An [`EngineGroup`] does that. An engine
+//! group is a [`KvManager`], so the [`queue`](crate::queue)s run on engine groups as well.
+//!
+//! No lock is held while code of the caller runs: neither during [`EngineGroup::drain`]'s closure, nor while
+//! a [`ReadyEvent`](kv_core::ReadyEvent) is asked or dropped.
 //!
 //! ```
 //! use kv_core::{KvManager, KvReceiver, Pages, Room, SessionOptions};
 //! use kv_poll::{Change, EngineGroup, Worker};
 //!
-//! /// Receives a request on all ranks of a tensor-parallel engine, each its heads of the same pages.
+//! /// Receives a request on all ranks of a tensor-parallel engine, on each rank its heads of the same pages.
 //! fn receive(workers: &[Worker], pages: Pages) -> Result<Vec<Change>, Box<dyn std::error::Error>> {
 //!     let ranks = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
 //!     let options = SessionOptions::default();
 //!     let mut receiver = ranks.receiver("10.0.0.1:8998", Room::from(7), options)?;
 //!     receiver.init(pages, None)?;
-//!     // One change, when the last of the ranks has changed.
+//!     // The request is reported once, when the last of the ranks has changed.
 //!     let mut changes = Vec::new();
 //!     ranks.drain(|change| changes.push(change));
 //!     Ok(changes)
@@ -46,50 +49,52 @@ use roster::Roster;
 pub use session::{GroupReceiver, GroupSender, GroupSession};
 use shared::Shared;
 
-/// The managers of all ranks of one engine, as one. Clones are the same group.
+/// The managers of all ranks of one engine, as one manager. Clones are handles on the same group.
 ///
 /// # Contract
 ///
-/// * Page `i` of every rank's cache holds that rank's part of the same tokens, so all caches have the
-///   same number of pages and page size, and one allocator serves all. The same goes for aux rows and
-///   for the items of cache groups.
-/// * Of ranks to which pages are dealt in turn (decode context parallelism), page `i` of all together
-///   holds [`Geometry::page_tokens`](kv_core::Geometry::page_tokens) tokens in a row, and counts as
-///   one. Say how many [`tokens`](SessionOptions::tokens) a request has: only some of the ranks may
-///   have a page for its end.
-/// * [`drain`](EngineGroup::drain) takes the place of the ranks' poll sets, which belong to the group
-///   from now on. It also hands on what some rank's ring had no room for: call it once per scheduler
-///   step, whether or not the descriptor is readable.
-/// * A session's state is the minimum of its ranks' states. If one rank fails, the others are aborted,
-///   and the pages come back when no rank's wire can touch them any more.
+/// * Page `i` of every rank's cache holds that rank's part of the same tokens. All caches have the same
+///   number of pages and the same page size, and one allocator serves all ranks. The same holds for aux rows
+///   and for the items of cache groups.
+/// * Under decode context parallelism, pages are dealt to ranks in turn. Page `i` of all ranks together holds
+///   [`Geometry::page_tokens`](kv_core::Geometry::page_tokens) consecutive tokens, and counts as one page.
+///   The server says how many [`tokens`](SessionOptions::tokens) a request has, because only some of the
+///   ranks may have a page for the end of the request.
+/// * [`drain`](EngineGroup::drain) takes the place of the ranks' poll sets, which belong to the group from
+///   now on. `drain` also hands on commands for which the ring of a rank had no room: a scheduler calls
+///   `drain` once per step, whether or not the descriptor is readable.
+/// * The state of a session is the minimum of the states on its ranks. If the session fails on one rank, the
+///   group aborts the session on the others, and the pages come back when no wire of any rank can touch them
+///   any more.
 #[derive(Debug, Clone)]
 pub struct EngineGroup {
     shared: Arc<Shared>,
 }
 
-/// Why ranks cannot be one group.
+/// Why workers cannot be the ranks of one group.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineGroupError {
-    /// There are none.
+    /// The list of managers is empty.
     #[error("a group needs at least one rank")]
     Empty,
-    /// They differ in something that one scheduler must be able to count on.
+    /// Two ranks differ in a value that one scheduler needs to be the same on all ranks.
     #[error("{field} is {first} on the first rank, but {other} on rank number {index} of the group")]
     Differs {
-        /// What.
+        /// Name of the value.
         field: &'static str,
-        /// Its value on the first rank.
+        /// The value on the first rank.
         first: String,
-        /// Its value on the other one.
+        /// The value on the other rank.
         other: String,
-        /// Which of the managers given.
+        /// Position of the other rank in the list of managers.
         index: usize,
     },
-    /// The first of them is not the first to which pages are dealt: some requests have no page there.
+    /// Pages are dealt to another rank before the first rank of the list, so that the first rank has no page
+    /// of some requests. Put the rank with `dcp_rank` 0 first.
     #[error("dcp_rank of the first rank is {got}, it must be 0")]
     FirstInContext {
-        /// Its place.
+        /// `dcp_rank` of the first rank.
         got: u32,
     },
     /// The operating system gives no descriptor.
@@ -98,7 +103,8 @@ pub enum EngineGroupError {
 }
 
 impl EngineGroup {
-    /// A group of the workers of one engine (of one data-parallel replica), in the order of ranks.
+    /// A group of the workers of one engine (of one data-parallel replica), which are given in the order of
+    /// ranks.
     pub fn new(managers: Vec<Manager>) -> Result<EngineGroup, EngineGroupError> {
         let first = managers.first().ok_or(EngineGroupError::Empty)?;
         let context = first.args().geometry().layout.dcp_rank;
@@ -119,12 +125,13 @@ impl EngineGroup {
         Ok(EngineGroup { shared: Arc::new(Shared { args, managers, layers, wake, roster }) })
     }
 
-    /// The ranks' managers, in the order of ranks: for their gauges and registrations.
+    /// The managers of the ranks, in the order of ranks: for gauges and registrations.
     pub fn managers(&self) -> &[Manager] {
         &self.shared.managers
     }
 
-    /// Hands every session that has changed to `f`, and returns how many there were.
+    /// Hands every session that has changed since the last call to `f`, and returns the number of such
+    /// sessions. The group is not locked while `f` runs.
     pub fn drain(&self, mut f: impl FnMut(Change)) -> usize {
         let mut changes = Vec::new();
         // Dropped outside the lock, as `f` is called outside of it: both are the caller's code.
@@ -144,13 +151,13 @@ impl EngineGroup {
         count
     }
 
-    /// Takes the pages that came back from all ranks after their session's handle was dropped.
+    /// Takes the pages that came back from all ranks after the handle of their session was dropped.
     pub fn orphans(&self) -> Vec<Pages> {
         self.shared.lock().take_orphans()
     }
 
-    /// Takes the items of cache groups that came back from all ranks after their session's handle was
-    /// dropped, or was reclaimed for its pages only.
+    /// Takes the items of cache groups that came back from all ranks after the handle of their session was
+    /// dropped, or after the session was reclaimed for its pages only.
     pub fn orphan_groups(&self) -> Vec<RequestGroups> {
         self.shared.lock().take_orphan_groups()
     }
@@ -171,7 +178,7 @@ impl KvManager for EngineGroup {
     type Sender = GroupSender;
     type Receiver = GroupReceiver;
 
-    /// Those of the first rank.
+    /// The arguments of the first rank.
     fn args(&self) -> &KvArgs {
         &self.shared.args
     }
@@ -206,15 +213,15 @@ impl KvManager for EngineGroup {
         Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, Vec::new(), deal))
     }
 
-    /// A page counts once for each peer and reason, however many ranks wait for it: the numbers are
-    /// those of the rank that waits for most.
+    /// A page counts once for each peer and reason, however many ranks wait for the page: the numbers for a
+    /// peer and a reason are the numbers of the rank that waits for most.
     fn quarantine(&self) -> Vec<Quarantine> {
         let ranks = self.shared.managers.iter().flat_map(Manager::quarantine);
         Quarantine::gather(ranks, usize::max)
     }
 }
 
-/// What all ranks must have in common.
+/// Refuses a rank that differs from the first rank in a value that all ranks must have in common.
 fn check(first: &KvArgs, other: &KvArgs, index: usize) -> Result<(), EngineGroupError> {
     let same = |field, first: String, other: String| match first == other {
         true => Ok(()),

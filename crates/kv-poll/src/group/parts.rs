@@ -1,4 +1,4 @@
-//! What each rank of a group is told of a command: its part of the same pages.
+//! What each rank of a group is told of a command: the rank's part of the same pages and layers.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use kv_core::{GroupItems, PageList, Pages, RequestGroups};
 
 use super::deal::Deal;
 
-/// What the ranks after the first are told; the first is told the command itself.
+/// The commands for the ranks after the first, `None` where there is nothing to tell. The first rank is told
+/// the command itself.
 pub(super) fn copies(command: &Command, deal: &Deal, ranks: usize) -> Vec<Option<Command>> {
     (1..ranks).map(|rank| copy(command, deal, rank)).collect()
 }
@@ -39,8 +40,8 @@ fn copy(command: &Command, deal: &Deal, rank: usize) -> Option<Command> {
     })
 }
 
-/// Which layers each rank is told of: those of an announcement that it holds. If they are not all
-/// held by somebody, the first rank is told of all of them, and says so.
+/// The layers of an announcement that each rank holds, `None` for a rank that holds none of them. If some
+/// layer is held by no rank, the first rank is told of all layers, and fails the request with the reason.
 pub(super) fn shares(
     layers: Option<Range<u32>>,
     held: &[Option<(u32, u32)>],
@@ -60,7 +61,7 @@ pub(super) fn shares(
     shares.into_iter().map(|share| (!share.is_empty()).then_some(Some(share))).collect()
 }
 
-/// The same pages, of another rank's cache.
+/// The pages with the same numbers in the cache of another rank.
 fn copy_pages(list: PageList) -> Option<Pages> {
     let copy = Pages::claim(list).ok();
     debug_assert!(copy.is_some(), "a list that was owned names a page twice");

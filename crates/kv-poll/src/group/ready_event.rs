@@ -7,11 +7,11 @@ use kv_core::{ReadyEvent, ReadyEventError};
 
 use crate::worker::discard;
 
-/// A ready event that the workers of all ranks ask, and that says the same to each of them once it has passed or
-/// failed.
+/// A ready event that the workers of all ranks ask, and that says the same to each of them once it has passed
+/// or failed.
 ///
-/// One worker asks the caller's event at a time, and no lock is held meanwhile: the event may take its time or use
-/// the group. A worker that comes in between hears "not yet", and asks again later.
+/// One worker asks the caller's event at a time, and no lock is held meanwhile: the event may take its time
+/// or use the group. A worker that comes in between hears "not yet", and asks again later.
 #[derive(Clone)]
 pub(super) struct SharedReadyEvent(Arc<Mutex<State>>);
 

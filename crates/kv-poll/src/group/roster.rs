@@ -1,4 +1,4 @@
-//! The open sessions of a group, found by the number that each rank gave them.
+//! The open sessions of a group, which are found by the numbers that the ranks gave them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,12 +9,12 @@ use super::deal::Deal;
 use super::members::Members;
 use crate::kv::Change;
 
-/// All sessions of a group, by the number that they have on the first rank.
+/// All open sessions of a group, by their numbers on the first rank.
 pub(super) struct Roster<S: KvSession> {
     open: BTreeMap<SessionId, Members<S>>,
-    /// Of each rank: whose session it is.
+    /// For each rank: from the number of a session on that rank to the number on the first rank.
     by_rank: Vec<BTreeMap<SessionId, SessionId>>,
-    /// Those that have changed, or have not said everything to everybody.
+    /// Sessions that have changed, or that have commands waiting for room in the ring of a rank.
     touched: BTreeSet<SessionId>,
     orphans: Vec<Pages>,
     orphan_groups: Vec<RequestGroups>,
@@ -32,7 +32,7 @@ impl<S: KvSession> Roster<S> {
         }
     }
 
-    /// Enters the sessions of a request, in the order of ranks.
+    /// Enters the sessions of a request, which are given in the order of ranks.
     pub(super) fn enter(&mut self, id: SessionId, sessions: Vec<S>, deal: Deal) {
         for (known, session) in self.by_rank.iter_mut().zip(&sessions) {
             known.insert(session.id(), id);
@@ -44,13 +44,13 @@ impl<S: KvSession> Roster<S> {
         self.open.get(&id)
     }
 
-    /// To change something: the next `settle` looks at it.
+    /// The request, to be changed. The next `settle` looks at the request.
     pub(super) fn touch(&mut self, id: SessionId) -> Option<&mut Members<S>> {
         self.touched.insert(id);
         self.open.get_mut(&id)
     }
 
-    /// A rank reports a change. False if it is none of these sessions.
+    /// Notes a change that a rank reports. False if the group has no such session.
     pub(super) fn note(&mut self, rank: usize, change: Change) -> bool {
         let Some(&id) = self.by_rank.get(rank).and_then(|known| known.get(&change.session)) else {
             return false;
@@ -61,8 +61,8 @@ impl<S: KvSession> Roster<S> {
         true
     }
 
-    /// Appends what is new for the scheduler. Requests that are over come back: they hold ready events of the
-    /// caller, and are to be dropped when the group is not locked any more.
+    /// Appends what is new for the scheduler. The result is the requests that are over: they hold ready
+    /// events of the caller, and are to be dropped when the group is not locked any more.
     pub(super) fn settle(&mut self, changes: &mut Vec<Change>) -> Vec<Members<S>> {
         let mut over = Vec::new();
         for session in std::mem::take(&mut self.touched) {
@@ -85,7 +85,8 @@ impl<S: KvSession> Roster<S> {
         over
     }
 
-    /// Takes out a request that was reclaimed on all ranks, to be dropped when the group is not locked any more.
+    /// Takes out a request that was reclaimed on all ranks, to be dropped when the group is not locked any
+    /// more.
     pub(super) fn forget(&mut self, id: SessionId) -> Option<Members<S>> {
         let members = self.open.remove(&id)?;
         for (known, session) in self.by_rank.iter_mut().zip(&members.ids) {
@@ -94,7 +95,7 @@ impl<S: KvSession> Roster<S> {
         Some(members)
     }
 
-    /// Items whose session's owner did not take them back.
+    /// Keeps items of cache groups that the owner of their session did not take back.
     pub(super) fn keep(&mut self, groups: RequestGroups) {
         self.orphan_groups.extend(Some(groups).filter(|groups| !groups.is_empty()));
     }

@@ -1,4 +1,4 @@
-//! The handle on one request's sessions on all ranks.
+//! The handle on the sessions of one request on all ranks.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,28 +22,30 @@ pub type GroupSender = GroupSession<Sending>;
 /// The receiving half of a transfer, on all ranks of a decode engine.
 pub type GroupReceiver = GroupSession<Receiving>;
 
-/// One half of one transfer on all ranks of an engine. It is used like a rank's own
-/// [`Session`](crate::Session); its number is that of the first rank's.
+/// One half of one transfer on all ranks of an engine, with the methods of a single rank's
+/// [`Session`](crate::Session). The number of the session is the number that the first rank has given.
 ///
-/// [`poll`](KvSession::poll) is one atomic load for each rank; other calls take the group's lock, which is
-/// never held for long. Dropping a session without reclaiming
-/// it aborts it, and its pages go to [`EngineGroup::orphans`](super::EngineGroup::orphans), items of
-/// cache groups to [`EngineGroup::orphan_groups`](super::EngineGroup::orphan_groups).
+/// [`poll`](KvSession::poll) is one atomic load for each rank. The other calls take the lock of the group,
+/// which is held for moments only, and never while code of the caller runs.
+///
+/// Dropping a session that was not reclaimed aborts the session. The pages then go to
+/// [`EngineGroup::orphans`](super::EngineGroup::orphans), items of cache groups to
+/// [`EngineGroup::orphan_groups`](super::EngineGroup::orphan_groups).
 #[must_use = "dropping a session aborts it"]
 pub struct GroupSession<Role> {
     shared: Arc<Shared>,
     id: SessionId,
     room: Room,
-    /// The state of each rank's session.
+    /// The state of the session on each rank, in the order of ranks.
     ranks: Vec<Watch<KvMachine>>,
-    /// What a router carries, on a sender: in the order of ranks.
+    /// On a sender, what a router carries to the receiver, in the order of ranks.
     lease_refs: Vec<LeaseRef>,
     closed: bool,
     role: PhantomData<fn() -> Role>,
 }
 
 impl<Role> GroupSession<Role> {
-    /// Of sessions of one request, in the order of ranks. A group has a rank: see
+    /// A handle on sessions of one request, which are given in the order of ranks. There is at least one: see
     /// [`EngineGroup::new`](super::EngineGroup::new).
     pub(super) fn new(
         shared: Arc<Shared>,
@@ -102,7 +104,7 @@ impl<Role> KvSession for GroupSession<Role> {
     }
 }
 
-/// Each rank gets its part of the command, and of the layers of an announcement those that it has.
+/// Each rank gets its part of the command, and of an announcement the layers that the rank has.
 impl<Role> Submit<Command> for GroupSession<Role> {
     fn submit(&mut self, command: Command) -> Result<(), Command> {
         match self.shared.lock().touch(self.id) {
@@ -113,9 +115,10 @@ impl<Role> Submit<Command> for GroupSession<Role> {
 }
 
 impl KvSender for GroupSession<Sending> {
-    /// The first rank's; see [`leases`](KvSender::lease_refs).
+    /// The reference to the lease of the first rank; [`lease_refs`](KvSender::lease_refs) has those of all
+    /// ranks.
     fn lease_ref(&self) -> LeaseRef {
-        // A sender has one for each rank, and a group has a rank.
+        // A sender has a reference for each rank, and a group has at least one rank.
         self.lease_refs[0].clone()
     }
 

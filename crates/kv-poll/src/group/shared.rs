@@ -1,4 +1,4 @@
-//! What the sessions of a group share.
+//! What an engine group, its clones and its sessions share.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,21 +8,23 @@ use kv_core::KvArgs;
 use super::roster::Roster;
 use crate::kv::{Manager, Session};
 
-/// The role of a rank's session in its group: its handle says whether it sends or receives.
+/// The role of a rank's session inside a group. Whether the session sends or receives is in the type of the
+/// group's handle.
 #[derive(Debug)]
 pub(super) enum Rank {}
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// The first rank's.
+    /// The arguments of the first rank's worker.
     pub(super) args: KvArgs,
-    /// In the order of ranks.
+    /// The managers of the ranks, in the order of ranks.
     pub(super) managers: Vec<Manager>,
-    /// The layers that each rank holds, if its regions say so: the first, and the one after the last.
+    /// The layers that each rank holds, as the first layer and the layer after the last; `None` for a rank
+    /// whose regions do not say which layers they hold.
     pub(super) layers: Vec<Option<(u32, u32)>>,
-    /// Readable while a rank's poll set is.
+    /// An epoll descriptor that is readable while the poll set of any rank is.
     pub(super) wake: OwnedFd,
-    /// The open sessions.
+    /// The open sessions. Locked for moments, and never while code of the caller runs.
     pub(super) roster: Mutex<Roster<Session<Rank>>>,
 }
 

@@ -1,4 +1,4 @@
-//! What a worker of the KV cache counts.
+//! The numbers of a worker of the KV cache, under the names of what it holds: pages and items.
 
 use std::ops::Deref;
 
@@ -6,26 +6,27 @@ use kv_core::proto::Resource;
 
 use crate::worker;
 
-/// A worker's numbers at one moment, read as the [`worker::Gauges`] that they are, with the kinds of what it
-/// holds by their names. Each is exact; they are not read in one instant.
+/// The numbers of a worker. Dereferences to the [`worker::Gauges`] that every worker has; the methods give
+/// amounts of pages and of items of cache groups. Each number is exact, but the numbers are not read in one
+/// instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gauges {
-    /// What every worker counts.
+    /// The numbers that every worker counts, whatever the service.
     pub worker: worker::Gauges,
-    /// Bytes of one page in all KV regions: what turns pages into bytes.
+    /// Bytes of one page in all KV regions of the worker together.
     pub bytes_per_page: u64,
 }
 
-/// KV bytes that a worker holds, by the reason why they cannot be used for anything else.
+/// Bytes of KV that a worker holds, by the reason why the memory cannot be used for anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HeldBytes {
-    /// Waiting for the other half, or on the wire.
+    /// Bytes of pages that wait for the other half of their request, or that are being moved.
     pub in_transfer: u64,
-    /// Complete, and pinned under a lease until they were read.
+    /// Bytes of pages that are complete, and pinned under a lease until they were read.
     pub leased: u64,
-    /// Of ended sessions, until no wire or reader can touch them.
+    /// Bytes of pages of ended sessions, until no wire and no reader can touch the pages.
     pub quarantined: u64,
-    /// Back, and not taken from `Manager::orphans`.
+    /// Bytes of pages that have come back and wait for `Manager::orphans`.
     pub orphaned: u64,
 }
 
@@ -35,17 +36,17 @@ impl Gauges {
         self.in_transfer.kind(Resource::PAGES)
     }
 
-    /// Those of them that are complete, and pinned under a lease until they were read.
+    /// Pages that are complete, and pinned under a lease until they were read. A part of `pages_in_transfer`.
     pub fn pages_leased(&self) -> usize {
         self.leased
     }
 
-    /// Pages of ended sessions that some wire, or reader, may still touch.
+    /// Pages of ended sessions that a wire or a reader may still touch.
     pub fn pages_quarantined(&self) -> usize {
         self.quarantined.kind(Resource::PAGES)
     }
 
-    /// Pages that have come back to no handle, waiting for `Manager::orphans`.
+    /// Pages that came back after their handle was dropped, and that wait for `Manager::orphans`.
     pub fn pages_orphaned(&self) -> usize {
         self.orphaned.kind(Resource::PAGES)
     }
@@ -55,17 +56,18 @@ impl Gauges {
         self.in_transfer.kind(Resource::ITEMS)
     }
 
-    /// Items of cache groups of ended sessions that some wire, or reader, may still touch.
+    /// Items of cache groups of ended sessions that a wire or a reader may still touch.
     pub fn items_quarantined(&self) -> usize {
         self.quarantined.kind(Resource::ITEMS)
     }
 
-    /// Items of cache groups that have come back to no handle, waiting for `Manager::orphan_groups`.
+    /// Items of cache groups that came back after their handle was dropped, and that wait for
+    /// `Manager::orphan_groups`.
     pub fn items_orphaned(&self) -> usize {
         self.orphaned.kind(Resource::ITEMS)
     }
 
-    /// The pages in bytes.
+    /// The pages that the worker holds, in bytes.
     pub fn held_bytes(&self) -> HeldBytes {
         let bytes = |pages: usize| self.bytes_per_page.saturating_mul(pages as u64);
         HeldBytes {

@@ -1,4 +1,4 @@
-//! The manager: opens sessions on a worker, and tells how it is.
+//! The manager: opens sessions on a worker of the KV cache, and tells how the worker is doing.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use super::session::{Receiver, Sender, Session};
 use super::words::{KvMachine, PollSet};
 use crate::worker::{Port, Registration};
 
-/// The way to a worker: cheap to clone, usable from any thread. It does not keep the worker
-/// running; without one, sessions cannot be opened.
+/// The way to a worker of the KV cache, by which sessions are opened. Cheap to clone, and usable from any
+/// thread. A manager does not keep the worker running.
 #[derive(Debug, Clone)]
 pub struct Manager {
     port: Port<KvMachine>,
@@ -31,13 +31,13 @@ impl Manager {
         self.incarnation
     }
 
-    /// The sessions that have changed.
+    /// The set of sessions that have changed.
     pub fn poll_set(&self) -> &PollSet {
         self.port.poll_set()
     }
 
-    /// Takes the pages that came back after their session's handle was dropped. No wire touches
-    /// them any more.
+    /// Takes the pages that came back after the handle of their session was dropped. No wire touches these
+    /// pages any more.
     pub fn orphans(&self) -> Vec<Pages> {
         self.port.take_orphans(|resource| match resource {
             Resource::Pages(pages) => Ok(pages),
@@ -45,8 +45,8 @@ impl Manager {
         })
     }
 
-    /// Takes the items of cache groups that came back after their session's handle was dropped, or was
-    /// reclaimed without them. No wire touches them any more.
+    /// Takes the items of cache groups that came back after the handle of their session was dropped, or after
+    /// the session was reclaimed for its pages only. No wire touches these items any more.
     pub fn orphan_groups(&self) -> Vec<RequestGroups> {
         self.port.take_orphans(|resource| match resource {
             Resource::RequestGroups { groups, .. } => Ok(groups),
@@ -54,17 +54,17 @@ impl Manager {
         })
     }
 
-    /// The worker's numbers.
+    /// The numbers of the worker.
     pub fn gauges(&self) -> Gauges {
         Gauges { worker: self.port.gauges(), bytes_per_page: self.args.geometry().bytes_per_page() }
     }
 
-    /// Whether the worker can be found by its peers.
+    /// Whether peers can find the worker at the bootstrap server.
     pub fn registration(&self) -> Registration {
         self.port.registration()
     }
 
-    /// True once the worker's thread has ended, whatever ended it.
+    /// True once the worker's thread has ended, by a stop or by a panic.
     pub fn is_stopped(&self) -> bool {
         self.port.is_stopped()
     }
@@ -78,7 +78,9 @@ impl KvManager for Manager {
         &self.args
     }
 
-    /// The worker was registered when it started, so `_bootstrap_addr` has nothing left to say.
+    /// The address is not used: the worker was registered when it started, at the server that its
+    /// configuration names. The address is not compared with that server either, because one server has
+    /// several addresses.
     fn sender(
         &self,
         _bootstrap_addr: &str,
@@ -109,7 +111,7 @@ impl KvManager for Manager {
         Ok(Session::new(self.port.open(command)?, room, self.incarnation))
     }
 
-    /// As the worker saw it 50 ms ago at most; how many pages there are right now is
+    /// The quarantine as the worker saw it 50 ms ago at most. The number of pages in quarantine right now is
     /// [`pages_quarantined`](Gauges::pages_quarantined).
     fn quarantine(&self) -> Vec<Quarantine> {
         let mut quarantine = self.port.quarantine();

@@ -1,4 +1,4 @@
-//! Session handles: what a scheduler holds of a transfer.
+//! Session handles: a scheduler holds one for each request in transfer.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,34 +18,35 @@ pub type Sender = Session<Sending>;
 /// The receiving half of a transfer, on a decode worker.
 pub type Receiver = Session<Receiving>;
 
-/// The role of a [`Sender`].
+/// The role of a [`Sender`], as a type.
 #[derive(Debug)]
 pub enum Sending {}
-/// The role of a [`Receiver`].
+/// The role of a [`Receiver`], as a type.
 #[derive(Debug)]
 pub enum Receiving {}
 
-/// One half of one transfer. Nothing in it blocks, and [`poll`](KvSession::poll) is one load.
+/// One half of one transfer. No method blocks, and [`poll`](KvSession::poll) is one atomic load.
 ///
-/// Dropping a session without reclaiming it aborts it, and its pages go to
+/// Dropping a session that was not reclaimed aborts the session. The pages then go to
 /// [`Manager::orphans`](crate::Manager::orphans) as they come back, items of cache groups to
 /// [`Manager::orphan_groups`](crate::Manager::orphan_groups).
 #[must_use = "dropping a session aborts it"]
 pub struct Session<Role> {
     handle: Handle<KvMachine>,
-    /// Apart, so that a scheduler that polls many sessions walks over little memory.
+    /// In a box, so that a scheduler that polls many sessions walks over little memory.
     own: Box<Own>,
     role: PhantomData<fn() -> Role>,
 }
 
-/// What only the handle knows.
+/// What only the handle of a session needs.
 struct Own {
     room: Room,
-    /// The life of its worker.
+    /// The incarnation of the worker.
     incarnation: Incarnation,
-    /// The first page of each token given, by which its place is known when it comes back.
+    /// The first page of each chunk given, by which the place of the chunk is known when the chunk comes
+    /// back.
     given: Vec<u32>,
-    /// How many tokens were given.
+    /// Number of chunks given.
     tokens: u32,
 }
 
@@ -55,7 +56,7 @@ impl<Role> Session<Role> {
         Session { handle, own, role: PhantomData }
     }
 
-    /// The same session, in the hands of whoever knows its role from elsewhere.
+    /// The same session under another role: for an owner that knows the role from elsewhere.
     pub(crate) fn cast<To>(self) -> Session<To> {
         let Session { handle, own, role: _ } = self;
         Session { handle, own, role: PhantomData }
@@ -73,7 +74,7 @@ impl<Role> Session<Role> {
             match resource {
                 Resource::Pages(pages) => tokens.push(pages),
                 Resource::RequestGroups { groups, skipped } => {
-                    // Of several, the machine has refused all but the first.
+                    // If groups were given several times, the machine has refused all but the first.
                     reclaimed.skipped.extend(skipped);
                     for items in groups {
                         if let Err(refused) = reclaimed.groups.push(items) {
@@ -87,7 +88,7 @@ impl<Role> Session<Role> {
             }
         }
         for token in in_order(tokens, &self.own.given) {
-            // Only tokens that share pages, against their promise, can exceed the bound together.
+            // Only chunks that share pages, against their promise, can exceed the bound together.
             if let Err(token) = reclaimed.pages.append(token) {
                 self.handle.leave_behind(token.into());
             }
@@ -169,8 +170,8 @@ impl<Role> fmt::Debug for Session<Role> {
     }
 }
 
-/// Tokens come back in any order; this is the order in which they were given. Tokens own distinct
-/// pages, so the first page names the token; empty ones have no place.
+/// Puts chunks, which come back in any order, into the order in which they were given. Chunks own distinct
+/// pages, so the first page names the chunk. Empty chunks come first.
 fn in_order(mut tokens: Vec<Pages>, given: &[u32]) -> Vec<Pages> {
     if tokens.len() > 1 {
         let mut places: Vec<(u32, usize)> =

@@ -1,4 +1,4 @@
-//! The worker of the KV cache: what is registered, and what it is known as.
+//! The worker of the KV cache: how it starts, and what the bootstrap server is told of it.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -13,8 +13,8 @@ use super::stop::{StopReport, Stopping};
 use super::words::KvMachine;
 use crate::worker::{self, StartError};
 
-/// A running worker of the KV cache: the [`worker::Worker`] of its machine, whose documentation says how the thread
-/// sleeps and ends.
+/// A running worker of the KV cache: the [`worker::Worker`] of its machine, whose documentation says how the
+/// thread sleeps and ends.
 ///
 /// Dropping a worker stops it as [`stop`](Worker::stop) does, and blocks for one second at most;
 /// [`begin_stop`](Worker::begin_stop) does not block.
@@ -25,8 +25,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Registers the regions with the transport and starts the thread, which then registers the
-    /// worker with the bootstrap server, if the configuration names one.
+    /// Registers the regions with the transport and starts the thread, which then registers the worker with
+    /// the bootstrap server, if the configuration names one.
     pub fn start<P: Transport + Send + 'static>(
         config: WorkerConfig,
         mut transport: P,
@@ -56,24 +56,24 @@ impl Worker {
         ))
     }
 
-    /// A worker whose thread runs already.
+    /// A worker of the KV cache whose thread runs already.
     pub(crate) fn of(thread: worker::Worker<KvMachine>, args: KvArgs, incarnation: Incarnation) -> Worker {
         let manager = Manager::new(thread.port(), args, incarnation);
         Worker { thread, manager }
     }
 
-    /// A way to open sessions on it.
+    /// A way to open sessions on this worker.
     pub fn manager(&self) -> Manager {
         self.manager.clone()
     }
 
-    /// This life of the worker, as its peers know it.
+    /// The incarnation of this worker: the number that tells this life from those before and after a restart.
     pub fn incarnation(&self) -> Incarnation {
         self.manager.incarnation()
     }
 
-    /// Tells the worker to end all sessions, tell the peers, withdraw the registration, and go on for `grace` at
-    /// most until every page is back. Returns at once: [`Stopping`] says what holds meanwhile.
+    /// Tells the worker to end all sessions, tell the peers, withdraw the registration, and go on for `grace`
+    /// at most until every page is back. Returns at once: [`Stopping`] says what holds meanwhile.
     pub fn begin_stop(self, grace: Duration) -> Stopping {
         Stopping::of(self.thread.begin_stop(grace))
     }

@@ -11,15 +11,16 @@ use crate::worker;
 ///
 /// * New sessions are refused; sessions that had not ended fail, and the peers are told.
 /// * Pages come back through `reclaim` of their sessions, or through
-///   [`Manager::orphans`](crate::Manager::orphans), as ever: once no wire can touch them any more, and not before.
-///   Pages that are not quiet when the grace is over come back never, and are counted in the report.
-/// * The transport lives on the thread. Memory that was given to it must stay mapped until [`poll`](Stopping::poll)
-///   returns the report.
+///   [`Manager::orphans`](crate::Manager::orphans), as ever: once no wire can touch them any more, and not
+///   before. Pages that are not quiet when the grace is over come back never, and are counted in the report.
+/// * The transport lives on the thread. Memory that was given to it must stay mapped until
+///   [`poll`](Stopping::poll) returns the report.
 ///
-/// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a report.
+/// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a
+/// report.
 ///
-/// No descriptor becomes readable at the end. A server asks in its loop, or gives the value to a thread that may
-/// block (tokio's `spawn_blocking`) and [waits](Stopping::wait) there.
+/// No descriptor becomes readable at the end. A server asks in its loop, or gives the value to a thread that
+/// may block (tokio's `spawn_blocking`) and [waits](Stopping::wait) there.
 #[derive(Debug)]
 #[must_use = "a worker ends without a report if this is dropped"]
 pub struct Stopping(worker::Stopping<KvMachine>);

@@ -1,4 +1,4 @@
-//! The words of the KV cache, put into the places that a worker leaves open.
+//! The types of the worker with the types of the KV cache filled in.
 
 use kv_core::machine::Machine;
 use kv_core::proto::{Command, Resource};
@@ -7,7 +7,7 @@ use kv_core::{KvPoll, Quarantine, TransferError};
 
 use crate::worker;
 
-/// Any machine that speaks the words of the KV cache: [`Node`](kv_core::proto::Node), or another one that
+/// A machine that takes the commands of the KV cache: [`Node`](kv_core::proto::Node), or another machine that
 /// the same handles can drive.
 pub type KvMachine = Box<
     dyn Machine<
@@ -20,11 +20,11 @@ pub type KvMachine = Box<
         >,
 >;
 
-/// Is told each event of a worker.
+/// Is told each event of a worker of the KV cache; see [`worker::Listener`].
 pub type Listener = worker::Listener<KvWhat>;
 
-/// One session that has changed.
+/// One session of the KV cache that has changed; see [`worker::Change`].
 pub type Change = worker::Change<KvPoll>;
 
-/// The sessions of one worker that have changed.
+/// The sessions of one worker of the KV cache that have changed; see [`worker::PollSet`].
 pub type PollSet = worker::PollSet<KvMachine>;

@@ -1,4 +1,4 @@
-//! The status cell: what a session's handle and its worker share.
+//! The status cell: what the handle of a session and the worker share.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -7,13 +7,15 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use kv_core::SessionId;
 use kv_core::machine::{Machine, SessionStatus};
 
-/// One session, seen from both sides.
+/// One session, as its handle and its worker see the session.
 ///
-/// The worker writes the state, the scheduler reads it. Between them go resources: `lend` counts one
-/// out, `give_back` counts it in again; the session can be reclaimed when it has ended and none is out.
+/// The worker writes the state, the scheduler reads the state. Resources go to and fro between the two:
+/// `lend` counts a resource out, `give_back` counts the resource in again. The session can be reclaimed when
+/// the session has ended and no resource is out.
 ///
-/// State, resources and the reclaimability computed from them are sequentially consistent: whoever
-/// changes the last one of them sees that it was the last, so that its report is never missed.
+/// The state and the number of resources are sequentially consistent: the side that makes the last change
+/// before a session can be reclaimed sees that the change was the last, so that the report of the change is
+/// never missed.
 pub(crate) struct Cell<M: Machine> {
     id: SessionId,
     state: AtomicU8,
@@ -23,23 +25,23 @@ pub(crate) struct Cell<M: Machine> {
     handle_gone: AtomicBool,
     abort_wanted: AtomicBool,
     queued: AtomicBool,
-    /// What the poll set has reported last: the state, and `RECLAIMABLE`.
+    /// What the poll set has reported last: the state, with `RECLAIMABLE` added.
     told: AtomicU8,
     sides_left: AtomicU8,
 }
 
-/// Beside a state that was told: that the session is reclaimable.
+/// The bit beside a reported state that says that the session is reclaimable.
 const RECLAIMABLE: u8 = 0x80;
-/// Nothing was told.
+/// The value of a session of which nothing was reported yet.
 const NOTHING: u8 = 0x7f;
 
 /// Why a session failed.
 pub enum Failure<M: Machine> {
-    /// The machine says why.
+    /// The machine ended the session, for this reason.
     Machine(Box<M::Failure>),
-    /// Its worker stopped when the session was in this state.
+    /// The worker stopped while the session was running.
     WorkerStopped {
-        /// The last state before the end.
+        /// The state of the session when the worker stopped.
         at: M::Status,
     },
 }
@@ -71,10 +73,10 @@ impl<M: Machine> fmt::Display for Failure<M> {
     }
 }
 
-/// The resources that have come back, until somebody takes them.
+/// The resources that have come back, until the handle takes them.
 struct Custody<R> {
     returned: Vec<R>,
-    /// Nobody will: they go to the orphans.
+    /// The handle is gone: resources go to the orphans.
     abandoned: bool,
 }
 
@@ -103,7 +105,7 @@ impl<M: Machine> Cell<M> {
         M::Status::from_u8(self.state.load(Ordering::SeqCst)).unwrap_or(M::Status::FAILED)
     }
 
-    /// `None` unless it has ended, and for a reason.
+    /// Why the session failed; `None` unless the session has failed.
     pub(crate) fn failure(&self) -> Option<Failure<M>> {
         self.failure.get().filter(|_| self.is_over()).cloned()
     }
@@ -113,7 +115,7 @@ impl<M: Machine> Cell<M> {
         self.poll().is_terminal()
     }
 
-    /// Stores a new state; the failure first, so that whoever sees the end finds it. A final
+    /// Stores a new state; the failure first, so that a reader that sees the end finds the failure. A final
     /// state stays: false if there was one.
     pub(crate) fn set(&self, poll: M::Status, failure: Option<Failure<M>>) -> bool {
         if self.is_over() {
@@ -127,24 +129,25 @@ impl<M: Machine> Cell<M> {
         true
     }
 
-    /// Ends a session whose worker is no more.
+    /// Fails a session whose worker has stopped; false if the session had ended before.
     pub(crate) fn fail_stopped(&self) -> bool {
         self.set(M::Status::FAILED, Some(Failure::WorkerStopped { at: self.poll() }))
     }
 
-    /// Counts a resource out. Before it is handed over, so that it cannot be back before it was gone.
+    /// Counts a resource out. Comes before the resource is handed over, so that a resource cannot be counted
+    /// in before being counted out.
     pub(crate) fn lend(&self) {
         self.outstanding.fetch_add(1, Ordering::SeqCst);
-        // When it is back, that is news.
+        // The return of the resource is news again.
         self.told.fetch_and(!RECLAIMABLE, Ordering::SeqCst);
     }
 
-    /// Takes back a `lend` whose resource was not handed over after all.
+    /// Undoes a `lend` whose resource was not handed over after all.
     pub(crate) fn unlend(&self) {
         self.outstanding.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Counts a resource in. If the handle is gone, it comes straight back out: an orphan.
+    /// Counts a resource in. If the handle is gone, the resource is returned: it is an orphan.
     pub(crate) fn give_back(&self, resource: M::Resource) -> Option<M::Resource> {
         let mut custody = self.custody();
         let orphan = if custody.abandoned {
@@ -163,20 +166,20 @@ impl<M: Machine> Cell<M> {
         self.is_over() && self.outstanding.load(Ordering::SeqCst) == 0
     }
 
-    /// The resources that are back, in the order in which they came.
+    /// Takes the resources that are back, in the order in which they came.
     pub(crate) fn take_returned(&self) -> Vec<M::Resource> {
         std::mem::take(&mut self.custody().returned)
     }
 
-    /// The handle goes without reclaiming: what is back now is handed out, what comes later will
-    /// be by `give_back`.
+    /// Notes that the handle goes without reclaiming. What is back now is returned here, what comes later by
+    /// `give_back`.
     pub(crate) fn abandon(&self) -> Vec<M::Resource> {
         let mut custody = self.custody();
         custody.abandoned = true;
         std::mem::take(&mut custody.returned)
     }
 
-    /// Marks that nobody is interested in changes any more.
+    /// Notes that the handle is gone: changes are not reported any more.
     pub(crate) fn close_handle(&self) {
         self.handle_gone.store(true, Ordering::SeqCst);
     }
@@ -185,7 +188,7 @@ impl<M: Machine> Cell<M> {
         self.handle_gone.load(Ordering::SeqCst)
     }
 
-    /// Remembers that the scheduler wants an end; true the first time.
+    /// Remembers that the scheduler wants the session to end; true the first time.
     pub(crate) fn want_abort(&self) -> bool {
         !self.abort_wanted.swap(true, Ordering::SeqCst)
     }
@@ -194,27 +197,28 @@ impl<M: Machine> Cell<M> {
         self.abort_wanted.load(Ordering::SeqCst)
     }
 
-    /// Marks the cell as standing in the poll set; true if it did not yet.
+    /// Marks the session as being in the poll set; true if the session was not.
     pub(crate) fn enqueue(&self) -> bool {
         // AcqRel with `dequeue`: if this finds the mark set, the `dequeue` that clears it comes
         // later and sees everything written before this call.
         !self.queued.swap(true, Ordering::AcqRel)
     }
 
-    /// Clears the mark. To be called before the state is read.
+    /// Clears the mark of `enqueue`. Comes before the state is read.
     pub(crate) fn dequeue(&self) {
         self.queued.swap(false, Ordering::AcqRel);
     }
 
-    /// What a drain reports; `None` if it has reported that already. A change that was seen before its
-    /// notification leaves the session in the set for nothing. Drains run one at a time.
+    /// What a drain reports: the state, and whether the session is reclaimable. `None` if that was reported
+    /// before: a change that a drain sees before the notification of the change is notified for nothing.
+    /// Drains run one at a time.
     pub(crate) fn news(&self) -> Option<(M::Status, bool)> {
         let (reclaimable, poll) = (self.is_reclaimable(), self.poll());
         let now = poll.to_u8() | if reclaimable { RECLAIMABLE } else { 0 };
         (self.told.swap(now, Ordering::SeqCst) != now).then_some((poll, reclaimable))
     }
 
-    /// One side is done with the session; true for the call after which both are.
+    /// Notes that one side is done with the session; true for the call after which both sides are.
     pub(crate) fn leave(&self, side: Side) -> bool {
         let before = self.sides_left.fetch_or(side as u8, Ordering::AcqRel);
         before != BOTH && before | side as u8 == BOTH
@@ -229,9 +233,9 @@ impl<M: Machine> Cell<M> {
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 pub(crate) enum Side {
-    /// The scheduler's handle.
+    /// The handle that a scheduler holds.
     Handle = 1,
-    /// The worker's table.
+    /// The entry in the worker's table of sessions.
     Worker = 2,
 }
 

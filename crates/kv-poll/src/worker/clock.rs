@@ -1,15 +1,16 @@
-//! The clock of a worker.
+//! The clock from which a worker reads the time.
 
 use kv_core::Time;
 use kv_host::clock;
 
-/// What a worker reads the time from.
+/// A clock for a worker. Tests and simulators bring their own.
 pub trait Clock: Send {
     /// The time now, never less than at an earlier reading.
     fn now(&self) -> Time;
 }
 
-/// The clock of the host, which transports read as well: the worker compares its times with theirs.
+/// `CLOCK_BOOTTIME` of the host. Transports read the same clock, because the worker compares its times with
+/// theirs.
 #[derive(Debug, Clone, Copy)]
 pub struct BootTime;
 

@@ -1,4 +1,5 @@
-//! The worker's loop: one turn takes what has come, and says how to sleep when there is nothing.
+//! The worker's loop. One turn takes the inputs that have come, and says how long to sleep when there are
+//! none.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,30 +22,31 @@ use super::sessions::Sessions;
 use super::setup::{Setup, StartError};
 use super::shared::{Message, Registration, Shared};
 
-/// Commands and answers of one turn: enough to be efficient, few enough that frames and deadlines
-/// are served beside a scheduler that opens sessions as fast as it can.
+/// Most commands, and most answers of the bootstrap client, of one turn: enough to be efficient, few enough
+/// that frames and deadlines are served beside a scheduler that opens sessions without a pause.
 const PER_TURN: usize = 256;
-/// How long a stopping worker waits for its registration to be withdrawn, once all pages are back.
-/// The lease ends what the withdrawal did not.
+/// How long a stopping worker waits for the withdrawal of its registration once all pages are back. A
+/// registration that was not withdrawn ends with its lease at the bootstrap server.
 const WITHDRAWING: Duration = Duration::from_millis(250);
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
-/// suspended, and deadlines do: one that passed meanwhile is late by no more than this.
+/// suspended, and deadlines do: a deadline that passes while the host is suspended is late by this much at
+/// most.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 
-/// A worker without its thread: everything that belongs to the thread, and one turn of its loop.
+/// A worker without its thread: for tests, and for servers that run the worker in a loop of their own.
 ///
 /// # Contract
 ///
-/// * Whoever drives it calls [`turn`](Driver::turn) again at once after [`Turn::Again`], and after
-///   [`Turn::Rest`] as soon as a descriptor is readable, the time has passed, or a handle of its
-///   [`port`](Driver::port) was used. After [`Turn::Ended`] it is to be dropped.
-/// * **Every input is handed to the machine with a reading of the clock that was made after the input
-///   was taken** from the transport, the client or a handle. A lease or a permission is thus never judged,
-///   nor given, as of a time before the event that it depends on, however long the process was stopped
+/// * The owner calls [`turn`](Driver::turn) again at once after [`Turn::Again`], and after [`Turn::Rest`] as
+///   soon as a descriptor is readable, the time has passed, or a handle of the [`port`](Driver::port) was
+///   used. After [`Turn::Ended`] the driver is to be dropped.
+/// * **Every input is handed to the machine with a reading of the clock that was made after the input was
+///   taken** from the transport, the client or a handle. A lease or a permission is thus never judged, nor
+///   given, as of a time before the event that the decision depends on, however long the process was stopped
 ///   in between.
-/// * Dropping it is the death of the worker: sessions that have not ended fail.
+/// * Dropping the driver is the death of the worker: sessions that have not ended fail.
 pub struct Driver<M: Machine> {
-    /// Dropped first: sessions end before the transport under them does.
+    /// The first field, and so the first to be dropped: sessions end before the transport is closed.
     sessions: Sessions<M>,
     ready_events: ReadyEvents<M>,
     machine: M,
@@ -52,13 +54,13 @@ pub struct Driver<M: Machine> {
     client: Box<dyn BootstrapClient>,
     clock: Box<dyn Clock>,
     shared: Arc<Shared<M>>,
-    /// Where the worker is to be registered, and as what; until the first turn.
+    /// The address of the bootstrap server and the record for it; taken by the first turn.
     publish: Option<(String, RankRecord)>,
-    /// What outputs have brought about, for the machine.
+    /// Inputs for the machine that came of its own outputs.
     inputs: VecDeque<Input<M::Command>>,
     events: Vec<TransportEvent>,
     face: Face,
-    /// The client has been given something and wants to be polled before any sleep.
+    /// The bootstrap client was given a task and must be polled before the next sleep.
     client_stirred: bool,
     stopping: Option<Stopping>,
     listeners: Listeners<M::Trace>,
@@ -66,40 +68,40 @@ pub struct Driver<M: Machine> {
 
 struct Stopping {
     deadline: Time,
-    /// Until when to wait for the client alone.
+    /// Until when to wait if only the withdrawal of the registration is missing.
     withdrawing: Time,
     sessions: usize,
 }
 
-/// What is to be done after a turn.
+/// What the owner of a [`Driver`] does after a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// The next turn: there is more to do.
+    /// Take the next turn at once: there is more to do.
     Again,
-    /// Sleep, then the next turn.
+    /// Sleep, then take the next turn.
     Rest(Rest),
-    /// Nothing: the worker has stopped.
+    /// Drop the driver: the worker has stopped.
     Ended(Ended),
 }
 
-/// How to sleep until something may have come.
+/// How to sleep until an input may have come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rest {
-    /// Until one of these descriptors is readable …
+    /// Descriptors: the sleep ends when one of them is readable …
     pub fds: Vec<RawFd>,
-    /// … but no longer than this.
+    /// … and after this time at the latest; `None` if no deadline is in sight.
     pub at_most: Option<Duration>,
 }
 
-/// How a worker ended.
+/// How a driver ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ended {
-    /// Sessions that were running when it was told to stop.
+    /// Sessions that had not ended when the driver was told to stop.
     pub sessions: usize,
 }
 
 impl<M: Machine> Driver<M> {
-    /// A worker that runs this machine over a transport with which its regions are
+    /// A driver for this machine, over a transport with which the machine's regions are
     /// [registered](super::attach).
     pub fn new(
         mut machine: M,
@@ -136,17 +138,18 @@ impl<M: Machine> Driver<M> {
         })
     }
 
-    /// A way to open sessions on it.
+    /// A way to open sessions on this worker.
     pub fn port(&self) -> Port<M> {
         Port::new(Arc::clone(&self.shared))
     }
 
-    /// Asks it to stop: it has ended when everything is back, or after `grace`.
+    /// Asks the worker to stop: a turn says [`Turn::Ended`] when everything lent is back, or when `grace` is
+    /// over.
     pub fn stop(&self, grace: Duration) {
         self.shared.request_stop(grace);
     }
 
-    /// Runs until told to stop.
+    /// Takes turns, and sleeps between them, until the worker has stopped.
     pub(super) fn run(mut self) -> Ended {
         loop {
             match self.turn() {
@@ -157,8 +160,8 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Takes what has come, does what follows from it, and says how long there is nothing to do. It
-    /// does not block.
+    /// Takes the inputs that have come, carries out what follows from them, and says how long there is
+    /// nothing to do. Never blocks.
     pub fn turn(&mut self) -> Turn {
         if let Some((addr, record)) = self.publish.take() {
             self.client.publish(self.clock.now(), &addr, record);
@@ -170,7 +173,8 @@ impl<M: Machine> Driver<M> {
         self.take_timeout();
         self.take_ready_events();
         self.shared.counters.leased.set(self.machine.leased());
-        // One reading for both: a moment of stopping that had not come for the one has not for the other.
+        // One reading for both: a deadline of stopping that has not come for `wind_up` must be ahead for
+        // `rest`.
         let now = self.clock.now();
         match self.wind_up(now) {
             Some(ended) => Turn::Ended(ended),
@@ -184,7 +188,7 @@ impl<M: Machine> Driver<M> {
     fn take_commands(&mut self) {
         for _ in 0..self.shared.aborts_waiting() {
             let Some(cell) = self.shared.next_abort() else { break };
-            // If its session is not open yet, the cell will tell when it is.
+            // If the session is not open yet, `take_command` looks into the cell when the session is opened.
             if self.sessions.is_running(&cell) {
                 self.feed(Input::Command(M::Command::abort(cell.id())));
             }
@@ -207,7 +211,7 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Passes on what has waited for a device.
+    /// Passes on the commands whose ready events have passed.
     fn take_ready_events(&mut self) {
         for message in self.ready_events.ask(self.clock.now()) {
             self.take_command(message);
@@ -223,7 +227,7 @@ impl<M: Machine> Driver<M> {
                     self.shared.counters.frames_received.add_one();
                     let speaker = self.machine.transport_in(&frame);
                     if speaker.is_some_and(|speaker| !self.transport.may_speak_by(from, &speaker)) {
-                        // Somebody speaks in the name of another worker.
+                        // The frame comes in the name of a worker to which the connection does not belong.
                         self.shared.counters.frames_dropped.add_one();
                         continue;
                     }
@@ -267,10 +271,10 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Gives the machine one input, and those that its outputs bring about. The clock is read here, and
-    /// nowhere earlier: a lease is compared with the time at which a read ended or a heartbeat came, and
-    /// an older reading would make either earlier than it was, by as much as this process was stopped in
-    /// between.
+    /// Gives the machine one input, and the inputs that come of the machine's outputs. The clock is read
+    /// here, and nowhere earlier: a lease is compared with the time at which a read ended or a heartbeat
+    /// came, and an older reading would make both earlier than they were, by as much as this process was
+    /// stopped in between.
     fn feed(&mut self, input: Input<M::Command>) {
         self.inputs.push_back(input);
         while let Some(input) = self.inputs.pop_front() {
@@ -334,9 +338,9 @@ impl<M: Machine> Driver<M> {
         Input::Posted { post, result }
     }
 
-    /// Stops, if asked to: at the deadline, or when everything is back and the registration, if
-    /// there was one, has had its time to be withdrawn. A client that waits for no point in time
-    /// has nothing under way.
+    /// Stops, if the worker was asked to: at the deadline, or when everything lent is back and the
+    /// registration, if there was one, has had its time to be withdrawn. A bootstrap client without a timeout
+    /// has no request under way.
     fn wind_up(&mut self, now: Time) -> Option<Ended> {
         if self.stopping.is_none()
             && let Some(grace) = self.shared.stop_requested()
@@ -358,7 +362,7 @@ impl<M: Machine> Driver<M> {
         (done || now >= stopping.deadline).then_some(Ended { sessions: stopping.sessions })
     }
 
-    /// How to sleep until something may have come.
+    /// How to sleep until an input may have come.
     fn rest(&self, now: Time) -> Turn {
         let (mut fds, at_most) = match self.transport.wait() {
             _ if self.client_stirred => return Turn::Again,

@@ -1,46 +1,48 @@
-//! What a worker counts, whatever its service.
+//! What every worker counts, whatever the service.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kv_core::machine::{Amounts, MAX_KINDS};
 
-/// A worker's numbers at one moment. Each is exact; they are not read in one instant.
+/// The numbers of a worker. Each number is exact, but the numbers are not read in one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gauges {
-    /// Sessions that count against the configured maximum: those with a handle, and those that the worker
-    /// still has to do with.
+    /// Sessions that count against [`Setup::max_sessions`](super::Setup::max_sessions): sessions with a
+    /// handle, and sessions without a handle whose end or whose resources the worker still waits for.
     pub sessions_open: usize,
-    /// Sessions whose resources were lost with the worker, which stopped before they were quiet.
+    /// Sessions whose resources were lost, because the worker stopped before the resources were quiet.
     pub sessions_lost: usize,
-    /// What the worker holds for sessions that have not ended, by kind.
+    /// Resources that the worker holds for sessions that have not ended, by kind.
     pub in_transfer: Amounts,
-    /// What it holds for ended sessions because some wire, or reader, may still touch it, by kind.
+    /// Resources of ended sessions that a wire or a reader may still touch, by kind.
     pub quarantined: Amounts,
-    /// What has come back to no handle, waiting for [`Port::take_orphans`](super::Port::take_orphans).
+    /// Resources that came back after their handle was dropped, and that wait for
+    /// [`Port::take_orphans`](super::Port::take_orphans), by kind.
     pub orphaned: Amounts,
-    /// What is complete and pinned under leases, in the first kind.
+    /// Resources of the first kind that are complete and pinned under leases. A part of `in_transfer`.
     pub leased: usize,
-    /// Data operations that the transport has taken and not yet ended.
+    /// Data operations that the transport has taken and that have not ended.
     pub posts_in_flight: usize,
-    /// Data operations that the transport has taken.
+    /// Data operations that the transport has taken since the worker started.
     pub posts: u64,
-    /// Data operations that the transport has refused, or ended with an error.
+    /// Data operations that the transport has refused, or ended with an error, since the worker started.
     pub posts_failed: u64,
-    /// Frames that the transport has taken.
+    /// Frames that the transport has taken since the worker started.
     pub frames_sent: u64,
-    /// Frames that the transport has refused, or that came in the name of another worker.
+    /// Frames that the transport has refused to send, and frames that arrived in the name of a worker that
+    /// the connection does not belong to, since the worker started.
     pub frames_dropped: u64,
-    /// Frames that have arrived.
+    /// Frames that have arrived since the worker started.
     pub frames_received: u64,
-    /// Commands taken from session handles.
+    /// Commands that the worker has taken from session handles since it started.
     pub commands: u64,
-    /// Turns of the worker's loop.
+    /// Turns of the worker's loop since the worker started.
     pub turns: u64,
-    /// Turns that began with waking up from a sleep.
+    /// Turns that began with waking up from a sleep, since the worker started.
     pub wake_ups: u64,
 }
 
-/// The numbers as the worker keeps them.
+/// The numbers as the worker keeps them, for reading from any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) sessions_lost: Level,
@@ -60,7 +62,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// The session of these resources has ended, and they are not quiet.
+    /// Notes that the session of these resources has ended before the resources were quiet.
     pub(crate) fn start_quarantine(&self, amounts: Amounts) {
         self.in_transfer.sub(amounts);
         self.quarantined.add(amounts);

@@ -1,5 +1,5 @@
-//! Who is told what a worker's machine does: [`Listener`]s. A worker prints nothing by itself; a listener that
-//! prints is one that the server asks for.
+//! Who is told what a worker's machine does: [`Listener`]s. A worker prints nothing by itself; a listener
+//! that prints is one that the server asks for.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -12,9 +12,10 @@ use kv_core::trace::{Event, What};
 
 /// Is told each event of a worker's machine, as it happens.
 ///
-/// A listener is called on the worker's thread, between an input of the machine and what follows from that input:
-/// bytes, frames and leases wait meanwhile. A listener that has more to do with an event than to count it passes it
-/// on to another thread. No lock is held during the call. A listener that panics is told nothing more.
+/// A listener is called on the worker's thread, between an input of the machine and what follows from that
+/// input: bytes, frames and leases wait meanwhile. A listener that has more to do with an event than to count
+/// it passes it on to another thread. No lock is held during the call. A listener that panics is told nothing
+/// more.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -41,11 +42,11 @@ impl<W> Listener<W> {
 }
 
 impl<W: What> Listener<W> {
-    /// A listener that writes each event as one line, `engine/rank: event`, to standard error. Lines that cannot be
-    /// written are lost.
+    /// A listener that writes each event as one line, `engine/rank: event`, to standard error. Lines that
+    /// cannot be written are lost.
     ///
-    /// The write is made on the worker's thread and waits for the reader of standard error: for looking at one
-    /// worker, not for production.
+    /// The write is made on the worker's thread and waits for the reader of standard error: for looking at
+    /// one worker, not for production.
     pub fn stderr() -> Listener<W> {
         Listener::new(|worker, event| {
             let line = format!("{worker}: {event}\n");

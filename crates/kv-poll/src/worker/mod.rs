@@ -1,10 +1,10 @@
 //! The worker: one thread that runs the protocol [`Machine`] of one service over a transport. No other thread
 //! touches the transport.
 //!
-//! This module knows no service. A service brings its machine, wraps a [`Port`] and [`Handle`]s into handles of its
-//! own, and says in a [`Setup`] how a bootstrap server is to know the worker. The [`Worker`](crate::Worker),
-//! [`Manager`](crate::Manager), [`Sender`](crate::Sender) and [`Receiver`](crate::Receiver) at the top of this
-//! crate are those of the KV cache.
+//! This module knows no service. A service brings its machine, wraps a [`Port`] and [`Handle`]s into handles
+//! of its own, and says in a [`Setup`] how a bootstrap server is to know the worker. The
+//! [`Worker`](crate::Worker), [`Manager`](crate::Manager), [`Sender`](crate::Sender) and
+//! [`Receiver`](crate::Receiver) at the top of this crate are those of the KV cache.
 
 pub(crate) mod cell;
 mod clock;
@@ -45,12 +45,12 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 
 /// A running worker.
 ///
-/// The thread sleeps in `poll(2)` on the descriptors of the transport and of the bootstrap client, and on an eventfd
-/// that session handles write when the thread sleeps, until one of them is readable or the protocol's next deadline
-/// is due. An idle worker uses no processor time. A worker with a deadline in sight wakes up every five seconds,
-/// because the kernel's sleep stands still while the host is suspended, and the deadline, on `CLOCK_BOOTTIME`, does
-/// not. While an announcement waits for a [`ReadyEvent`](kv_core::ReadyEvent), the event is asked after 20 µs, and
-/// then ever less often, down to once in a millisecond.
+/// The thread sleeps in `poll(2)` on the descriptors of the transport and of the bootstrap client, and on an
+/// eventfd that session handles write when the thread sleeps, until one of them is readable or the protocol's
+/// next deadline is due. An idle worker uses no processor time. A worker with a deadline in sight wakes up
+/// every five seconds, because the kernel's sleep stands still while the host is suspended, and the deadline,
+/// on `CLOCK_BOOTTIME`, does not. While an announcement waits for a [`ReadyEvent`](kv_core::ReadyEvent), the
+/// event is asked after 20 µs, and then ever less often, down to once in a millisecond.
 ///
 /// # The end
 ///
@@ -60,21 +60,21 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 /// | [`stop`](Worker::stop) | for the grace at most | everything else |
 /// | dropping the worker | for one second at most, as `stop` | the way out of an error |
 ///
-/// A drop waits because the memory that the transport was given is often dropped next, while the thread may still
-/// copy into it. A server that must not block calls `begin_stop`, and keeps the memory until that has reported the
-/// end.
+/// A drop waits because the memory that the transport was given is often dropped next, while the thread may
+/// still copy into it. A server that must not block calls `begin_stop`, and keeps the memory until that has
+/// reported the end.
 ///
-/// Should the thread panic (a bug in a transport, say), every session fails with [`Failure::WorkerStopped`]. What
-/// the worker held then stays unreclaimable for good, because nothing is left that could prove that no wire touches
-/// that memory.
+/// Should the thread panic (a bug in a transport, say), every session fails with [`Failure::WorkerStopped`].
+/// What the worker held then stays unreclaimable for good, because nothing is left that could prove that no
+/// wire touches that memory.
 pub struct Worker<M: Machine> {
     port: Port<M>,
     thread: Option<JoinHandle<Ended>>,
 }
 
 impl<M: Machine + 'static> Worker<M> {
-    /// Starts the thread, which then registers the worker with the bootstrap server, if the setup names one. The
-    /// regions of the machine must be [registered](attach) with the transport before.
+    /// Starts the thread, which then registers the worker with the bootstrap server, if the setup names one.
+    /// The regions of the machine must be [registered](attach) with the transport before.
     pub fn start<P: Transport + Send + 'static>(
         machine: M,
         setup: Setup<M::Trace>,
@@ -100,8 +100,8 @@ impl<M: Machine> Worker<M> {
         self.port.clone()
     }
 
-    /// Tells the worker to end all sessions, tell the peers, withdraw the registration, and go on for `grace` at
-    /// most until everything lent is back. Returns at once: [`Stopping`] says what holds meanwhile.
+    /// Tells the worker to end all sessions, tell the peers, withdraw the registration, and go on for `grace`
+    /// at most until everything lent is back. Returns at once: [`Stopping`] says what holds meanwhile.
     pub fn begin_stop(mut self, grace: Duration) -> Stopping<M> {
         self.port.request_stop(grace);
         Stopping::new(self.port.clone(), self.thread.take())

@@ -1,4 +1,4 @@
-//! The poll set: which sessions have changed since the scheduler last looked.
+//! The poll set: the sessions that have changed since the scheduler last looked.
 
 use std::fmt;
 use std::io;
@@ -13,27 +13,27 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::cell::Cell;
 
-/// One session that has changed: its state now, which may be several changes later than the one
-/// that put it here.
+/// One session that has changed, with its state now. Several changes since the last report are one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change<S> {
-    /// Which.
+    /// The number of the session, as its handle's `id` says.
     pub session: SessionId,
-    /// Its state.
+    /// The state of the session now.
     pub poll: S,
-    /// Whether `reclaim` will hand back what the session was lent.
+    /// True if the session has ended and `reclaim` hands back everything that the session was lent.
     pub reclaimable: bool,
 }
 
-/// The sessions of one worker that have changed, in the order of their first unseen change.
+/// The sessions of one worker that have changed, in the order of their first unreported change.
 ///
-/// A scheduler step costs as much as has changed, not as much as is in flight. The descriptor
-/// ([`AsFd`], for epoll, mio's `SourceFd`, tokio's `AsyncFd`) is readable exactly while there is
-/// something to drain; a `drain` that runs beside a change may leave it readable once for nothing.
+/// The cost of a scheduler step grows with the number of sessions that have changed, not with the number of
+/// sessions in flight. The descriptor ([`AsFd`], for epoll, mio's `SourceFd`, tokio's `AsyncFd`) is readable
+/// exactly while there is something to drain. A `drain` that runs beside a change may leave the descriptor
+/// readable once for nothing.
 ///
-/// A session is in the set at most once. Each change of state is reported, or superseded by a
-/// later one that is; so is the moment in which the session becomes reclaimable. Nothing is reported
-/// twice, and sessions without a handle are not reported.
+/// A session is in the set at most once. Each change of state is reported, or replaced by a later change that
+/// is reported. The moment in which a session becomes reclaimable is reported as a change. No change is
+/// reported twice, and sessions whose handle is gone are not reported.
 pub struct PollSet<M: Machine> {
     queue: ArrayQueue<Arc<Cell<M>>>,
     event: OwnedFd,
@@ -42,13 +42,13 @@ pub struct PollSet<M: Machine> {
     draining: AtomicBool,
 }
 
-/// The descriptor is not readable, and nobody is about to change that.
+/// The descriptor is not readable, and no notifier is about to write to it.
 const QUIET: u8 = 0;
-/// It is readable, or somebody is about to make it so.
+/// The descriptor is readable, or a notifier is about to write to it.
 const SIGNALLED: u8 = 1;
 
 impl<M: Machine> PollSet<M> {
-    /// A set for the changes of at most `max_sessions` sessions with a handle.
+    /// A set for at most `max_sessions` sessions with a handle.
     pub(crate) fn new(max_sessions: usize) -> io::Result<PollSet<M>> {
         Ok(PollSet {
             // Twice as many: see `make_room`.
@@ -59,10 +59,10 @@ impl<M: Machine> PollSet<M> {
         })
     }
 
-    /// Hands every change to `f`, and returns how many there were. Changes that happen meanwhile
-    /// are left for the next call. Costs nanoseconds when there is none. One drain runs at a time:
-    /// a second one, on another thread or from within `f`, returns 0 and leaves the changes to
-    /// the first.
+    /// Hands every change to `f`, and returns the number of changes. Changes that happen meanwhile are left
+    /// for the next call. A call without changes costs nanoseconds. One drain runs at a time, and nothing
+    /// waits for it: a second drain, on another thread or from within `f`, returns 0 and leaves the changes
+    /// to the first.
     pub fn drain(&self, mut f: impl FnMut(Change<M::Status>)) -> usize {
         if self.signal.load(Ordering::SeqCst) == QUIET && self.queue.is_empty() {
             return 0;
@@ -98,8 +98,8 @@ impl<M: Machine> PollSet<M> {
         changes
     }
 
-    /// Puts a session into the set, if it is not in it, and makes the descriptor readable. To be
-    /// called after the change.
+    /// Puts a session into the set, unless the session is there already, and makes the descriptor readable.
+    /// Comes after the change.
     pub(crate) fn notify(&self, cell: &Arc<Cell<M>>) {
         if cell.is_handle_gone() || !cell.enqueue() {
             return;
@@ -121,9 +121,9 @@ impl<M: Machine> PollSet<M> {
         }
     }
 
-    /// Throws out sessions whose handle went while they stood here: a server that only ever asks
-    /// its handles never drains. At most `max_sessions` have a handle, so half the queue at least
-    /// becomes free, which pays for going through all of it.
+    /// Removes the sessions whose handle has gone since they were put here: a server that polls its handles
+    /// and never drains leaves them behind. At most `max_sessions` sessions have a handle, so at least half
+    /// of the queue becomes free, which pays for going through all of the queue.
     fn make_room(&self) {
         for _ in 0..self.queue.len() {
             let Some(cell) = self.queue.pop() else { break };

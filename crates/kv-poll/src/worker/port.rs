@@ -1,4 +1,4 @@
-//! The way to a worker, and the handle on one session: what a service builds its own handles on.
+//! The way to a worker, and the handle on one session. A service builds its own manager and handles on both.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::gauges::Gauges;
 use super::poll_set::PollSet;
 use super::shared::{Registration, Shared};
 
-/// The way to a worker: cheap to clone, usable from any thread. It does not keep the worker
-/// running; without one, sessions cannot be opened.
+/// The way to a worker, by which sessions are opened. Cheap to clone, and usable from any thread. A port does
+/// not keep the worker running.
 pub struct Port<M: Machine> {
     shared: Arc<Shared<M>>,
 }
@@ -23,35 +23,38 @@ impl<M: Machine> Port<M> {
         Port { shared }
     }
 
-    /// Opens a session with the command that `open` makes of its number.
+    /// Opens a session. `open` makes the opening command of the number that the session gets.
     pub fn open(&self, open: impl FnOnce(SessionId) -> M::Command) -> Result<Handle<M>, OpenError> {
         let cell = self.shared.open(open)?;
         Ok(Handle { shared: Arc::clone(&self.shared), cell, closed: false })
     }
 
-    /// The sessions that have changed.
+    /// The set of sessions that have changed.
     pub fn poll_set(&self) -> &PollSet<M> {
         &self.shared.poll_set
     }
 
-    /// Takes what came back after its session's handle was dropped, as far as `pick` takes it; what `pick`
-    /// returns as an error stays. No wire touches any of it any more.
+    /// Takes the resources that came back after the handle of their session was dropped. `pick` sees each of
+    /// them and returns as an error what is to stay. No wire touches these resources any more.
+    ///
+    /// `pick` may use the port. While `pick` runs, the resources are on offer to this call, and other calls
+    /// do not see them. Should `pick` panic, what it has not seen, or has refused, stays.
     pub fn take_orphans<T>(&self, pick: impl FnMut(M::Resource) -> Result<T, M::Resource>) -> Vec<T> {
         self.shared.take_orphans(pick)
     }
 
-    /// The worker's numbers.
+    /// The numbers of the worker.
     pub fn gauges(&self) -> Gauges {
         self.shared.gauges()
     }
 
-    /// Whether the worker can be found by its peers.
+    /// Whether peers can find the worker at the bootstrap server.
     pub fn registration(&self) -> Registration {
         self.shared.registration()
     }
 
-    /// What the resources in quarantine wait for, as the worker saw it 50 ms ago at most. Of a worker that
-    /// has stopped: nothing, see [`Gauges::sessions_lost`].
+    /// What the resources in quarantine wait for, as the worker saw the quarantine 50 ms ago at most. Empty
+    /// for a worker that has stopped; [`Gauges::sessions_lost`] counts what was lost with the worker.
     pub fn quarantine(&self) -> Vec<M::Quarantine> {
         self.shared.quarantine()
     }
@@ -60,7 +63,7 @@ impl<M: Machine> Port<M> {
         self.shared.request_stop(grace);
     }
 
-    /// True once the worker's thread has ended, whatever ended it.
+    /// True once the worker's thread has ended, by a stop or by a panic.
     pub fn is_stopped(&self) -> bool {
         self.shared.is_stopped()
     }
@@ -78,10 +81,10 @@ impl<M: Machine> fmt::Debug for Port<M> {
     }
 }
 
-/// One session of a worker. Nothing in it blocks, and [`poll`](Handle::poll) is one atomic load.
+/// One session of a worker. No method blocks, and [`poll`](Handle::poll) is one atomic load.
 ///
-/// Dropping a handle that was not [reclaimed](Handle::reclaim) aborts the session; what it was lent goes
-/// to [`Port::take_orphans`] as it comes back.
+/// Dropping a handle that was not [reclaimed](Handle::reclaim) aborts the session. What the session was lent
+/// then goes to [`Port::take_orphans`], as each resource comes back.
 #[must_use = "dropping a handle aborts its session"]
 pub struct Handle<M: Machine> {
     shared: Arc<Shared<M>>,
@@ -90,30 +93,30 @@ pub struct Handle<M: Machine> {
 }
 
 impl<M: Machine> Handle<M> {
-    /// The session's number within its worker, as the poll set reports it.
+    /// The number of the session within its worker. The poll set reports changes under this number.
     pub fn id(&self) -> SessionId {
         self.cell.id()
     }
 
-    /// The session's state.
+    /// The state of the session now: one atomic load.
     pub fn poll(&self) -> M::Status {
         self.cell.poll()
     }
 
-    /// Why it failed; `None` unless it has.
+    /// Why the session failed; `None` unless the session has failed.
     pub fn failure(&self) -> Option<Failure<M>> {
         self.cell.failure()
     }
 
-    /// Asks for an end, at any stage; idempotent, and never refused. A session that has ended stays as it
-    /// is.
+    /// Asks the worker to end the session, in whatever state. Never refused, and without effect on a session
+    /// that has ended or was aborted before.
     pub fn abort(&self) {
         self.shared.abort(&self.cell);
     }
 
-    /// Takes back what the session was lent, in the order in which it came back. `None` while the session
-    /// has not ended, while anything is still out, and after it was reclaimed, from when on it takes no
-    /// command either.
+    /// Takes back what the session was lent, in the order in which the resources came back. `None` while the
+    /// session has not ended, while a resource is still out, and after the session was reclaimed. A session
+    /// that was reclaimed takes no command any more.
     pub fn reclaim(&mut self) -> Option<Vec<M::Resource>> {
         if self.closed || !self.cell.is_reclaimable() {
             return None;
@@ -123,12 +126,12 @@ impl<M: Machine> Handle<M> {
         Some(returned)
     }
 
-    /// Hands something that came back on to [`Port::take_orphans`].
+    /// Hands a resource that came back on to [`Port::take_orphans`].
     pub fn leave_behind(&self, resource: M::Resource) {
         self.shared.add_orphan(resource);
     }
 
-    /// A way to see the session's state without its handle.
+    /// A view of the state of the session that does not need the handle.
     pub fn watch(&self) -> Watch<M> {
         Watch { cell: Arc::clone(&self.cell) }
     }
@@ -145,13 +148,13 @@ impl<M: Machine> Handle<M> {
     }
 }
 
-/// Sees one session, also after its handle is gone.
+/// A view of the state of one session, which outlives the handle.
 pub struct Watch<M: Machine> {
     cell: Arc<Cell<M>>,
 }
 
 impl<M: Machine> Watch<M> {
-    /// The session's state: one atomic load.
+    /// The state of the session now: one atomic load.
     pub fn poll(&self) -> M::Status {
         self.cell.poll()
     }
@@ -165,7 +168,7 @@ impl<M: Machine> fmt::Debug for Watch<M> {
 
 impl<M: Machine> Submit<M::Command> for Handle<M> {
     fn submit(&mut self, mut command: M::Command) -> Result<(), M::Command> {
-        // What is lent after the end of the handle would come back to nobody.
+        // A resource that is lent after the handle was reclaimed would have no handle to come back to.
         match !self.closed && command.address(self.id()) {
             true => self.shared.submit(&self.cell, command),
             false => Err(command),

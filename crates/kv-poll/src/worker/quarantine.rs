@@ -1,4 +1,4 @@
-//! When the worker tells its schedulers what the resources in quarantine wait for.
+//! When the worker renews the report on what the resources in quarantine wait for.
 
 use std::time::Duration;
 
@@ -7,27 +7,27 @@ use kv_core::machine::Machine;
 
 use super::shared::Shared;
 
-/// The machine looks at all its ended sessions to say it: not more often than this.
+/// Shortest time between two reports: for a report, the machine goes through all its ended sessions.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The picture of the quarantine in the shared, and whether it is still true.
+/// The state of the report that schedulers read: whether it is out of date, and when it may be renewed.
 #[derive(Debug, Default)]
 pub(super) struct Face {
-    /// Something is in the picture.
+    /// The report has entries.
     shows: bool,
-    /// The machine has taken an input since the picture was made.
+    /// The machine has taken an input since the report was made.
     stale: bool,
     next: Time,
 }
 
 impl Face {
-    /// The machine has taken an input.
+    /// Notes that the machine has taken an input.
     pub(super) fn stir(&mut self) {
         self.stale = true;
     }
 
-    /// Makes the picture anew, if it may have changed and the last one is old enough. An empty
-    /// quarantine needs no look at the machine, and is told at once.
+    /// Renews the report, if the quarantine may have changed and the last report is old enough. That the
+    /// quarantine is empty is reported at once, because no look at the machine is needed.
     pub(super) fn show<M: Machine>(&mut self, now: Time, shared: &Shared<M>, machine: &M) {
         if shared.counters.quarantined.get().is_empty() {
             if std::mem::take(&mut self.shows) {
@@ -40,7 +40,7 @@ impl Face {
         }
     }
 
-    /// When the picture is to be made anew.
+    /// When the report is to be renewed.
     pub(super) fn next_timeout(&self) -> Option<Time> {
         self.stale.then_some(self.next)
     }

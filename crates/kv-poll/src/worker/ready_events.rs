@@ -1,5 +1,5 @@
-//! Commands that wait for a device: each is passed on when its ready event has passed, and what its
-//! session says after it waits behind it.
+//! Commands that wait for a device. A command is passed on when its ready event has passed, and later
+//! commands of the same session wait behind that command.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,28 +11,28 @@ use kv_core::{ReadyEvent, ReadyEventError, SessionId, Time};
 
 use super::shared::{Message, Shared};
 
-/// First pause between two questions; doubles while the answer stays no.
+/// First pause before an event is asked again; doubles while no event has passed.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
-/// The longest: what the last layer of a long forward pass may lose.
+/// Longest pause: the time that the last layer of a long forward pass may lose.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Most sessions asked in one turn: frames and deadlines are served beside them.
+/// Most sessions whose events are asked in one turn, so that frames and deadlines are served in between.
 const PER_TURN: usize = 256;
 
 /// The commands of sessions that wait for a ready event, in the order given.
 ///
-/// The machine has not seen them, so what they lend is quiet. It goes back when their session ends
-/// for another reason, and when this is dropped: with the worker.
+/// The machine has not seen these commands, so no wire knows what they lend. What they lend goes back when
+/// their session ends for another reason, and when this value is dropped, with the worker.
 pub(super) struct ReadyEvents<M: Machine> {
     shared: Arc<Shared<M>>,
     lines: BTreeMap<SessionId, VecDeque<Waiting<M>>>,
     due: Time,
     pause: Duration,
-    /// Whose turn it is, where not all can be asked at once.
+    /// The session that is asked first in the next turn, if there are more sessions than one turn asks.
     next: SessionId,
 }
 
-/// A command, and the event that it waits for itself.
+/// A command that waits, and the command's own ready event, if there is one.
 struct Waiting<M: Machine> {
     message: Message<M>,
     ready_event: Option<Box<dyn ReadyEvent>>,
@@ -49,7 +49,7 @@ impl<M: Machine> ReadyEvents<M> {
         }
     }
 
-    /// Keeps a message that has to wait; gives any other back.
+    /// Keeps a message that has to wait; returns any other message.
     pub(super) fn admit(&mut self, now: Time, mut message: Message<M>) -> Option<Message<M>> {
         let (session, ready_event) = (message.cell.id(), message.command.take_ready());
         if ready_event.is_none() && !self.lines.contains_key(&session) {
@@ -57,16 +57,16 @@ impl<M: Machine> ReadyEvents<M> {
         }
         let line = self.lines.entry(session).or_default();
         if line.is_empty() {
-            // It is asked this very turn.
+            // The event is asked in this turn.
             (self.due, self.pause) = (now, FIRST_PAUSE);
         }
         line.push_back(Waiting { message, ready_event });
         None
     }
 
-    /// Asks the ready events, if it is time, and takes out what need not wait any more: commands whose
-    /// fence has passed and what follows them up to the next ready event, what stands for a command whose ready event
-    /// never will, and everything of sessions that have ended.
+    /// Asks the ready events, if it is time, and takes out the commands that need not wait any more: commands
+    /// whose ready event has passed, with the commands behind them up to the next ready event; what stands
+    /// for a command whose ready event has failed; and all commands of sessions that have ended.
     pub(super) fn ask(&mut self, now: Time) -> Vec<Message<M>> {
         let mut ready = Vec::new();
         if self.lines.is_empty() || now < self.due {
@@ -87,12 +87,12 @@ impl<M: Machine> ReadyEvents<M> {
         ready
     }
 
-    /// When to ask again.
+    /// When the events are to be asked again; `None` if no command waits.
     pub(super) fn next_timeout(&self) -> Option<Time> {
         (!self.lines.is_empty()).then_some(self.due)
     }
 
-    /// True if nothing waits.
+    /// True if no command waits.
     pub(super) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -130,8 +130,8 @@ impl<M: Machine> Drop for ReadyEvents<M> {
     }
 }
 
-/// Drops a ready event that nobody will ask any more. Its destructor is the caller's and may panic; what is lent
-/// behind the event must not be lost for that.
+/// Drops a ready event that nobody will ask any more. Its destructor is the caller's and may panic; what is
+/// lent behind the event must not be lost for that.
 pub(crate) fn discard(ready_event: Option<Box<dyn ReadyEvent>>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(ready_event)));
 }

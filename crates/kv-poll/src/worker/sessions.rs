@@ -1,4 +1,4 @@
-//! The worker's table of sessions.
+//! The worker's table of the sessions that the machine knows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use kv_core::machine::{Amounts, Machine, SessionCommand, SessionResource, Sessio
 use super::cell::{Cell, Failure, Side};
 use super::shared::{Message, Shared};
 
-/// The sessions that the machine knows, and what it holds of each.
+/// The sessions that the machine knows, and what the machine holds of each.
 ///
-/// A session is here from the command that opens it until it has ended and everything lent to it is back.
-/// When the table is dropped, the worker is no more, in whatever way: every session that is still running
-/// fails because its worker has stopped. Resources that have not come back by then never will: nobody is
-/// left who could prove that no wire touches them.
+/// A session is in the table from its opening command until the session has ended and everything lent to it
+/// is back. The table is dropped when the worker ends, by a stop or by a panic: every session that is still
+/// running then fails with [`Failure::WorkerStopped`]. Resources that are out at that moment never come back,
+/// because nothing is left that could prove that no wire touches them.
 pub(super) struct Sessions<M: Machine> {
     shared: Arc<Shared<M>>,
     entries: BTreeMap<SessionId, Entry<M>>,
@@ -22,7 +22,7 @@ pub(super) struct Sessions<M: Machine> {
 
 struct Entry<M: Machine> {
     cell: Arc<Cell<M>>,
-    /// Resources that the machine holds, and how much they are.
+    /// Number of resources that the machine holds; `held` is their amounts.
     lent: usize,
     held: Amounts,
 }
@@ -32,8 +32,8 @@ impl<M: Machine> Sessions<M> {
         Sessions { shared, entries: BTreeMap::new() }
     }
 
-    /// Books a command before the machine sees it. `None` if the session has ended: then the machine
-    /// need not see it, and what it lends is on its way back, having met no wire.
+    /// Books a command before the machine sees the command. `None` if the session has ended: then the machine
+    /// need not see the command, and what the command lends is handed back, because no wire knows it.
     pub(super) fn admit(&mut self, message: Message<M>) -> Option<M::Command> {
         let Message { cell, command, opens } = message;
         if opens {
@@ -56,12 +56,12 @@ impl<M: Machine> Sessions<M> {
         }
     }
 
-    /// Whether the machine knows the session and has not ended it.
+    /// True if the machine knows the session and the session has not ended.
     pub(super) fn is_running(&self, cell: &Cell<M>) -> bool {
         self.entries.contains_key(&cell.id()) && !cell.is_over()
     }
 
-    /// The machine says: the session has a new state.
+    /// Takes note of a new state that the machine reports for a session.
     pub(super) fn status(&mut self, session: SessionId, status: M::Status, failure: Option<Box<M::Failure>>) {
         let Some(entry) = self.entries.get(&session) else { return };
         if !entry.cell.set(status, failure.map(Failure::Machine)) {
@@ -74,7 +74,7 @@ impl<M: Machine> Sessions<M> {
         self.retire(session);
     }
 
-    /// The machine says: this resource is quiet.
+    /// Hands a resource back to its session, of which the machine says that the resource is quiet.
     pub(super) fn release(&mut self, session: SessionId, resource: M::Resource) {
         let Some(entry) = self.entries.get_mut(&session) else {
             debug_assert!(false, "something released that the machine did not hold");
@@ -92,7 +92,7 @@ impl<M: Machine> Sessions<M> {
         self.retire(session);
     }
 
-    /// How many have not ended.
+    /// Number of sessions that have not ended.
     pub(super) fn running(&self) -> usize {
         self.entries.values().filter(|entry| !entry.cell.is_over()).count()
     }

@@ -1,4 +1,4 @@
-//! What any worker is started with, and why it may not start.
+//! What a worker of any service is started with, and why a worker may not start.
 
 use bytes::Bytes;
 use kv_core::{OsError, RankRecord, RecordError, Region, Transport, TransportError, WorkerId};
@@ -8,21 +8,23 @@ use super::listeners::Listener;
 /// Most sessions, and most queued commands, of one worker.
 pub(super) const MAX_QUEUE: usize = 1 << 24;
 
-/// What a worker is started with, whatever its service. `W` is what the service's machine tells of itself
-/// ([`Machine::Trace`](kv_core::machine::Machine::Trace)).
+/// What a worker is started with, whatever the service. `W` is the type of the events that the service's
+/// machine tells listeners ([`Machine::Trace`](kv_core::machine::Machine::Trace)).
 #[derive(Debug)]
 pub struct Setup<W> {
-    /// Engine and rank: the name of the thread, and of the worker in what listeners are told.
+    /// Engine and rank of the worker. The rank is in the name of the thread, and listeners are told both.
     pub worker: WorkerId,
-    /// The listeners that are told each event of the machine, on the worker's thread. None, and the machine records
-    /// no events.
+    /// The listeners that are told each event of the machine, on the worker's thread. None, and the machine
+    /// records no events.
     pub listeners: Vec<Listener<W>>,
-    /// The bootstrap server (`host:port`) that the worker registers with, and what it is to say of the
-    /// worker. The record is the service's: the worker hands it on.
+    /// The bootstrap server (`host:port`) with which the worker registers, and the record that the server
+    /// gives to peers. The record is made by the service; the worker hands the record on. `None`, and the
+    /// worker does not register.
     pub publish: Option<(String, RankRecord)>,
-    /// Most sessions open at once (default 131 072).
+    /// Most sessions open at once: 1 to 16 777 216 (default 131 072).
     pub max_sessions: usize,
-    /// Commands that wait for the worker before session handles see backpressure (default 4096).
+    /// Most commands that wait for the worker before session handles see backpressure: 1 to 16 777 216
+    /// (default 4096).
     pub command_queue: usize,
 }
 
@@ -38,7 +40,7 @@ impl<W> Clone for Setup<W> {
 }
 
 impl<W> Setup<W> {
-    /// The defaults, without a registration.
+    /// A setup with the defaults, without listeners and without a registration.
     pub fn new(worker: WorkerId) -> Setup<W> {
         Setup { worker, listeners: Vec::new(), publish: None, max_sessions: 131_072, command_queue: 4096 }
     }
@@ -59,8 +61,8 @@ impl<W> Setup<W> {
     }
 }
 
-/// Registers a service's regions with the transport, in order; the transport's metadata for peers. Comes before
-/// the worker's start.
+/// Registers the regions of a service with the transport, in order, and returns the transport's metadata for
+/// peers. Comes before [`Worker::start`](super::Worker::start).
 pub fn attach<'a>(
     transport: &mut impl Transport,
     regions: impl IntoIterator<Item = &'a Region>,
@@ -75,31 +77,32 @@ pub fn attach<'a>(
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A size that the queues cannot have.
+    /// A queue cannot have this size.
     #[error("{field} is {got}; it must be 1 to {max}")]
     Range {
-        /// The field of the configuration.
+        /// Name of the field of the configuration.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         got: usize,
-        /// Largest allowed.
+        /// Largest value allowed; the smallest is 1.
         max: usize,
     },
-    /// The transport cannot use a region. Give it the memory first.
+    /// The transport cannot use a region. Give the memory of the region to the transport before the worker
+    /// starts.
     #[error("region {region} cannot be registered: {error}")]
     Register {
-        /// Position in the list of regions.
+        /// Position of the region in the list of regions.
         region: usize,
-        /// Why.
+        /// Why the transport refuses the region.
         error: TransportError,
     },
-    /// The transport has no metadata for peers.
+    /// The transport cannot say how peers reach it.
     #[error("the transport has no metadata: {0}")]
     Metadata(TransportError),
-    /// What the worker would tell the bootstrap server is too long. Use fewer regions.
+    /// The record for the bootstrap server is too long. Use fewer regions.
     #[error("the worker cannot be registered: {0}")]
     Record(#[from] RecordError),
-    /// The operating system has no descriptors or threads left.
+    /// The operating system has no descriptors or threads left. Raise the limits of the process.
     #[error(transparent)]
     Os(#[from] OsError),
 }

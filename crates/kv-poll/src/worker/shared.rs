@@ -1,5 +1,5 @@
-//! What lies between session handles and their worker: the command ring one way, cells, changes
-//! and orphans the other.
+//! What lies between session handles and their worker: the command ring in one direction; cells, changes and
+//! orphans in the other.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,36 +15,36 @@ use super::gauges::{Counters, Gauges};
 use super::poll_set::PollSet;
 use super::wake::Waker;
 
-/// A command, with the cell of its session: the way back for what it lends.
+/// A command, with the cell of its session, by which resources that the command lends come back.
 pub(crate) struct Message<M: Machine> {
     pub(crate) cell: Arc<Cell<M>>,
     pub(crate) command: M::Command,
-    /// The command is the first of its session.
+    /// True for the opening command of a session.
     pub(crate) opens: bool,
 }
 
-/// How the worker stands with the bootstrap server that it was told to register with.
+/// Whether the bootstrap server knows a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Registration {
-    /// It was told none.
+    /// The worker was told no server to register with.
     #[default]
     None,
-    /// Not yet accepted; the worker keeps trying.
+    /// The server has not accepted the worker yet; the worker keeps trying.
     Pending {
-        /// Why the last try failed, if there was one.
+        /// Why the last try failed; `None` before the first try has failed.
         last: Option<BootstrapError>,
     },
-    /// Accepted.
+    /// The server has accepted the worker, and peers can find it.
     Published,
 }
 
 /// Shared by a worker, its ports and their sessions.
 ///
-/// Commands go through a ring of fixed size that returns what it has no room for. Aborts must
-/// never be refused, so they have a queue of their own, into which a session puts itself at most
-/// once. An abort may thus overtake the command that opens its session; the worker asks the cell when
-/// it opens one.
+/// Commands go through a ring of fixed size, which returns a command for which there is no room. Aborts must
+/// never be refused, so aborts have a queue of their own, which a session enters at most once. An abort may
+/// thus overtake the opening command of its session; when a session is opened, the worker looks into the cell
+/// whether an abort is wanted.
 pub(crate) struct Shared<M: Machine> {
     pub(crate) poll_set: PollSet<M>,
     pub(crate) waker: Waker,
@@ -61,7 +61,7 @@ pub(crate) struct Shared<M: Machine> {
     stopped: AtomicBool,
 }
 
-/// The scheduler's side.
+/// The methods for schedulers, on any thread.
 impl<M: Machine> Shared<M> {
     pub(crate) fn new(max_sessions: usize, commands: usize) -> io::Result<Shared<M>> {
         Ok(Shared {
@@ -81,7 +81,7 @@ impl<M: Machine> Shared<M> {
         })
     }
 
-    /// Opens a session with the command that `open` makes of its id.
+    /// Opens a session. `open` makes the opening command of the session's number.
     pub(crate) fn open(&self, open: impl FnOnce(SessionId) -> M::Command) -> Result<Arc<Cell<M>>, OpenError> {
         if self.is_stopped() || self.stop.get().is_some() {
             return Err(OpenError::WorkerStopped);
@@ -101,7 +101,7 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// Gives the worker a command, or the command back if there is no room for it.
+    /// Gives the worker a command; returns the command if there is no room for it.
     pub(crate) fn submit(&self, cell: &Arc<Cell<M>>, command: M::Command) -> Result<(), M::Command> {
         self.push(cell, command, false)
     }
@@ -127,7 +127,7 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// Asks for a session's end. Never refused.
+    /// Asks the worker to end a session. Never refused.
     pub(crate) fn abort(&self, cell: &Arc<Cell<M>>) {
         if !cell.is_over() && cell.want_abort() {
             self.aborts.push(Arc::clone(cell));
@@ -136,15 +136,15 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// The session's handle is gone, or its table entry at the worker. The last of both frees its
-    /// place.
+    /// Notes that the handle of a session is gone, or the entry in the worker's table. The last of both frees
+    /// the session's place.
     pub(crate) fn leave(&self, cell: &Cell<M>, side: Side) {
         if cell.leave(side) {
             self.open.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    /// Takes those orphans that `pick` takes; the others stay.
+    /// Takes the orphans that `pick` takes; the others stay. No lock is held while `pick` runs.
     pub(crate) fn take_orphans<T>(
         &self,
         mut pick: impl FnMut(M::Resource) -> Result<T, M::Resource>,
@@ -152,7 +152,7 @@ impl<M: Machine> Shared<M> {
         let waiting = std::mem::take(&mut *lock(&self.orphans)).into_iter();
         let mut offered = Offered { orphans: &self.orphans, waiting, refused: Vec::new() };
         let mut taken = Vec::new();
-        while let Some(orphan) = offered.waiting.next() {
+        for orphan in offered.waiting.by_ref() {
             let amounts = orphan.amounts();
             match pick(orphan) {
                 Ok(orphan) => {
@@ -177,7 +177,7 @@ impl<M: Machine> Shared<M> {
         lock(&self.quarantine).clone()
     }
 
-    /// Asks the worker to stop within `grace`. The first call counts.
+    /// Asks the worker to stop within `grace`. Later calls have no effect.
     pub(crate) fn request_stop(&self, grace: Duration) {
         let _ = self.stop.set(grace);
         self.waker.wake();
@@ -188,7 +188,7 @@ impl<M: Machine> Shared<M> {
     }
 }
 
-/// The worker's side.
+/// The methods for the worker's thread.
 impl<M: Machine> Shared<M> {
     pub(crate) fn next_command(&self) -> Option<Message<M>> {
         self.ring.pop()
@@ -210,7 +210,7 @@ impl<M: Machine> Shared<M> {
         self.stop.get().copied()
     }
 
-    /// Hands a resource back to its session, and says so if that was the last it waited for.
+    /// Hands a resource back to its session, and reports the session if the session can be reclaimed now.
     pub(crate) fn give_back(&self, cell: &Arc<Cell<M>>, resource: M::Resource) {
         if let Some(orphan) = cell.give_back(resource) {
             self.add_orphan(orphan);
@@ -218,14 +218,14 @@ impl<M: Machine> Shared<M> {
         self.notify_if_reclaimable(cell);
     }
 
-    /// As `give_back`, of what a command lends that the machine has not seen: no wire knows it.
+    /// Hands back what a command lends that the machine has not seen, so that no wire knows of it.
     pub(crate) fn return_unseen(&self, cell: &Arc<Cell<M>>, command: M::Command) {
         if let Some(resource) = command.into_resource() {
             self.give_back(cell, resource);
         }
     }
 
-    /// Keeps what no session takes back.
+    /// Keeps a resource whose handle is gone.
     pub(crate) fn add_orphan(&self, resource: M::Resource) {
         let amounts = resource.amounts();
         if !amounts.is_empty() {
@@ -242,11 +242,11 @@ impl<M: Machine> Shared<M> {
         *lock(&self.registration) = registration;
     }
 
-    /// The worker's last act: from now on nobody takes commands out of the ring but those who
-    /// put them in.
+    /// The last act of the worker. From now on, the threads that put commands into the ring take them out
+    /// again.
     ///
-    /// A producer pushes, then looks at the flag; the worker sets the flag, then empties the ring.
-    /// All of it is sequentially consistent, so every command is found by one of them.
+    /// A producer pushes a command, then looks at the flag; the worker sets the flag, then empties the ring.
+    /// All four steps are sequentially consistent, so the producer or the worker finds every command.
     pub(crate) fn close(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.sweep_if_stopped();
@@ -273,8 +273,8 @@ impl<M: Machine> Shared<M> {
     }
 }
 
-/// Orphans that are offered to a caller, outside the lock. What the caller does not take goes back, ahead of what
-/// has come meanwhile; so does what was not offered yet, should the caller panic.
+/// Orphans that are offered to a caller, outside the lock. What the caller does not take goes back, ahead of
+/// what has come meanwhile; so does what was not offered yet, should the caller panic.
 struct Offered<'a, R> {
     orphans: &'a Mutex<Vec<R>>,
     waiting: std::vec::IntoIter<R>,
@@ -290,7 +290,7 @@ impl<R> Drop for Offered<'_, R> {
     }
 }
 
-/// Nothing here panics while holding a lock; were it otherwise, the data would still be whole.
+/// Locks, also after a panic: no panic in this file leaves locked data half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

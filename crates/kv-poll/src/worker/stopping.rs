@@ -10,18 +10,20 @@ use super::port::Port;
 
 /// A worker that was told to stop, by [`Worker::begin_stop`](super::Worker::begin_stop).
 ///
-/// Meanwhile the thread of the worker goes on, until everything lent to sessions is back, and for the grace at most:
+/// Meanwhile the thread of the worker goes on, until everything lent to sessions is back, and for the grace
+/// at most:
 ///
 /// * New sessions are refused; sessions that had not ended fail, and the peers are told.
-/// * What a session was lent comes back through its handle, as ever: once no wire can touch it any more, and not
-///   before. What is not quiet when the grace is over comes back never, and is counted in the report.
-/// * The transport lives on the thread. Memory that was given to it must stay mapped until [`poll`](Stopping::poll)
-///   returns the report.
+/// * What a session was lent comes back through its handle, as ever: once no wire can touch it any more, and
+///   not before. What is not quiet when the grace is over comes back never, and is counted in the report.
+/// * The transport lives on the thread. Memory that was given to it must stay mapped until
+///   [`poll`](Stopping::poll) returns the report.
 ///
-/// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a report.
+/// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a
+/// report.
 ///
-/// No descriptor becomes readable at the end. A server asks in its loop, or gives the value to a thread that may
-/// block (tokio's `spawn_blocking`) and [waits](Stopping::wait) there.
+/// No descriptor becomes readable at the end. A server asks in its loop, or gives the value to a thread that
+/// may block (tokio's `spawn_blocking`) and [waits](Stopping::wait) there.
 #[must_use = "a worker ends without a report if this is dropped"]
 pub struct Stopping<M: Machine> {
     port: Port<M>,
@@ -35,8 +37,8 @@ pub struct Stopping<M: Machine> {
 pub struct StopReport {
     /// Sessions that had not ended when the worker was told to stop. They have failed.
     pub sessions_ended: usize,
-    /// What could not be proven quiet within the grace, by kind. The memory must not be used for anything else in
-    /// the life of this process.
+    /// What could not be proven quiet within the grace, by kind. The memory must not be used for anything
+    /// else in the life of this process.
     pub quarantined: Amounts,
     /// Data operations that had not ended within the grace.
     pub posts_in_flight: usize,

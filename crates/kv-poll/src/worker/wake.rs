@@ -1,4 +1,4 @@
-//! Sleeping and being woken.
+//! How a worker sleeps, and how handles wake a worker that sleeps.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -8,23 +8,24 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-/// Longest sleep, far below what a `timespec` holds.
+/// Longest sleep without a deadline, far below what a `timespec` holds.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// The sleep when the kernel refuses to wait on the descriptors: a slow poll instead of a fast one.
+/// Sleep when the kernel refuses to wait on the descriptors, so that the worker polls slowly and not at full
+/// speed.
 const REFUSED: Duration = Duration::from_millis(1);
 
-/// How a worker sleeps, and how those who have given it work wake it.
+/// The eventfd on which a worker sleeps, and by which producers of work wake the worker.
 ///
-/// A producer writes to the eventfd only if the worker sleeps or is about to. No wake-up is lost:
+/// A producer writes to the eventfd only if the worker sleeps or is about to sleep. No wake-up is lost:
 ///
 /// - the producer *publishes the work*, fences, and reads `parked`;
 /// - the worker sets `parked`, fences, and *looks for work*.
 ///
-/// The fences are sequentially consistent, so one comes first. If it is the producer's, the worker
-/// sees the work and does not sleep. If it is the worker's, the producer reads `true` and writes the
-/// eventfd, or reads a `false` that another producer put there in order to write it, or that the
-/// awakened worker put there, which then is before its next fence. A write that comes late makes
-/// one sleep end early, no more.
+/// The fences are sequentially consistent, so one of them comes first. If the producer's fence comes first,
+/// the worker sees the work and does not sleep. If the worker's fence comes first, the producer reads `true`
+/// and writes the eventfd, or reads `false`. That `false` was stored by another producer, which is about to
+/// write the eventfd, or by the worker after waking up, which then looks for work after its next fence. A
+/// write that comes late ends one sleep early, no more.
 #[derive(Debug)]
 pub(crate) struct Waker {
     event: OwnedFd,
@@ -37,7 +38,7 @@ impl Waker {
         Ok(Waker { event, parked: AtomicBool::new(false) })
     }
 
-    /// Wakes the worker if it sleeps. To be called after work was published.
+    /// Wakes the worker if the worker sleeps. Comes after the work was published.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::SeqCst) && self.parked.swap(false, Ordering::SeqCst) {
@@ -45,8 +46,8 @@ impl Waker {
         }
     }
 
-    /// Sleeps until `wake`, until one of `others` is readable, or until `timeout` has passed; not
-    /// at all if `has_work` says so. One thread parks, always the same.
+    /// Sleeps until `wake`, until one of `others` is readable, or until `timeout` has passed; not at all if
+    /// `has_work` returns true. Only the worker's thread parks.
     pub(crate) fn park(&self, others: &[RawFd], timeout: Option<Duration>, has_work: impl FnOnce() -> bool) {
         self.parked.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
