@@ -45,6 +45,7 @@ fn sessions(criterion: &mut Criterion, testing: bool) -> Result<(), Box<dyn Erro
         let config = WorkerConfig::new(args, WorkerRole::Prefill);
         let worker = Worker::start(config, transport, Box::new(client))?;
         let manager = worker.manager();
+        let pool = PagePool::new(count);
 
         polls(criterion, &manager, count)?;
 
@@ -61,7 +62,7 @@ fn sessions(criterion: &mut Criterion, testing: bool) -> Result<(), Box<dyn Erro
             };
             while queues.pop_waiting(|_, _| true).is_some() {}
             queues.init(key, 1, None)?;
-            queues.send_chunk(key, Pages::claim(PageList::from_pages([page])?)?)?;
+            queues.send_chunk(key, pool.adopt(PageList::from_pages([page])?)?)?;
             queues.finish(key)?;
             step(&mut queues, &manager, &mut changes)?;
         }

@@ -81,13 +81,14 @@ impl Prefill {
                 prefill.conversation = welcome.conversation;
             }
         }
+        let pool = PagePool::new(leases);
         for page in 0..leases {
             let (session, room) = (SessionId(page.into()), Room::Number(page.into()));
             let mode = Some(TransferMode::Pull);
             let options = Box::new(SessionOptions { mode, ..SessionOptions::default() });
             prefill.command(Command::OpenSender { session, room: room.clone(), receivers: 1, options });
             prefill.command(Command::InitSender { session, num_pages: 1, aux: None });
-            let chunk = Pages::claim(PageList::from_pages([page])?)?;
+            let chunk = pool.adopt(PageList::from_pages([page])?)?;
             prefill.command(Command::Send { session, chunk });
             let attempt = Attempt(1 + u64::from(page));
             let delivery = Delivery::Read(Acquire { lease_id: Some(session), number: 1 });

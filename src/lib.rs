@@ -45,16 +45,18 @@
 //! };
 //! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
 //! let (decode, cache) = start("decode", WorkerRole::Decode)?;
+//! // Each side picks pages by itself. The pool of its cache makes sure that no page has two owners.
+//! let (prompt_pages, pages) = (PagePool::new(8), PagePool::new(8));
 //!
 //! // The prefill side computes two pages, and sends them.
 //! prompt_cache.write(3 * 4096, &[7; 2 * 4096])?;
 //! let mut sender = prefill.manager().sender(&addr, Room::Number(42), &[], SessionOptions::default())?;
 //! sender.init(2, None)?;
-//! sender.send(Pages::claim(PageList::from_pages([3, 4])?)?)?;
+//! sender.send(prompt_pages.adopt(PageList::from_pages([3, 4])?)?)?;
 //!
 //! // The decode side gives two pages, and waits for the bytes.
 //! let mut receiver = decode.manager().receiver(&addr, Room::Number(42), SessionOptions::default())?;
-//! receiver.init(Pages::claim(PageList::from_pages([6, 0])?)?, None)?;
+//! receiver.init(pages.adopt(PageList::from_pages([6, 0])?)?, None)?;
 //! while !receiver.poll().is_terminal() {
 //!     std::thread::sleep(Duration::from_millis(1)); // a server waits on the poll set's descriptor
 //! }
@@ -63,9 +65,20 @@
 //! cache.read(6 * 4096, &mut page)?;
 //! assert_eq!(page, [7; 4096]);
 //!
-//! // The pages are the scheduler's again.
-//! let pages = receiver.reclaim().map_err(|_| "still in use")?;
-//! assert_eq!(pages.len(), 2);
+//! // The pages are the schedulers' again, each as soon as no wire can touch it. One table may hold
+//! // sessions of any kind.
+//! let open: [(Box<dyn KvSession>, &PagePool); 2] =
+//!     [(Box::new(sender), &prompt_pages), (Box::new(receiver), &pages)];
+//! for (mut session, pool) in open {
+//!     let reclaimed = loop {
+//!         if let Some(reclaimed) = session.reclaim() {
+//!             break reclaimed;
+//!         }
+//!         std::thread::sleep(Duration::from_millis(1));
+//!     };
+//!     assert_eq!(pool.release(reclaimed.pages)?.len(), 2);
+//! }
+//! assert_eq!((pages.num_out(), prompt_pages.num_out()), (0, 0));
 //! # prefill.stop(Duration::from_secs(1));
 //! # decode.stop(Duration::from_secs(1));
 //! # server.stop();
@@ -114,32 +127,35 @@
 //! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
 //! let (decode, cache) = start("decode", WorkerRole::Decode)?;
 //!
-//! # let claim = |pages: &[u32]| Ok::<_, kv_transfer::PagesError>(
-//! #     Pages::claim(PageList::from_pages(pages.iter().copied())?)?);
+//! # let mint = |pool: &PagePool, pages: &[u32]| Ok::<_, Box<dyn std::error::Error>>(
+//! #     pool.adopt(PageList::from_pages(pages.iter().copied())?)?);
+//! // The pages of a cache and the items of each group have a pool of their own.
+//! let [pages, slots, window] = [8, 4, 6].map(PagePool::new);
 //! // A request of 5 pages: one slot, and of the window only the last two pages, numbers 3 and 4.
 //! let mut sender = prefill.manager().sender(&addr, Room::Number(7), &[], SessionOptions::default())?;
 //! sender.init(5, None)?;
-//! sender.send(claim(&[0, 1, 2])?)?;
+//! sender.send(mint(&pages, &[0, 1, 2])?)?;
 //! # prompt_cache.write(8 * 4096 + 2 * 1024, &[5; 1024])?;
 //! let mut groups = RequestGroups::none();
-//! groups.push(GroupItems::new(SLOTS, claim(&[2])?))?;
-//! groups.push(GroupItems::from_number(WINDOW, 3, claim(&[1, 0])?))?;
+//! groups.push(GroupItems::new(SLOTS, mint(&slots, &[2])?))?;
+//! groups.push(GroupItems::from_number(WINDOW, 3, mint(&window, &[1, 0])?))?;
 //! sender.give_groups(groups)?; // before the last chunk, with which they must be final
-//! sender.send(claim(&[3, 4])?)?;
+//! sender.send(mint(&pages, &[3, 4])?)?;
 //!
 //! // The decode side names where they shall go, before its pages.
+//! let [pages, slots, window] = [8, 4, 6].map(PagePool::new);
 //! let mut receiver = decode.manager().receiver(&addr, Room::Number(7), SessionOptions::default())?;
 //! let mut groups = RequestGroups::none();
-//! groups.push(GroupItems::new(SLOTS, claim(&[0])?))?;
-//! groups.push(GroupItems::from_number(WINDOW, 3, claim(&[4, 5])?))?;
+//! groups.push(GroupItems::new(SLOTS, mint(&slots, &[0])?))?;
+//! groups.push(GroupItems::from_number(WINDOW, 3, mint(&window, &[4, 5])?))?;
 //! receiver.give_groups(groups)?;
-//! receiver.init(claim(&[7, 6, 5, 4, 3])?, None)?;
+//! receiver.init(mint(&pages, &[7, 6, 5, 4, 3])?, None)?;
 //! # while !receiver.poll().is_terminal() {
 //! #     std::thread::sleep(Duration::from_millis(1));
 //! # }
 //! # assert_eq!(receiver.poll(), KvPoll::Success, "{:?}", receiver.failure());
 //! // Success: pages, slot and window are in place, and all of them come back.
-//! let Reclaimed { pages, mut groups, .. } = receiver.reclaim_all().map_err(|_| "still in use")?;
+//! let Reclaimed { pages, mut groups, .. } = receiver.reclaim().ok_or("still in use")?;
 //! let slot = groups.take(SLOTS).ok_or("no slot")?;
 //! assert_eq!((pages.len(), slot.items.len(), groups.len()), (5, 1, 2));
 //! # let mut bytes = [0; 1024];
@@ -171,9 +187,9 @@ pub mod prelude {
     pub use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
     pub use kv_core::{
         AuxIndex, Backpressure, BootstrapServer, ChunkId, FinalLayers, GroupItems, KvArgs, KvManager, KvPoll,
-        KvReceiver, KvSender, KvSession, Lease, LeaseRef, PageList, PageRun, Pages, Parallel, ReadyEvent,
-        ReadyEventError, Reclaimed, Region, RegionRole, RequestGroups, Room, SessionId, SessionOptions,
-        TransferError, TransferMode, WorkerRole,
+        KvReceiver, KvSender, KvSession, Lease, LeaseRef, PageList, PagePool, PageRun, Pages, Parallel,
+        ReadyEvent, ReadyEventError, Reclaimed, Region, RegionRole, RequestGroups, Room, SessionId,
+        SessionOptions, TransferError, TransferMode, WorkerRole,
     };
     pub use kv_local::{Arena, LocalConfig, LocalTransport};
     #[cfg(feature = "nixl")]

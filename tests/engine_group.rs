@@ -91,15 +91,11 @@ fn until<T>(what: &str, engines: [&Engine; 2], mut done: impl FnMut() -> Option<
     }
 }
 
-fn reclaim<S: KvSession>(what: &str, engines: [&Engine; 2], session: S) -> Pages {
-    let mut open = Some(session);
-    until(what, engines, || match open.take()?.reclaim() {
-        Ok(pages) => Some(pages),
-        Err(session) => {
-            open = Some(session);
-            None
-        }
-    })
+fn reclaim<S: KvSession>(what: &str, engines: [&Engine; 2], mut session: S) -> Pages {
+    let failure = session.failure();
+    let pages = until(what, engines, || session.reclaim()).pages;
+    assert_eq!(session.failure(), failure, "{what}: the failure after the pages are back");
+    pages
 }
 
 fn orphan(what: &str, engines: [&Engine; 2], of: &Engine) -> Pages {

@@ -102,10 +102,9 @@ fn an_abort_ends_a_long_copy_before_the_pages_come_back() {
         }
         assert_eq!(receiver.failure().unwrap().cause, receiver_cause);
         let back = loop {
-            receiver = match receiver.reclaim() {
-                Ok(pages) => break pages,
-                Err(receiver) => receiver,
-            };
+            if let Some(back) = receiver.reclaim() {
+                break back.pages;
+            }
             assert!(Instant::now() < deadline, "the pages do not come back");
         };
         let (head, tail) = list.split_at(most / 2);
@@ -156,6 +155,11 @@ fn an_aux_row_on_one_side_only_fails_both_halves() {
     pair.close();
 }
 
+/// Pages of a pool that is larger than the cache.
+fn minted(list: PageList) -> Pages {
+    PagePool::new(2 * SMALL.pages).adopt(list).unwrap()
+}
+
 #[test]
 fn a_sender_with_contradictory_calls_fails_with_the_broken_rule() {
     type Misuse = fn(&mut Pair, &mut kv_transfer::Sender) -> Cause;
@@ -176,7 +180,7 @@ fn a_sender_with_contradictory_calls_fails_with_the_broken_rule() {
         },
         |_, sender| {
             sender.init(2, None).unwrap();
-            sender.send(Pages::claim(PageList::from_pages([SMALL.pages]).unwrap()).unwrap()).unwrap();
+            sender.send(minted(PageList::from_pages([SMALL.pages]).unwrap())).unwrap();
             Cause::BadPages(PagesError::OutOfRange { page: SMALL.pages, num_pages: SMALL.pages })
         },
         |_, sender| {
@@ -209,7 +213,7 @@ fn a_receiver_with_contradictory_calls_fails_and_its_sender_is_told() {
     sender.send(pair.prefill.prompt(2, 1)).unwrap();
     let mut receiver = pair.receiver(1);
     let beyond = PageList::from_pages([7, SMALL.pages + 4]).unwrap();
-    receiver.init(Pages::claim(beyond.clone()).unwrap(), None).unwrap();
+    receiver.init(minted(beyond.clone()), None).unwrap();
     let cause = PagesError::OutOfRange { page: SMALL.pages + 4, num_pages: SMALL.pages };
     assert_eq!(failed(&receiver), Cause::BadPages(cause));
     assert_eq!(failed(&sender), Cause::ByPeer(PeerCause::BadArguments));

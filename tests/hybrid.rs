@@ -104,27 +104,21 @@ fn check(host: &Hybrid, request: &Request, reclaimed: &Reclaimed) {
 
 /// Takes back what has ended. True once nothing is left of the request.
 fn advance(prefill: &mut Hybrid, decode: &mut Hybrid, request: &mut Request, succeeded: &mut usize) -> bool {
-    if let Some(sender) = request.sender.take() {
-        match sender.reclaim_all() {
-            Ok(reclaimed) => {
-                assert!(reclaimed.skipped.is_empty());
-                prefill.give_all(reclaimed);
-            }
-            Err(sender) => request.sender = Some(sender),
-        }
+    if let Some(reclaimed) = request.sender.as_mut().and_then(Sender::reclaim) {
+        assert!(reclaimed.skipped.is_empty());
+        prefill.give_all(reclaimed);
+        request.sender = None;
     }
-    if let Some(receiver) = request.receiver.take() {
+    if let Some(receiver) = &mut request.receiver {
         let (poll, failure) = (receiver.poll(), receiver.failure());
         assert!(poll != KvPoll::Failed || !request.whole, "{failure:?}");
-        match receiver.reclaim_all() {
-            Ok(reclaimed) => {
-                if poll == KvPoll::Success {
-                    check(decode, request, &reclaimed);
-                    *succeeded += 1;
-                }
-                decode.give_all(reclaimed);
+        if let Some(reclaimed) = receiver.reclaim() {
+            if poll == KvPoll::Success {
+                check(decode, request, &reclaimed);
+                *succeeded += 1;
             }
-            Err(receiver) => request.receiver = Some(receiver),
+            decode.give_all(reclaimed);
+            request.receiver = None;
         }
     }
     request.sender.is_none() && request.receiver.is_none()

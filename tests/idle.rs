@@ -136,7 +136,7 @@ fn the_descriptor_is_readable_exactly_while_there_is_something_to_drain() {
                 reclaimable = change.reclaimable;
             });
         }
-        let pages = receiver.reclaim().expect("the poll set said that the pages are back");
+        let pages = receiver.reclaim().expect("the poll set said that the pages are back").pages;
         pair.decode.arrived(pages.list(), room, &"a request");
         pair.decode.free(pages);
         pair.prefill.free(reclaimed(sender));
@@ -181,13 +181,13 @@ fn a_scheduler_on_mio_sees_every_request_through_to_its_end() {
                 });
             }
         }
-        for (room, receiver) in receivers {
-            let pages = receiver.reclaim().expect("reported as reclaimable");
+        for (room, mut receiver) in receivers {
+            let pages = receiver.reclaim().expect("reported as reclaimable").pages;
             pair.decode.arrived(pages.list(), room, &"a request");
             pair.decode.free(pages);
         }
-        for sender in senders {
-            pair.prefill.free(sender.reclaim().expect("reported as reclaimable"));
+        for mut sender in senders {
+            pair.prefill.free(sender.reclaim().expect("reported as reclaimable").pages);
         }
     }
     pair.close();

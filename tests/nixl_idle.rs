@@ -50,13 +50,13 @@ fn worked() -> Duration {
 fn serve(prefill: &(Worker, HostPool), decode: &(Worker, HostPool), addr: &str, room: u64) {
     let bytes: Vec<u8> = (0..2 * PAGE).map(|at| (at as u64 * 31 + room) as u8).collect();
     prefill.1.write(PAGE, &bytes).unwrap();
-    let claim = |pages: [u32; 2]| Pages::claim(PageList::from_pages(pages).unwrap()).unwrap();
+    let mint = |pages: [u32; 2]| PagePool::new(PAGES).adopt(PageList::from_pages(pages).unwrap()).unwrap();
     let options = SessionOptions::default;
     let mut sender = prefill.0.manager().sender(addr, Room::Number(room), &[], options()).unwrap();
     sender.init(2, None).unwrap();
-    sender.send(claim([1, 2])).unwrap();
+    sender.send(mint([1, 2])).unwrap();
     let mut receiver = decode.0.manager().receiver(addr, Room::Number(room), options()).unwrap();
-    receiver.init(claim([5, 6]), None).unwrap();
+    receiver.init(mint([5, 6]), None).unwrap();
     let begun = Instant::now();
     while !receiver.poll().is_terminal() || !sender.poll().is_terminal() {
         assert!(begun.elapsed() < PATIENCE, "{:?} {:?}", sender.poll(), receiver.poll());

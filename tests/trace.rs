@@ -18,6 +18,7 @@ struct Host {
     worker: Option<Worker>,
     arena: Arena,
     told: Arc<Mutex<Vec<Event<KvWhat>>>>,
+    pool: PagePool,
 }
 
 impl Host {
@@ -43,11 +44,15 @@ impl Host {
         let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
         until("the registration", || manager.registration() == Registration::Published);
-        Host { worker: Some(worker), arena, told }
+        Host { worker: Some(worker), arena, told, pool: PagePool::new(8) }
     }
 
     fn manager(&self) -> Manager {
         self.worker.as_ref().unwrap().manager()
+    }
+
+    fn pages(&self, list: [u32; 2]) -> Pages {
+        self.pool.adopt(PageList::from_pages(list).unwrap()).unwrap()
     }
 
     /// Waits until the worker has heard a message of this kind.
@@ -72,10 +77,6 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn pages(list: &[u32]) -> Pages {
-    Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
-}
-
 /// Sends two pages from one worker to another. Returns the events of both.
 fn serve(mode: TransferMode) -> [Vec<Event<KvWhat>>; 2] {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
@@ -87,18 +88,18 @@ fn serve(mode: TransferMode) -> [Vec<Event<KvWhat>>; 2] {
     let mut sender = prefill.manager().sender(&addr, Room::Number(42), &[], options()).unwrap();
     sender.init(2, None).unwrap();
     if mode == TransferMode::Pull {
-        sender.send(pages(&[3, 4])).unwrap();
+        sender.send(prefill.pages([3, 4])).unwrap();
         until("the lease", || sender.poll() == KvPoll::Transferring);
     }
     let mut receiver = decode.manager().receiver(&addr, Room::Number(42), options()).unwrap();
     if mode == TransferMode::Pull {
         decode.until_heard("granted");
-        receiver.init(pages(&[6, 0]), None).unwrap();
+        receiver.init(decode.pages([6, 0]), None).unwrap();
     } else {
         until("the welcome", || receiver.poll() == KvPoll::WaitingForInput);
-        receiver.init(pages(&[6, 0]), None).unwrap();
+        receiver.init(decode.pages([6, 0]), None).unwrap();
         decode.until_heard("registered");
-        sender.send(pages(&[3, 4])).unwrap();
+        sender.send(prefill.pages([3, 4])).unwrap();
     }
     until("the receiver", || receiver.poll().is_terminal());
     until("the sender", || sender.poll().is_terminal());
@@ -107,7 +108,9 @@ fn serve(mode: TransferMode) -> [Vec<Event<KvWhat>>; 2] {
         decode.arena.read(page * PAGE, &mut bytes).unwrap();
         assert_eq!(bytes, [7; PAGE]);
     }
-    assert_eq!((receiver.reclaim().unwrap().len(), sender.reclaim().unwrap().len()), (2, 2));
+    prefill.pool.release(sender.reclaim().unwrap().pages).unwrap();
+    decode.pool.release(receiver.reclaim().unwrap().pages).unwrap();
+    assert_eq!((prefill.pool.num_out(), decode.pool.num_out()), (0, 0));
     let told = [prefill.stop(), decode.stop()];
     server.stop();
     told

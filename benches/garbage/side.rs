@@ -46,6 +46,7 @@ pub(crate) struct Side {
     role: WorkerRole,
     addr: String,
     arena: Arena,
+    pool: PagePool,
     room: u64,
     _worker: Worker,
 }
@@ -71,7 +72,15 @@ impl Side {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(Side { manager, role, addr: addr.to_owned(), arena, room: 0, _worker: worker })
+        Ok(Side {
+            manager,
+            role,
+            addr: addr.to_owned(),
+            arena,
+            pool: PagePool::new(PAGES),
+            room: 0,
+            _worker: worker,
+        })
     }
 
     /// Makes requests one after the other for `time`, and at least one. Returns how long each took, in
@@ -94,7 +103,7 @@ impl Side {
         let room = self.room;
         self.room += 1;
         let page = (room % u64::from(PAGES)) as u32;
-        let pages = Pages::claim(PageList::from_pages([page])?)?;
+        let pages = self.pool.adopt(PageList::from_pages([page])?)?;
         // A room that waits for its peer must not end before the program does.
         let options = || SessionOptions { deadline: Some(PATIENCE * 60), ..SessionOptions::default() };
         let no_room = "no room for a command";
@@ -147,10 +156,10 @@ impl Side {
         }
         succeeded();
         loop {
-            session = match session.reclaim() {
-                Ok(_) => return Ok(()),
-                Err(session) => session,
-            };
+            if let Some(back) = session.reclaim() {
+                self.pool.release(back.pages)?;
+                return Ok(());
+            }
             self.sleep(until)?;
         }
     }

@@ -286,29 +286,24 @@ impl PrefillRank {
     fn step_pull_backs(&mut self) -> Result<(), ExampleError> {
         for key in std::mem::take(&mut self.fetching) {
             let Some(prompt) = self.queues.request_mut(key) else { continue };
-            let Some(pull_back) = prompt.pull_back.take() else { continue };
+            let Some(pull_back) = &mut prompt.pull_back else { continue };
             match pull_back.end() {
-                Ok((pages, tokens, history)) => {
+                Some((pages, tokens, history)) => {
                     (prompt.unsent, prompt.computed, prompt.history) = (pages, tokens, Some(history));
+                    prompt.pull_back = None;
                     self.fetched.push_back(key);
                 }
-                Err(pull_back) => {
-                    prompt.pull_back = Some(pull_back);
-                    self.fetching.push(key);
-                }
+                None => self.fetching.push(key),
             }
         }
-        for pull_back in std::mem::take(&mut self.leaving) {
-            match Box::new(pull_back).end() {
-                Ok((pages, ..)) => self.allocator.free(pages)?,
-                Err(pull_back) => self.leaving.push(*pull_back),
+        for mut pull_back in std::mem::take(&mut self.leaving) {
+            match pull_back.end() {
+                Some((pages, ..)) => self.allocator.free(pages)?,
+                None => self.leaving.push(pull_back),
             }
         }
-        for release in std::mem::take(&mut self.releases) {
-            if let Err(release) = release.reclaim() {
-                self.releases.push(release);
-            }
-        }
+        // They were given no page.
+        self.releases.retain_mut(|release| release.reclaim().is_none());
         Ok(())
     }
 

@@ -91,13 +91,14 @@ impl PullBack {
         self.receiver.abort();
     }
 
-    /// The pages in order, the number of tokens in them, and where the tokens come from; `Err` while the
+    /// The pages in order, the number of tokens in them, and where the tokens come from; `None` while the
     /// session goes on.
-    pub fn end(mut self: Box<Self>) -> Result<(Pages, usize, History), Box<Self>> {
+    pub fn end(&mut self) -> Option<(Pages, usize, History)> {
         if !self.receiver.poll().is_terminal() {
             self.flush();
-            return Err(self);
+            return None;
         }
+        let read = self.receiver.reclaim()?.pages;
         let history = match self.receiver.failure() {
             None if self.receiver.poll() == KvPoll::Success => History::PulledBack { tokens: self.tokens },
             error => {
@@ -105,17 +106,11 @@ impl PullBack {
                 History::Recomputed { why }
             }
         };
-        let PullBack { receiver, tokens, pages, unsent, rest } = *self;
-        match receiver.reclaim() {
-            Ok(read) => {
-                let tokens = if matches!(history, History::PulledBack { .. }) { tokens } else { 0 };
-                let mut all = unsent.unwrap_or(read);
-                // Two parts of what was one token.
-                let refused = all.append(rest);
-                debug_assert!(refused.is_ok(), "a split token cannot be joined");
-                Ok((all, tokens, history))
-            }
-            Err(receiver) => Err(Box::new(PullBack { receiver, tokens, pages, unsent, rest })),
-        }
+        let tokens = if matches!(history, History::PulledBack { .. }) { self.tokens } else { 0 };
+        let mut all = self.unsent.take().unwrap_or(read);
+        // Two parts of what was one token.
+        let refused = all.append(std::mem::take(&mut self.rest));
+        debug_assert!(refused.is_ok(), "a split token cannot be joined");
+        Some((all, tokens, history))
     }
 }

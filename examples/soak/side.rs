@@ -152,11 +152,11 @@ impl Side {
 
     /// Takes back the pages of senders that have ended.
     pub fn take_back(&mut self) -> Result<(), Error> {
-        for (sender, until) in std::mem::take(&mut self.limbo) {
+        for (mut sender, until) in std::mem::take(&mut self.limbo) {
             match sender.reclaim() {
-                Ok(pages) => self.free(pages)?,
-                Err(sender) if Instant::now() < until => self.limbo.push((sender, until)),
-                Err(sender) => {
+                Some(back) => self.free(back.pages)?,
+                None if Instant::now() < until => self.limbo.push((sender, until)),
+                None => {
                     return Err(format!(
                         "the sender of {:?} has not given its pages back within {PATIENCE:?}",
                         sender.room()
@@ -223,12 +223,11 @@ impl Side {
 pub fn reclaimed(mut receiver: Receiver) -> Result<Pages, Error> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match receiver.reclaim() {
-            Ok(pages) => return Ok(pages),
-            Err(_) if Instant::now() > deadline => {
-                return Err("a receiver has not given its pages back in time".into());
-            }
-            Err(back) => receiver = back,
+        if let Some(back) = receiver.reclaim() {
+            return Ok(back.pages);
+        }
+        if Instant::now() > deadline {
+            return Err("a receiver has not given its pages back in time".into());
         }
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -57,10 +57,9 @@ pub fn failed<S: KvSession>(session: &S) -> kv_transfer::Cause {
 pub fn reclaimed<S: KvSession>(mut session: S) -> Pages {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        session = match session.reclaim() {
-            Ok(pages) => return pages,
-            Err(session) => session,
-        };
+        if let Some(back) = session.reclaim() {
+            return back.pages;
+        }
         assert!(Instant::now() < deadline, "room {}: pages do not come back", session.room());
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -401,21 +401,21 @@ impl Actor {
 
     /// Sessions that have ended and given their pages back.
     fn reap(&mut self) {
-        for (room, (sender, mut rest)) in std::mem::take(&mut self.senders) {
+        for (room, (mut sender, mut rest)) in std::mem::take(&mut self.senders) {
             let end = end(&sender);
             match sender.reclaim() {
-                Ok(pages) => {
-                    rest.append(pages).unwrap();
+                Some(back) => {
+                    rest.append(back.pages).unwrap();
                     self.back(rest);
                     self.said.push_back(format!("ended {room} {end}"));
                 }
-                Err(sender) => drop(self.senders.insert(room, (sender, rest))),
+                None => drop(self.senders.insert(room, (sender, rest))),
             }
         }
-        for (room, (receiver, content)) in std::mem::take(&mut self.receivers) {
+        for (room, (mut receiver, content)) in std::mem::take(&mut self.receivers) {
             let end = end(&receiver);
             match receiver.reclaim() {
-                Ok(pages) => {
+                Some(Reclaimed { pages, .. }) => {
                     let reader = self.readers.remove(&room);
                     match end.as_str() {
                         "Success" => self.host.arrived(pages.list(), content, &format!("room {room}")),
@@ -428,7 +428,7 @@ impl Actor {
                     self.back(pages);
                     self.said.push_back(format!("ended {room} {end}"));
                 }
-                Err(receiver) => drop(self.receivers.insert(room, (receiver, content))),
+                None => drop(self.receivers.insert(room, (receiver, content))),
             }
         }
     }

@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::growing;
 use crate::meter::step;
-use crate::pages::{MAX_PAGES, PageList, Pages};
+use crate::pages::{MAX_PAGES, PageList};
+use crate::token::Pages;
 
 /// Most cache groups that one request may name.
 pub const MAX_REQUEST_GROUPS: usize = 16;
@@ -186,10 +187,12 @@ pub struct GroupRefused {
 /// its KV pages. The token moves with the request and is never copied.
 ///
 /// ```
-/// use kv_core::{GroupItems, RequestGroups, PageList, Pages};
+/// use kv_core::{GroupItems, PageList, PagePool, RequestGroups};
 ///
-/// let slot = Pages::claim(PageList::from_pages([7])?)?;
-/// let window = Pages::claim(PageList::from_pages([30, 31, 12])?)?;
+/// // Each group has items of its own, so each has a pool of its own.
+/// let (slots, window_pages) = (PagePool::new(8), PagePool::new(32));
+/// let slot = slots.adopt(PageList::from_pages([7])?)?;
+/// let window = window_pages.adopt(PageList::from_pages([30, 31, 12])?)?;
 /// let mut groups = RequestGroups::none();
 /// groups.push(GroupItems::new(0, slot))?;
 /// // Pages 17, 18 and 19 of the request: the last three.
@@ -279,7 +282,8 @@ mod tests {
     use super::*;
 
     fn items(group: u16, pages: &[u32]) -> GroupItems {
-        GroupItems::new(group, Pages::claim(PageList::from_pages(pages.iter().copied()).unwrap()).unwrap())
+        let list = PageList::from_pages(pages.iter().copied()).unwrap();
+        GroupItems::new(group, Pages::unpooled(list).unwrap())
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub mod meter;
 mod meter;
 mod offer;
 mod packed;
+mod page_ledger;
+mod page_pool;
 mod pages;
 pub mod plan;
 mod poll;
@@ -72,6 +74,7 @@ mod record;
 mod session;
 mod session_options;
 mod time;
+mod token;
 pub mod trace;
 mod transport;
 pub mod wire;
@@ -98,7 +101,9 @@ pub use layout::{
 };
 pub use lease::{DECODER_KV_BLOCKS_TTL, KV_LEASE_DURATION, Lease, LeaseRef, TransferMode, UnknownMode};
 pub use offer::{Chosen, OfferError, Wanted};
-pub use pages::{MAX_PAGES, PageList, PageRun, Pages};
+pub use page_ledger::AdoptError;
+pub use page_pool::{PagePool, ReleaseError};
+pub use pages::{MAX_PAGES, PageList, PageRun};
 pub use poll::KvPoll;
 pub use quarantine::{Quarantine, QuarantineReason};
 pub use record::{
@@ -108,6 +113,7 @@ pub use record::{
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed};
 pub use session_options::SessionOptions;
 pub use time::Time;
+pub use token::Pages;
 pub use transport::{
     Desc, Directions, MAX_FRAME, Op, Origin, Post, Transport, TransportError, TransportEvent, TransportWait,
     WayEnd, WriteFence,

@@ -261,6 +261,12 @@ pub trait Submit<C> {
     fn submit(&mut self, command: C) -> Result<(), C>;
 }
 
+impl<C, S: Submit<C> + ?Sized> Submit<C> for Box<S> {
+    fn submit(&mut self, command: C) -> Result<(), C> {
+        (**self).submit(command)
+    }
+}
+
 /// Everything that a worker tells a [`Machine`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Input<C> {

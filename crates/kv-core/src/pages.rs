@@ -1,4 +1,5 @@
-//! Pages of the KV cache: runs, and the token that owns them.
+//! Lists of pages of the KV cache, as runs. A list names pages; the token that owns pages is
+//! [`Pages`](crate::Pages).
 
 use std::fmt;
 
@@ -30,7 +31,7 @@ impl PageRun {
 /// An ordered list of pages, as runs: page *i* of a request is the *i*-th page of its list.
 ///
 /// Valid by construction: no empty run, neighbours merged, at most [`MAX_PAGES`] pages, no page
-/// number over `u32::MAX - 1`. A list may name a page twice; [`Pages`] may not.
+/// number over `u32::MAX - 1`. A list may name a page twice; [`Pages`](crate::Pages) may not.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PageList {
     runs: Vec<PageRun>,
@@ -180,87 +181,6 @@ impl fmt::Debug for PageList {
     }
 }
 
-/// Ownership of distinct pages of one cache: a token that moves, and is never copied.
-///
-/// Allocators mint it, a transfer takes it in, and hands it back when no wire can touch the pages
-/// any more. Whoever holds the token may write the pages and may free them; nobody else may.
-#[must_use = "dropping pages leaks them: give them back to their allocator"]
-#[derive(PartialEq, Eq, Default)]
-#[cfg_attr(feature = "model", derive(Clone))]
-pub struct Pages(PageList);
-
-impl Pages {
-    /// No pages.
-    pub fn none() -> Pages {
-        Pages::default()
-    }
-
-    /// Takes ownership of the listed pages on the word of their owner: an allocator, or a server
-    /// that manages its cache itself. Fails if a page is named twice.
-    pub fn claim(list: PageList) -> Result<Pages, PagesError> {
-        list.check_distinct()?;
-        Ok(Pages(list))
-    }
-
-    /// The pages, in order.
-    pub fn list(&self) -> &PageList {
-        &self.0
-    }
-
-    /// How many pages.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// True if the token owns no page.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Appends the pages of `other`, in order. Two tokens never share a page, so the result is
-    /// distinct; if the sum exceeds [`MAX_PAGES`], both come back.
-    pub fn append(&mut self, other: Pages) -> Result<(), Pages> {
-        if self.len() + other.len() > MAX_PAGES as usize {
-            return Err(other);
-        }
-        for run in other.0.runs() {
-            // Each run was valid in `other` and the sum is within bounds.
-            if self.0.push(*run).is_err() {
-                debug_assert!(false, "a run of a valid token was refused");
-            }
-        }
-        Ok(())
-    }
-
-    /// Cuts off the pages from position `at` on. `at` beyond the end cuts off nothing.
-    pub fn split_off(&mut self, at: usize) -> Pages {
-        let mut head = PageList::default();
-        let mut tail = PageList::default();
-        let mut left = u32::try_from(at).unwrap_or(u32::MAX);
-        for run in std::mem::take(&mut self.0).runs {
-            let here = run.len.min(left);
-            left -= here;
-            let parts = [
-                (&mut head, PageRun { start: run.start, len: here }),
-                (&mut tail, PageRun { start: run.start + here, len: run.len - here }),
-            ];
-            for (list, part) in parts {
-                if list.push(part).is_err() {
-                    debug_assert!(false, "a part of a valid token was refused");
-                }
-            }
-        }
-        self.0 = head;
-        Pages(tail)
-    }
-}
-
-impl fmt::Debug for Pages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pages{:?}", self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,36 +198,9 @@ mod tests {
     }
 
     #[test]
-    fn a_token_never_names_a_page_twice() {
-        assert_eq!(Pages::claim(list(&[1, 2, 1])), Err(PagesError::Twice { page: 1 }));
-        assert!(Pages::claim(list(&[2, 1, 0])).is_ok());
-    }
-
-    #[test]
-    fn a_token_never_grows_beyond_the_most_pages() {
-        let all = PageList::from_runs([PageRun { start: 0, len: MAX_PAGES - 1 }]).unwrap();
-        let mut all = Pages::claim(all).unwrap();
-        let one = |page| Pages::claim(list(&[page])).unwrap();
-        assert_eq!(all.append(one(MAX_PAGES)), Ok(()));
-        assert_eq!(all.append(one(MAX_PAGES + 1)), Err(one(MAX_PAGES + 1)));
-        assert_eq!(all.len(), MAX_PAGES as usize);
-    }
-
-    #[test]
     fn out_of_range_names_the_page_and_the_bound() {
         assert_eq!(list(&[1, 7]).check_below(7), Err(PagesError::OutOfRange { page: 7, num_pages: 7 }));
         assert_eq!(list(&[1, 6]).check_below(7), Ok(()));
-    }
-
-    #[test]
-    fn split_and_append_are_inverse() {
-        for at in 0..=7 {
-            let mut head = Pages::claim(list(&[4, 5, 6, 2, 3, 9])).unwrap();
-            let tail = head.split_off(at);
-            assert_eq!(head.len(), at.min(6));
-            head.append(tail).unwrap();
-            assert_eq!(head.list(), &list(&[4, 5, 6, 2, 3, 9]));
-        }
     }
 
     #[test]

@@ -12,10 +12,10 @@ use crate::groups::RequestGroups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::lease::LeaseRef;
 use crate::machine::{SessionCommand, Submit};
-use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::session_options::SessionOptions;
+use crate::token::Pages;
 
 /// Opens the sessions of one worker. A manager is a handle that one scheduler thread owns.
 pub trait KvManager {
@@ -66,7 +66,27 @@ pub trait KvManager {
 /// Everything that a scheduler tells a session is a [`Command`] that the session [submits](Submit).
 /// Methods that return [`Backpressure`], here and in [`KvSender`] and [`KvReceiver`], are
 /// shorthands for that. A command that came back may be submitted again as it is.
-pub trait KvSession: Submit<Command> + Sized {
+///
+/// Sessions are usable as trait objects, boxed ones wherever a session is:
+///
+/// ```
+/// use kv_core::{KvSession, Reclaimed};
+///
+/// /// Takes back what the ended sessions of a table hold, and leaves the others in the table.
+/// fn sweep(open: &mut Vec<Box<dyn KvSession>>) -> Vec<Reclaimed> {
+///     let mut back = Vec::new();
+///     open.retain_mut(|session| match session.reclaim() {
+///         Some(reclaimed) => {
+///             back.push(reclaimed);
+///             false
+///         }
+///         None => true,
+///     });
+///     back
+/// }
+/// # assert!(sweep(&mut Vec::new()).is_empty());
+/// ```
+pub trait KvSession: Submit<Command> {
     /// The session's id within its worker, as `PollSet` reports it.
     fn id(&self) -> SessionId;
 
@@ -100,16 +120,18 @@ pub trait KvSession: Submit<Command> + Sized {
         })
     }
 
-    /// Takes back every page the session was given, in the order given. The items of cache groups, if
-    /// there are any, go to the manager: use [`reclaim_all`](KvSession::reclaim_all) for those.
+    /// Takes back everything that the session was given: the pages, in the order given, and the items of
+    /// its cache groups.
     ///
-    /// `Err(self)` while the session has not ended, or while any wire may still touch the pages:
-    /// a failed session is not proof that they are quiet. Dropping the session instead aborts it
-    /// and hands the pages to its manager later.
-    fn reclaim(self) -> Result<Pages, Self>;
-
-    /// As [`reclaim`](KvSession::reclaim), with the items of the cache groups.
-    fn reclaim_all(self) -> Result<Reclaimed, Self>;
+    /// `None` while the session has not ended, or while any wire may still touch the pages: a failed
+    /// session is not proof that they are quiet. `None` again once the session has given everything back;
+    /// such a session takes no command, and is there to be dropped. Dropping a session without reclaiming
+    /// it aborts it and hands the pages to its manager later.
+    ///
+    /// All pages of a session are of one [`PagePool`](crate::PagePool). Pages of another pool than the
+    /// first ones do not fit into their token: they go to the manager, like those of a dropped session.
+    #[must_use = "dropping what comes back leaks its pages: give them back to their allocators"]
+    fn reclaim(&mut self) -> Option<Reclaimed>;
 }
 
 /// Everything that a session hands back at its end.
@@ -198,6 +220,73 @@ pub trait KvReceiver: KvSession {
     fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
         let command = Command::InitReceiver { session: self.id(), pages, aux };
         self.submit(command).map_err(pages_in)
+    }
+}
+
+/// A boxed session is a session: a manager may open `Box<dyn KvSender>`s.
+impl<S: KvSession + ?Sized> KvSession for Box<S> {
+    fn id(&self) -> SessionId {
+        (**self).id()
+    }
+
+    fn room(&self) -> &Room {
+        (**self).room()
+    }
+
+    fn poll(&self) -> KvPoll {
+        (**self).poll()
+    }
+
+    fn failure(&self) -> Option<TransferError> {
+        (**self).failure()
+    }
+
+    fn abort(&mut self) {
+        (**self).abort();
+    }
+
+    fn give_groups(&mut self, groups: RequestGroups) -> Result<(), Backpressure<RequestGroups>> {
+        (**self).give_groups(groups)
+    }
+
+    fn reclaim(&mut self) -> Option<Reclaimed> {
+        (**self).reclaim()
+    }
+}
+
+impl<S: KvSender + ?Sized> KvSender for Box<S> {
+    fn lease_ref(&self) -> LeaseRef {
+        (**self).lease_ref()
+    }
+
+    fn lease_refs(&self) -> Vec<LeaseRef> {
+        (**self).lease_refs()
+    }
+
+    fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
+        (**self).init(num_pages, aux)
+    }
+
+    fn send(&mut self, chunk: Pages) -> Result<(), Backpressure<Pages>> {
+        (**self).send(chunk)
+    }
+
+    fn next_chunk(&self) -> ChunkId {
+        (**self).next_chunk()
+    }
+
+    fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
+        (**self).begin_chunk(chunk)
+    }
+
+    fn layers_final(&mut self, layers: FinalLayers) -> Result<(), Backpressure<FinalLayers>> {
+        (**self).layers_final(layers)
+    }
+}
+
+impl<S: KvReceiver + ?Sized> KvReceiver for Box<S> {
+    fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
+        (**self).init(pages, aux)
     }
 }
 

@@ -9,7 +9,7 @@ use kv_core::{
 };
 
 fn pages(list: &[u32]) -> Pages {
-    Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
+    Pages::unpooled(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
 }
 
 fn groups() -> RequestGroups {

@@ -381,13 +381,13 @@ fn a_machine_survives_arbitrary_frames_and_stays_within_its_bounds() {
                 }
                 2 => {
                     let chunk =
-                        Pages::claim(PageList::from_pages(0..random.below(4) as u32).unwrap()).unwrap();
+                        Pages::unpooled(PageList::from_pages(0..random.below(4) as u32).unwrap()).unwrap();
                     Input::Command(Command::Send { session: SessionId(random.below(sessions + 2)), chunk })
                 }
                 3 if random.below(2) == 0 => {
                     let mut groups = RequestGroups::none();
                     for group in (0..4).filter(|_| random.below(2) == 0).collect::<Vec<_>>() {
-                        let items = Pages::claim(PageList::from_pages(0..random.below(4) as u32).unwrap());
+                        let items = Pages::unpooled(PageList::from_pages(0..random.below(4) as u32).unwrap());
                         let first = random.below(3) as u32;
                         groups.push(GroupItems::from_number(group, first, items.unwrap())).unwrap();
                     }

@@ -35,10 +35,9 @@
 //!     loop {
 //!         // A server does other work meanwhile, or sleeps on the poll set's descriptor.
 //!         manager.poll_set().drain(|change| println!("{} is {}", change.session, change.poll));
-//!         sender = match sender.reclaim() {
-//!             Ok(pages) => return Ok(pages),
-//!             Err(not_yet) => not_yet,
-//!         };
+//!         if let Some(reclaimed) = sender.reclaim() {
+//!             return Ok(reclaimed.pages);
+//!         }
 //!         if sender.poll() == KvPoll::Failed {
 //!             println!("{:?}; the pages come back once they are quiet", sender.failure());
 //!         }

@@ -128,16 +128,57 @@ fn runs_stay_few_after_churn_where_a_free_list_scatters() {
 #[test]
 fn a_request_goes_into_the_smallest_run_that_holds_it() {
     let mut cache = RunAllocator::new(100);
-    let everything = cache.allocate(100).unwrap();
-    drop(everything);
-    for run in [0..10, 20..26, 40..60] {
-        cache.free(pages(run)).unwrap();
+    let mut rest = cache.allocate(100).unwrap();
+    let mut next = |len| {
+        let tail = rest.split_off(len);
+        std::mem::replace(&mut rest, tail)
+    };
+    let (first, mut gap, second, _gap, third) = (next(10), next(10), next(6), next(14), next(20));
+    for run in [first, second, third] {
+        cache.free(run).unwrap();
     }
     assert_eq!(cache.free_runs(), 3);
     assert_eq!(cache.allocate(6).unwrap(), pages(20..26));
-    assert_eq!(cache.allocate(25).unwrap(), pages((40..60).chain(0..5)));
+    let mut large = cache.allocate(25).unwrap();
+    assert_eq!(large, pages((40..60).chain(0..5)));
     assert_eq!((cache.available(), cache.free_runs()), (5, 1));
-    cache.free(pages(10..12)).unwrap();
-    cache.free(pages(3..5)).unwrap();
+    let _far = gap.split_off(2);
+    cache.free(gap).unwrap();
+    cache.free(large.split_off(23)).unwrap();
     assert_eq!(cache.free_runs(), 1, "neighbours on both sides merge");
+    assert_eq!(cache.available(), 9);
+}
+
+#[test]
+fn a_dropped_token_is_named_as_lost_and_never_allocated_again() {
+    fn check(mut allocator: impl PageAllocator) {
+        let mut kept = allocator.allocate(6).unwrap();
+        let dropped: Vec<u32> = kept.list().iter().skip(4).collect();
+        drop(kept.split_off(4));
+        assert_eq!(allocator.lost().iter().collect::<Vec<_>>(), dropped);
+        allocator.free(kept).unwrap();
+        assert_eq!(allocator.available(), 8);
+        let rest = allocator.allocate(8).unwrap();
+        assert!(rest.list().iter().all(|page| !dropped.contains(&page)));
+        assert!(allocator.allocate(1).is_none());
+        allocator.free(rest).unwrap();
+        assert_eq!(allocator.lost().len(), 2);
+    }
+    check(FreeList::over(5..15));
+    check(RunAllocator::over(5..15));
+}
+
+#[test]
+fn an_allocated_page_is_freed_by_no_other_token_than_its_own() {
+    fn check(mut mine: impl PageAllocator, mut other: impl PageAllocator) {
+        let (my_pages, theirs) = (mine.allocate(3).unwrap(), other.allocate(3).unwrap());
+        let error = mine.free(theirs).unwrap_err();
+        assert_eq!(error.reason, FreeReason::OtherToken { page: 0 });
+        assert_eq!((mine.available(), other.lost().len()), (1, 0));
+        other.free(error.pages).unwrap();
+        mine.free(my_pages).unwrap();
+        assert_eq!((mine.available(), other.available()), (4, 4));
+    }
+    check(FreeList::new(4), RunAllocator::new(4));
+    check(RunAllocator::new(4), FreeList::new(4));
 }

@@ -122,18 +122,13 @@ impl Receiving {
     }
 
     fn take_end(&mut self, job: &Job, host: &mut Host, tally: &mut Tally) -> bool {
-        let Some(session) = self.session.take() else { return false };
+        let Some(session) = &mut self.session else { return false };
         let end = match session.failure() {
             Some(failure) => End::Failed(failure.cause),
             None => End::Success,
         };
-        let mut pages = match session.reclaim() {
-            Ok(pages) => pages,
-            Err(session) => {
-                self.session = Some(session);
-                return false;
-            }
-        };
+        let Some(Reclaimed { mut pages, .. }) = session.reclaim() else { return false };
+        self.session = None;
         if self.given {
             assert_eq!(*pages.list(), self.list, "{job}: the receiver's pages, in the order given");
         }

@@ -133,18 +133,13 @@ impl Sending {
     }
 
     fn take_end(&mut self, job: &Job, host: &mut Host, tally: &mut Tally) -> bool {
-        let Some(session) = self.session.take() else { return false };
+        let Some(session) = &mut self.session else { return false };
         let end = match session.failure() {
             Some(failure) => End::Failed(failure.cause),
             None => End::Success,
         };
-        let mut pages = match session.reclaim() {
-            Ok(pages) => pages,
-            Err(session) => {
-                self.session = Some(session);
-                return false;
-            }
-        };
+        let Some(Reclaimed { mut pages, .. }) = session.reclaim() else { return false };
+        self.session = None;
         let given = self.list.slice(0, self.sent);
         assert_eq!(Some(pages.list()), given.as_ref(), "{job}: the sender's pages, in the order given");
         match &end {

@@ -275,9 +275,10 @@ fn cancel_timers(fx: &mut Effects, session: SessionId) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::{PageList, Pages};
+    use crate::pages::PageList;
     use crate::proto::io::{NodeConfig, Output};
     use crate::proto::posts::InFlight;
+    use crate::token::Pages;
     use crate::{Incarnation, KvArgs, Op, Region, RegionRole};
 
     const ONE: SessionId = SessionId(1);
@@ -379,7 +380,7 @@ mod tests {
         let life = Incarnation::from_random(7);
         let mut cx = Context::new(NodeConfig::new(args, life, "local", Default::default()));
         let mut lone = Lone::default();
-        let pages = Pages::claim(PageList::from_pages([2, 3]).unwrap()).unwrap();
+        let pages = Pages::unpooled(PageList::from_pages([2, 3]).unwrap()).unwrap();
         let standing = Standing::new(Duration::from_secs(9));
         let own = Own { standing, room: Room::Number(4), served, quiet, pages };
         assert!(lone.open(&mut cx, ONE, own));

@@ -23,7 +23,7 @@ fn lists(all: &[(u16, u32, &[u32])]) -> GroupLists {
 fn groups(all: &[(u16, u32, &[u32])]) -> RequestGroups {
     let mut groups = RequestGroups::none();
     for &(group, first, items) in all {
-        let items = Pages::claim(list(items)).unwrap();
+        let items = Pages::unpooled(list(items)).unwrap();
         groups.push(GroupItems::from_number(group, first, items)).unwrap();
     }
     groups

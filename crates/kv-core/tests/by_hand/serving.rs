@@ -553,7 +553,7 @@ fn a_deadline_error_names_the_peer_that_posts_waited_for() {
     solo.says(1, Body::Register(register(1, ROOM, &[0, 1])));
     solo.send(session, 2, &[&[3]]);
     solo.sleep(Duration::from_millis(500));
-    let chunk = kv_core::Pages::claim(list(&[4])).unwrap();
+    let chunk = kv_core::Pages::unpooled(list(&[4])).unwrap();
     solo.input(Input::Command(Command::Send { session, chunk }));
     assert_eq!(last(&solo, session), Some(Obstacle::Stuck { peer: worker(1), posts: 1 }));
 }

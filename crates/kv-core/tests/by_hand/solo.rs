@@ -410,14 +410,14 @@ impl Solo {
     pub fn send_list(&mut self, session: SessionId, pages: PageList) {
         let (num_pages, aux) = (pages.len(), None);
         self.input(Input::Command(Command::InitSender { session, num_pages, aux }));
-        let chunk = Pages::claim(pages).unwrap();
+        let chunk = Pages::unpooled(pages).unwrap();
         self.input(Input::Command(Command::Send { session, chunk }));
     }
 
     pub fn send(&mut self, session: SessionId, num_pages: usize, chunks: &[&[u32]]) {
         self.input(Input::Command(Command::InitSender { session, num_pages, aux: None }));
         for chunk in chunks {
-            let chunk = Pages::claim(list(chunk)).unwrap();
+            let chunk = Pages::unpooled(list(chunk)).unwrap();
             self.input(Input::Command(Command::Send { session, chunk }));
         }
     }
@@ -435,7 +435,7 @@ impl Solo {
     }
 
     pub fn init_receiver(&mut self, session: SessionId, pages: &[u32], aux: Option<u32>) {
-        let pages = Pages::claim(list(pages)).unwrap();
+        let pages = Pages::unpooled(list(pages)).unwrap();
         self.input(Input::Command(Command::InitReceiver { session, pages, aux: aux.map(AuxIndex) }));
     }
 

@@ -96,7 +96,7 @@ fn the_trace_reports_quarantine_from_failure_to_the_last_post() {
     // What is given now comes back at once, and is not what the quarantine is about.
     solo.input(Input::Command(kv_core::proto::Command::Send {
         session: sender,
-        chunk: kv_core::Pages::claim(crate::solo::list(&[6, 7])).unwrap(),
+        chunk: kv_core::Pages::unpooled(crate::solo::list(&[6, 7])).unwrap(),
     }));
     assert_eq!(story(&mut solo, sender), [KvWhat::PagesBack { pages: 2 }]);
 

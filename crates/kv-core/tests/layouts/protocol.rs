@@ -199,7 +199,7 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
     let mut start = 0;
     for number in 0.. {
         let count = (1 + rng.below(4)).min(pages.len() - start);
-        let chunk = Pages::claim(list(&pages[start..start + count])).unwrap();
+        let chunk = Pages::unpooled(list(&pages[start..start + count])).unwrap();
         let layout = &geometry.layout;
         let whole = |page: usize| page * layout.dcp_size as usize + layout.dcp_rank as usize;
         let size = geometry.page_size as usize;
@@ -248,7 +248,7 @@ fn groups(engine: &Engine, rank: usize, request: &Request, lists: &Lists, all: b
         }
         let size = engine.group_pages[number] as usize;
         let first = if all { 0 } else { request.windows[number] / size };
-        let items = Pages::claim(list(&items[first..])).unwrap();
+        let items = Pages::unpooled(list(&items[first..])).unwrap();
         groups.push(GroupItems::from_number(number as u16, first as u32, items)).unwrap();
     }
     groups
@@ -281,7 +281,7 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
             steps.push(Step::Say(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options }));
             let groups = groups(&engines[1], rank, request, &request.decode[rank], false);
             steps.push(Step::Say(Command::RequestGroups { session, groups }));
-            let pages = Pages::claim(list(&request.decode[rank].pages[prefix_pages..])).unwrap();
+            let pages = Pages::unpooled(list(&request.decode[rank].pages[prefix_pages..])).unwrap();
             steps.push(Step::Say(Command::InitReceiver { session, pages, aux }));
         }
         steps.reverse();

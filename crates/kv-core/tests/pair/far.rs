@@ -110,7 +110,7 @@ fn begin(request: u64) -> Vec<(usize, Input)> {
         || Box::new(SessionOptions { mode: Some(TransferMode::Pull), deadline, ..SessionOptions::default() });
     let page = || {
         let page = (request % u64::from(PAGES)) as u32;
-        Pages::claim(PageList::from_pages([page]).unwrap()).unwrap()
+        Pages::unpooled(PageList::from_pages([page]).unwrap()).unwrap()
     };
     let (bootstrap_addr, aux) = ("bootstrap:1".to_owned(), None);
     let commands = [

@@ -370,7 +370,7 @@ fn disagreements_about_items_fail_both_sides_with_both_values() {
 pub fn copy(groups: &RequestGroups) -> RequestGroups {
     let mut copy = RequestGroups::none();
     for list in groups.lists().iter() {
-        let again = kv_core::Pages::claim(list.items.clone()).unwrap();
+        let again = kv_core::Pages::unpooled(list.items.clone()).unwrap();
         copy.push(GroupItems::from_number(list.group, list.first, again)).unwrap();
     }
     copy

@@ -57,7 +57,7 @@ pub fn list(pages: &[u32]) -> PageList {
 }
 
 pub fn pages(pages: &[u32]) -> Pages {
-    Pages::claim(list(pages)).unwrap()
+    Pages::unpooled(list(pages)).unwrap()
 }
 
 fn args(engine: &str, page_size: u32) -> KvArgs {

@@ -82,7 +82,7 @@ pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32
             let (mut groups, mut own) = (RequestGroups::none(), 1);
             for group in (0..4).filter(|_| script.flag()).collect::<Vec<_>>() {
                 let list = PageList::try_from(script.runs(4000, 4096)).unwrap_or_default();
-                let items = Pages::claim(list).unwrap_or_default();
+                let items = Pages::unpooled(list).unwrap_or_default();
                 own += cost_of(&items);
                 // By rising number, and each once.
                 let _ = groups.push(GroupItems::from_number(group, script.small() % 1000, items));
@@ -95,7 +95,7 @@ pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32
 
 fn own_pages(script: &mut Script) -> Pages {
     let list = PageList::try_from(script.runs(20_000, PAGES)).unwrap_or_default();
-    Pages::claim(list).unwrap_or_default()
+    Pages::unpooled(list).unwrap_or_default()
 }
 
 fn cost_of(pages: &Pages) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_core::{PageList, Pages};
+use kv_core::{PageList, PagePool, Pages, ReleaseError};
 
 use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 
@@ -10,12 +10,11 @@ use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 ///
 /// Pages come out in whatever order they went in, so after some churn a request's pages are
 /// scattered; [`RunAllocator`](super::RunAllocator) avoids that. Cost: O(1) per page.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct FreeList {
-    range: Range<u32>,
+    /// Mints the tokens, and knows which pages are out: those that are not in the stack.
+    pool: PagePool,
     stack: Vec<u32>,
-    /// One bit per page: set while it is free.
-    free: Vec<u64>,
 }
 
 impl FreeList {
@@ -27,36 +26,14 @@ impl FreeList {
     /// The pages of `range` (at most [`MAX_PAGES`](kv_core::MAX_PAGES) of them), all free: a server may keep the first
     /// pages for itself.
     pub fn over(range: Range<u32>) -> FreeList {
-        let range = super::run::bounded(range);
-        let mut free = vec![0; range.len().div_ceil(64)];
-        for index in 0..range.len() {
-            free[index / 64] |= 1 << (index % 64);
-        }
-        FreeList { stack: range.clone().rev().collect(), range, free }
-    }
-
-    fn bit(&self, page: u32) -> (usize, u64) {
-        let index = (page - self.range.start) as usize;
-        (index / 64, 1 << (index % 64))
-    }
-
-    fn check(&self, pages: &Pages) -> Result<(), FreeReason> {
-        for run in pages.list().runs() {
-            super::run::check_range(run, &self.range)?;
-        }
-        for page in pages.list().iter() {
-            let (word, bit) = self.bit(page);
-            if self.free[word] & bit != 0 {
-                return Err(FreeReason::AlreadyFree { page });
-            }
-        }
-        Ok(())
+        let pool = PagePool::over(range);
+        FreeList { stack: pool.range().rev().collect(), pool }
     }
 }
 
 impl PageAllocator for FreeList {
     fn capacity(&self) -> usize {
-        self.range.len()
+        self.pool.range().len()
     }
 
     fn available(&self) -> usize {
@@ -66,27 +43,27 @@ impl PageAllocator for FreeList {
     fn allocate(&mut self, n: usize) -> Option<Pages> {
         let keep = self.stack.len().checked_sub(n)?;
         let taken = self.stack.iter().skip(keep).rev().copied();
-        let pages = Pages::claim(PageList::from_pages(taken).ok()?).ok()?;
+        let pages = self.pool.adopt(PageList::from_pages(taken).ok()?).ok()?;
         self.stack.truncate(keep);
-        for page in pages.list().iter() {
-            let (word, bit) = self.bit(page);
-            self.free[word] &= !bit;
-        }
         Some(pages)
     }
 
     fn free(&mut self, pages: Pages) -> Result<(), FreeError> {
-        if let Err(reason) = self.check(&pages) {
-            return Err(FreeError { pages, reason });
-        }
-        for page in pages.list().iter() {
-            let (word, bit) = self.bit(page);
-            self.free[word] |= bit;
-        }
+        let list = match self.pool.release(pages) {
+            Ok(list) => list,
+            Err(ReleaseError { pages }) => {
+                let reason = FreeReason::of_stranger(&pages, &self.pool);
+                return Err(FreeError { pages, reason });
+            }
+        };
         let top = self.stack.len();
-        self.stack.extend(pages.list().iter());
+        self.stack.extend(list.iter());
         // The first page of the token is the first to be allocated again.
         self.stack[top..].reverse();
         Ok(())
+    }
+
+    fn lost(&self) -> PageList {
+        self.pool.lost()
     }
 }

@@ -1,7 +1,9 @@
 //! Page allocators: who owns which page of a cache.
 //!
-//! An allocator mints [`Pages`](kv_core::Pages) tokens and takes them back. It is not a cache: it knows
-//! nothing of prefixes, eviction or contents, and nothing of transfers.
+//! An allocator hands out [`Pages`](kv_core::Pages) tokens, which it mints through a
+//! [`PagePool`](kv_core::PagePool) of its own, and takes them back. It is not a cache: it knows nothing of
+//! prefixes, eviction or contents, and nothing of transfers. A server with an allocator of its own mints
+//! tokens through a pool.
 //!
 //! Two are here. [`RunAllocator`] hands out few, long runs, so that a transfer makes few
 //! descriptors of them; [`FreeList`] is the stack that most engines use, kept for comparison and
@@ -16,6 +18,10 @@
 //! assert_eq!(cache.available(), 48);
 //! cache.free(pages).unwrap();
 //! assert_eq!(cache.available(), cache.capacity());
+//!
+//! // A token that is dropped is lost: its pages stay allocated, and the allocator names them.
+//! drop(cache.allocate(2));
+//! assert_eq!((cache.available(), cache.lost().iter().collect::<Vec<_>>()), (62, vec![0, 1]));
 //! ```
 
 mod free_list;

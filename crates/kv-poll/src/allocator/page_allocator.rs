@@ -1,6 +1,6 @@
 //! What an allocator does, and what it refuses.
 
-use kv_core::Pages;
+use kv_core::{PageList, PagePool, Pages};
 
 /// Hands out the pages of one cache, and takes them back.
 pub trait PageAllocator {
@@ -15,6 +15,10 @@ pub trait PageAllocator {
 
     /// Takes pages back. All of them or, with an error, none.
     fn free(&mut self, pages: Pages) -> Result<(), FreeError>;
+
+    /// The pages whose tokens were dropped instead of freed, in the order of the losses. They stay
+    /// allocated, because a wire may still touch them.
+    fn lost(&self) -> PageList;
 }
 
 /// Pages that were not taken back, and why. Whoever holds them is mistaken about their owner: log
@@ -32,7 +36,7 @@ pub struct FreeError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeReason {
-    /// A page is free already: it was given back twice.
+    /// A page is free already, and the token is of another pool.
     #[error("page {page} is free already")]
     AlreadyFree {
         /// The page.
@@ -48,6 +52,12 @@ pub enum FreeReason {
         /// The page after the last.
         end: u32,
     },
+    /// A page that is allocated, in a token that this allocator has not minted.
+    #[error("page {page} is allocated, and this is not its token")]
+    OtherToken {
+        /// The page.
+        page: u32,
+    },
     /// More pages than the caller holds: some of them belong to a transfer.
     #[error("{given} pages given back, but only {held} are out")]
     NotHeld {
@@ -56,4 +66,22 @@ pub enum FreeReason {
         /// How many are out.
         held: usize,
     },
+}
+
+impl FreeReason {
+    /// What is wrong with pages whose token another pool has minted.
+    pub(super) fn of_stranger(pages: &Pages, pool: &PagePool) -> FreeReason {
+        let (range, list) = (pool.range(), pages.list());
+        let (first, end) = (range.start, range.end);
+        // A token that is refused has a page.
+        let some = list.iter().next().unwrap_or(first);
+        let foreign = list.iter().find(|page| !range.contains(page));
+        let free = || list.iter().find(|&page| !pool.is_out(page));
+        match foreign {
+            Some(page) => FreeReason::Foreign { page, first, end },
+            None => {
+                free().map_or(FreeReason::OtherToken { page: some }, |page| FreeReason::AlreadyFree { page })
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use kv_core::{MAX_PAGES, PageList, PageRun, Pages};
+use kv_core::{PageList, PagePool, PageRun, Pages, ReleaseError};
 
 use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 
@@ -13,9 +13,10 @@ use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 /// Best fit: the smallest free run that holds the whole request; if none does, the largest free
 /// runs are used up one after the other, and the best fit serves the rest. Runs merge with their
 /// neighbours when freed. Cost: O(log r) for each run taken or freed, with r free runs.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct RunAllocator {
-    range: Range<u32>,
+    /// Mints the tokens, and knows which pages are out: those that are in no free run.
+    pool: PagePool,
     available: usize,
     /// Free runs: first page → length. No two touch.
     by_start: BTreeMap<u32, u32>,
@@ -24,21 +25,18 @@ pub struct RunAllocator {
 }
 
 impl RunAllocator {
-    /// All of a cache of `num_pages` pages (at most [`MAX_PAGES`]), all free.
+    /// All of a cache of `num_pages` pages (at most [`MAX_PAGES`](kv_core::MAX_PAGES)), all free.
     pub fn new(num_pages: u32) -> RunAllocator {
         RunAllocator::over(0..num_pages)
     }
 
-    /// The pages of `range` (at most [`MAX_PAGES`] of them), all free: a server may keep the first
+    /// The pages of `range` (at most [`MAX_PAGES`](kv_core::MAX_PAGES) of them), all free: a server may keep the first
     /// pages for itself.
     pub fn over(range: Range<u32>) -> RunAllocator {
-        let range = bounded(range);
-        let mut allocator = RunAllocator {
-            available: range.len(),
-            range: range.clone(),
-            by_start: BTreeMap::new(),
-            by_len: BTreeSet::new(),
-        };
+        let pool = PagePool::over(range);
+        let range = pool.range();
+        let mut allocator =
+            RunAllocator { available: range.len(), pool, by_start: BTreeMap::new(), by_len: BTreeSet::new() };
         if !range.is_empty() {
             allocator.insert(PageRun { start: range.start, len: range.end - range.start });
         }
@@ -77,17 +75,6 @@ impl RunAllocator {
         self.by_start.range(page..).next().map(|(start, len)| PageRun { start: *start, len: *len })
     }
 
-    fn check(&self, run: &PageRun) -> Result<(), FreeReason> {
-        check_range(run, &self.range)?;
-        if self.before(run.start).is_some_and(|free| free.end() > run.start) {
-            return Err(FreeReason::AlreadyFree { page: run.start });
-        }
-        match self.from(run.start) {
-            Some(free) if free.start < run.end() => Err(FreeReason::AlreadyFree { page: free.start }),
-            _ => Ok(()),
-        }
-    }
-
     fn insert_merged(&mut self, mut run: PageRun) {
         if let Some(left) = self.before(run.start).filter(|left| left.end() == run.start) {
             self.remove(left);
@@ -103,7 +90,7 @@ impl RunAllocator {
 
 impl PageAllocator for RunAllocator {
     fn capacity(&self) -> usize {
-        self.range.len()
+        self.pool.range().len()
     }
 
     fn available(&self) -> usize {
@@ -125,34 +112,25 @@ impl PageAllocator for RunAllocator {
             need -= taken.len;
         }
         self.available = left;
-        Pages::claim(list).ok()
+        self.pool.adopt(list).ok()
     }
 
     fn free(&mut self, pages: Pages) -> Result<(), FreeError> {
-        if let Some(reason) = pages.list().runs().iter().find_map(|run| self.check(run).err()) {
-            return Err(FreeError { pages, reason });
-        }
-        for run in pages.list().runs() {
+        let list = match self.pool.release(pages) {
+            Ok(list) => list,
+            Err(ReleaseError { pages }) => {
+                let reason = FreeReason::of_stranger(&pages, &self.pool);
+                return Err(FreeError { pages, reason });
+            }
+        };
+        for run in list.runs() {
             self.insert_merged(*run);
         }
-        self.available += pages.len();
+        self.available += list.len();
         Ok(())
     }
-}
 
-/// A range that a token can name: at most [`MAX_PAGES`] pages.
-pub(super) fn bounded(range: Range<u32>) -> Range<u32> {
-    let end = range.end.max(range.start);
-    range.start..end.min(range.start.saturating_add(MAX_PAGES))
-}
-
-pub(super) fn check_range(run: &PageRun, range: &Range<u32>) -> Result<(), FreeReason> {
-    let foreign = |page| Err(FreeReason::Foreign { page, first: range.start, end: range.end });
-    if run.start < range.start || run.start >= range.end {
-        return foreign(run.start);
+    fn lost(&self) -> PageList {
+        self.pool.lost()
     }
-    if run.end() > range.end {
-        return foreign(range.end);
-    }
-    Ok(())
 }

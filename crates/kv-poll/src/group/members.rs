@@ -1,11 +1,12 @@
 //! The sessions of one request on all ranks: their common state, and the commands that some ranks have yet to
 //! take.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use kv_core::proto::Command;
 use kv_core::{
-    Cause, ChunkId, FinalLayers, KvPoll, KvSession, Pages, ReadyEvent, Reclaimed, SessionId, TransferError,
+    Cause, ChunkId, FinalLayers, KvPoll, KvSession, PageList, Pages, ReadyEvent, Reclaimed, SessionId,
+    TransferError,
 };
 
 use super::deal::Deal;
@@ -269,10 +270,8 @@ impl<S: KvSession> Members<S> {
         // From now on sessions are gone that could be asked for their state.
         (self.told.poll, self.failure) = (self.poll(), self.failure());
         for rank in &mut self.ranks {
-            match rank.session.take().map(KvSession::reclaim_all) {
-                Some(Ok(reclaimed)) => rank.reclaimed = reclaimed,
-                Some(Err(session)) => rank.session = Some(session),
-                None => {}
+            if let Some(reclaimed) = rank.session.as_mut().and_then(KvSession::reclaim) {
+                (rank.session, rank.reclaimed) = (None, reclaimed);
             }
         }
         if self.ranks.iter().any(|rank| rank.session.is_some()) {
@@ -284,16 +283,34 @@ impl<S: KvSession> Members<S> {
         // was given, only the fewest pages are known to be free on all ranks.
         let lost = self.ranks.iter().any(|rank| rank.reclaimed.pages.len() != rank.pages);
         let mut all = self.ranks.iter_mut().map(|rank| std::mem::take(&mut rank.reclaimed));
-        let least = match lost {
-            true => all.min_by_key(|reclaimed| reclaimed.pages.len()),
-            false => all.next(),
-        };
-        let mut least = least.unwrap_or_default();
-        least.skipped = skipped;
-        least.skipped.sort_unstable();
-        least.skipped.dedup();
-        Some(least)
+        // Only the tokens that the first rank was given are of the caller's pool: others got mirrors.
+        let mut first = all.next().unwrap_or_default();
+        if let Some(least) = all.map(|other| other.pages).min_by_key(Pages::len).filter(|_| lost)
+            && least.len() < first.pages.len()
+        {
+            first.pages = only(first.pages, least.list());
+        }
+        first.skipped = skipped;
+        first.skipped.sort_unstable();
+        first.skipped.dedup();
+        Some(first)
     }
+}
+
+/// Those pages of a token that a list names. The others are dropped, so that their pool counts them.
+fn only(mut pages: Pages, named: &PageList) -> Pages {
+    let named: BTreeSet<u32> = named.iter().collect();
+    let keep: Vec<bool> = pages.list().iter().map(|page| named.contains(&page)).collect();
+    let mut kept = Pages::none();
+    for span in keep.chunk_by(bool::eq) {
+        let rest = pages.split_off(span.len());
+        let head = std::mem::replace(&mut pages, rest);
+        if span.contains(&true) {
+            let refused = kept.append(head);
+            debug_assert!(refused.is_ok(), "parts of one token are of one pool");
+        }
+    }
+    kept
 }
 
 #[cfg(test)]

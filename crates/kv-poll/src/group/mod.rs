@@ -156,8 +156,8 @@ impl EngineGroup {
         self.shared.lock().take_orphans()
     }
 
-    /// Takes the items of cache groups that came back from all ranks after the handle of their session was
-    /// dropped, or after the session was reclaimed for its pages only.
+    /// Takes the items of cache groups that came back from all ranks after their session's handle was
+    /// dropped.
     pub fn orphan_groups(&self) -> Vec<RequestGroups> {
         self.shared.lock().take_orphan_groups()
     }

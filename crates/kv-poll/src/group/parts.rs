@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kv_core::proto::Command;
-use kv_core::{GroupItems, PageList, Pages, RequestGroups};
+use kv_core::{GroupItems, Pages, RequestGroups};
 
 use super::deal::Deal;
 
@@ -19,18 +19,19 @@ fn copy(command: &Command, deal: &Deal, rank: usize) -> Option<Command> {
             Command::InitSender { session: *session, num_pages: deal.count(rank, *num_pages), aux: *aux }
         }
         Command::Send { session, chunk } => {
-            let (session, list) = (*session, chunk.list());
-            let chunk = copy_pages(deal.next(rank, list))?;
-            match deal.would_withhold(rank, list.len()) {
+            let (session, pages) = (*session, chunk.len());
+            let chunk = first(deal.next(rank, chunk.list()).len(), chunk);
+            match deal.would_withhold(rank, pages) {
                 true => Command::BeginChunk { session, chunk },
                 false => Command::Send { session, chunk },
             }
         }
         Command::BeginChunk { session, chunk } => {
-            Command::BeginChunk { session: *session, chunk: copy_pages(deal.next(rank, chunk.list()))? }
+            let chunk = first(deal.next(rank, chunk.list()).len(), chunk);
+            Command::BeginChunk { session: *session, chunk }
         }
         Command::InitReceiver { session, pages, aux } => {
-            let pages = copy_pages(deal.all(rank, pages.list()))?;
+            let pages = first(deal.all(rank, pages.list()).len(), pages);
             Command::InitReceiver { session: *session, pages, aux: *aux }
         }
         Command::RequestGroups { session, groups } => {
@@ -61,28 +62,31 @@ pub(super) fn shares(
     shares.into_iter().map(|share| (!share.is_empty()).then_some(Some(share))).collect()
 }
 
-/// The pages with the same numbers in the cache of another rank.
-fn copy_pages(list: PageList) -> Option<Pages> {
-    let copy = Pages::claim(list).ok();
-    debug_assert!(copy.is_some(), "a list that was owned names a page twice");
-    copy
+/// The first of these pages, of another rank's cache.
+fn first(len: usize, pages: &Pages) -> Pages {
+    let mut mirror = pages.mirror();
+    drop(mirror.split_off(len));
+    mirror
 }
 
 fn copy_groups(groups: &RequestGroups) -> Option<RequestGroups> {
     let mut copies = RequestGroups::none();
     for GroupItems { group, first, items } in groups.iter() {
-        copies.push(GroupItems::from_number(*group, *first, copy_pages(items.list().clone())?)).ok()?;
+        copies.push(GroupItems::from_number(*group, *first, items.mirror())).ok()?;
     }
     Some(copies)
 }
 
 #[cfg(test)]
 mod tests {
+    use kv_core::PageList;
+
     use super::*;
 
     #[test]
     fn other_ranks_get_the_same_items_of_the_same_groups() {
-        let pages = |list: &[u32]| Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap();
+        let pages =
+            |list: &[u32]| Pages::unpooled(PageList::from_pages(list.iter().copied()).unwrap()).unwrap();
         let mut groups = RequestGroups::none();
         groups.push(GroupItems::new(0, pages(&[7]))).unwrap();
         groups.push(GroupItems::from_number(3, 12, pages(&[5, 1, 2]))).unwrap();

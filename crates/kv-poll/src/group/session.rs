@@ -7,8 +7,7 @@ use std::sync::Arc;
 use kv_core::machine::Submit;
 use kv_core::proto::Command;
 use kv_core::{
-    ChunkId, KvPoll, KvReceiver, KvSender, KvSession, LeaseRef, Pages, Reclaimed, Room, SessionId,
-    TransferError,
+    ChunkId, KvPoll, KvReceiver, KvSender, KvSession, LeaseRef, Reclaimed, Room, SessionId, TransferError,
 };
 
 use super::deal::Deal;
@@ -40,7 +39,10 @@ pub struct GroupSession<Role> {
     ranks: Vec<Watch<KvMachine>>,
     /// On a sender, what a router carries to the receiver, in the order of ranks.
     lease_refs: Vec<LeaseRef>,
+    /// Everything is back, and the group has forgotten the session.
     closed: bool,
+    /// What it had failed of by then.
+    failure: Option<TransferError>,
     role: PhantomData<fn() -> Role>,
 }
 
@@ -57,7 +59,7 @@ impl<Role> GroupSession<Role> {
         let id = sessions.first().map_or(SessionId(0), KvSession::id);
         let ranks = sessions.iter().map(Session::watch).collect();
         shared.lock().enter(id, sessions.into_iter().map(Session::cast::<Rank>).collect(), deal);
-        GroupSession { shared, id, room, ranks, lease_refs, closed: false, role: PhantomData }
+        GroupSession { shared, id, room, ranks, lease_refs, closed: false, failure: None, role: PhantomData }
     }
 }
 
@@ -75,7 +77,10 @@ impl<Role> KvSession for GroupSession<Role> {
     }
 
     fn failure(&self) -> Option<TransferError> {
-        self.shared.lock().get(self.id)?.failure()
+        match self.closed {
+            true => self.failure.clone(),
+            false => self.shared.lock().get(self.id)?.failure(),
+        }
     }
 
     fn abort(&mut self) {
@@ -84,23 +89,18 @@ impl<Role> KvSession for GroupSession<Role> {
         }
     }
 
-    fn reclaim(self) -> Result<Pages, Self> {
-        let shared = Arc::clone(&self.shared);
-        let Reclaimed { pages, groups, .. } = self.reclaim_all()?;
-        shared.lock().keep(groups);
-        Ok(pages)
-    }
-
-    fn reclaim_all(mut self) -> Result<Reclaimed, Self> {
+    fn reclaim(&mut self) -> Option<Reclaimed> {
         let (reclaimed, over) = {
             let mut roster = self.shared.lock();
-            let reclaimed = roster.touch(self.id).and_then(Members::reclaim);
-            let over = reclaimed.is_some().then(|| roster.forget(self.id));
-            (reclaimed, over)
+            let members = roster.touch(self.id)?;
+            let reclaimed = members.reclaim()?;
+            self.failure = members.failure();
+            (reclaimed, roster.forget(self.id))
         };
+        // After the lock: a ready event of the caller may be dropped with the members.
         drop(over);
-        self.closed = reclaimed.is_some();
-        reclaimed.ok_or(self)
+        self.closed = true;
+        Some(reclaimed)
     }
 }
 

@@ -45,8 +45,8 @@ impl Manager {
         })
     }
 
-    /// Takes the items of cache groups that came back after the handle of their session was dropped, or after
-    /// the session was reclaimed for its pages only. No wire touches these items any more.
+    /// Takes the items of cache groups that came back after their session's handle was dropped. No
+    /// wire touches them any more.
     pub fn orphan_groups(&self) -> Vec<RequestGroups> {
         self.port.take_orphans(|resource| match resource {
             Resource::RequestGroups { groups, .. } => Ok(groups),

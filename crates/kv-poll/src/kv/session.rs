@@ -65,36 +65,6 @@ impl<Role> Session<Role> {
     pub(crate) fn watch(&self) -> Watch<KvMachine> {
         self.handle.watch()
     }
-
-    /// Everything that has come back, once the session can be reclaimed.
-    fn take_back(&mut self) -> Option<Reclaimed> {
-        let mut reclaimed = Reclaimed::default();
-        let mut tokens = Vec::new();
-        for resource in self.handle.reclaim()? {
-            match resource {
-                Resource::Pages(pages) => tokens.push(pages),
-                Resource::RequestGroups { groups, skipped } => {
-                    // If groups were given several times, the machine has refused all but the first.
-                    reclaimed.skipped.extend(skipped);
-                    for items in groups {
-                        if let Err(refused) = reclaimed.groups.push(items) {
-                            let mut rest = RequestGroups::none();
-                            // The first of an empty list always gets in.
-                            let _ = rest.push(refused.items);
-                            self.handle.leave_behind(rest.into());
-                        }
-                    }
-                }
-            }
-        }
-        for token in in_order(tokens, &self.own.given) {
-            // Only chunks that share pages, against their promise, can exceed the bound together.
-            if let Err(token) = reclaimed.pages.append(token) {
-                self.handle.leave_behind(token.into());
-            }
-        }
-        Some(reclaimed)
-    }
 }
 
 impl<Role> KvSession for Session<Role> {
@@ -128,14 +98,33 @@ impl<Role> KvSession for Session<Role> {
         self.handle.abort();
     }
 
-    fn reclaim(mut self) -> Result<Pages, Self> {
-        let Some(Reclaimed { pages, groups, .. }) = self.take_back() else { return Err(self) };
-        self.handle.leave_behind(groups.into());
-        Ok(pages)
-    }
-
-    fn reclaim_all(mut self) -> Result<Reclaimed, Self> {
-        self.take_back().ok_or(self)
+    fn reclaim(&mut self) -> Option<Reclaimed> {
+        let mut reclaimed = Reclaimed::default();
+        let mut tokens = Vec::new();
+        for resource in self.handle.reclaim()? {
+            match resource {
+                Resource::Pages(pages) => tokens.push(pages),
+                Resource::RequestGroups { groups, skipped } => {
+                    // Of several, the machine has refused all but the first.
+                    reclaimed.skipped.extend(skipped);
+                    for items in groups {
+                        if let Err(refused) = reclaimed.groups.push(items) {
+                            let mut rest = RequestGroups::none();
+                            // The first of an empty list always gets in.
+                            let _ = rest.push(refused.items);
+                            self.handle.leave_behind(rest.into());
+                        }
+                    }
+                }
+            }
+        }
+        for token in in_order(tokens, &self.own.given) {
+            // A token of another pool than the first, against the session's contract.
+            if let Err(token) = reclaimed.pages.append(token) {
+                self.handle.leave_behind(token.into());
+            }
+        }
+        Some(reclaimed)
     }
 }
 
@@ -196,7 +185,7 @@ mod tests {
     use crate::worker::shared::Shared;
     use crate::worker::tests::{pages, queues};
     use kv_core::machine::SessionCommand;
-    use kv_core::{Backpressure, GroupItems, KvManager, OpenError, SessionOptions};
+    use kv_core::{Backpressure, GroupItems, KvManager, OpenError, PageList, PagePool, SessionOptions};
 
     fn open(manager: &Manager) -> Result<Sender, OpenError> {
         manager.sender("", Room::from(3), &[], SessionOptions::default())
@@ -220,7 +209,7 @@ mod tests {
         assert!(matches!(command, Command::OpenSender { .. }));
         assert!(matches!(take(&shared).1, Command::InitSender { num_pages: 3, .. }));
         cell.set(KvPoll::Success, None);
-        assert_eq!(sender.reclaim().ok(), Some(Pages::none()));
+        assert_eq!(sender.reclaim(), Some(Reclaimed::default()));
     }
 
     #[test]
@@ -260,11 +249,30 @@ mod tests {
         assert_eq!(tokens.len(), 4);
         cell.set(KvPoll::Success, None);
         while let Some(token) = tokens.pop() {
-            sender = sender.reclaim().expect_err("tokens are out");
+            assert_eq!(sender.reclaim(), None, "tokens are out");
             shared.give_back(&cell, token);
         }
-        assert_eq!(sender.reclaim().ok(), Some(pages(&[9, 10, 1, 2, 5])));
+        assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[9, 10, 1, 2, 5])));
         assert_eq!(manager.orphans(), []);
+    }
+
+    #[test]
+    fn pages_of_a_second_pool_come_back_to_the_manager_and_none_is_lost() {
+        let (shared, manager) = queues(8, 8);
+        let pools = [4, 4].map(PagePool::new);
+        let mut sender = open(&manager).unwrap();
+        for pool in &pools {
+            sender.send(pool.adopt(PageList::from_pages([3, 1]).unwrap()).unwrap()).unwrap();
+        }
+        let (cell, _) = take(&shared);
+        cell.set(KvPoll::Success, None);
+        for _ in &pools {
+            shared.give_back(&cell, take(&shared).1.into_resource().unwrap());
+        }
+        pools[0].release(sender.reclaim().unwrap().pages).unwrap();
+        let mut orphans = manager.orphans();
+        pools[1].release(orphans.pop().unwrap()).unwrap();
+        assert!(orphans.is_empty() && pools.iter().all(|pool| pool.num_out() == 0));
     }
 
     #[test]
@@ -291,7 +299,7 @@ mod tests {
 
     #[test]
     fn items_of_cache_groups_come_back_with_the_pages_or_to_the_manager() {
-        for all in [true, false] {
+        for taken in [true, false] {
             let (shared, manager) = queues(8, 8);
             let mut sender = open(&manager).unwrap();
             sender.give_groups(groups(&[3, 4])).unwrap();
@@ -300,14 +308,16 @@ mod tests {
             let tokens: Vec<_> = (0..2).filter_map(|_| take(&shared).1.into_resource()).collect();
             cell.set(KvPoll::Success, None);
             for token in tokens.into_iter().rev() {
-                sender = sender.reclaim_all().expect_err("tokens are out");
+                assert_eq!(sender.reclaim(), None, "tokens are out");
                 shared.give_back(&cell, token);
             }
-            if all {
+            if taken {
                 let back = Reclaimed { pages: pages(&[1]), groups: groups(&[3, 4]), skipped: vec![] };
-                assert_eq!((sender.reclaim_all().ok(), manager.orphan_groups()), (Some(back), vec![]));
+                assert_eq!((sender.reclaim(), manager.orphan_groups()), (Some(back), vec![]));
+                assert_eq!(sender.reclaim(), None, "everything is back");
             } else {
-                assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
+                drop(sender);
+                assert_eq!(manager.orphans(), [pages(&[1])]);
                 assert_eq!(manager.gauges().items_orphaned(), 2);
                 assert_eq!(manager.orphan_groups(), [groups(&[3, 4])]);
             }
@@ -350,7 +360,7 @@ mod tests {
         shared.close();
         sender.send(pages(&[2])).unwrap();
         assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
-        assert_eq!(sender.reclaim().ok(), Some(pages(&[1, 2])));
+        assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[1, 2])));
         assert_eq!(open(&manager).map(drop), Err(OpenError::WorkerStopped));
         assert_eq!(manager.gauges().sessions_open, 0);
     }

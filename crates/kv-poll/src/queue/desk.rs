@@ -104,20 +104,15 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         self.rooms.remove(room);
     }
 
-    /// Takes everything out of an ended session. A session that still holds something comes back, and is
-    /// tried again at the next step.
-    pub(super) fn reclaim<S: KvSession>(&mut self, key: RequestKey, session: S) -> Result<Reclaimed, S> {
-        let id = session.id();
-        match session.reclaim_all() {
-            Ok(reclaimed) => {
-                self.sessions.remove(&id);
-                Ok(reclaimed)
-            }
-            Err(session) => {
-                self.unreclaimed.push(key);
-                Err(session)
-            }
+    /// Takes everything out of an ended session; a session that still holds something is tried again at
+    /// the next step.
+    pub(super) fn reclaim(&mut self, key: RequestKey, session: &mut impl KvSession) -> Option<Reclaimed> {
+        let reclaimed = session.reclaim();
+        match &reclaimed {
+            Some(_) => drop(self.sessions.remove(&session.id())),
+            None => self.unreclaimed.push(key),
         }
+        reclaimed
     }
 
     /// Takes the requests whose sessions must be tried again.

@@ -194,20 +194,14 @@ impl KvSession for Handle {
         self.with(|session| session.aborted |= !session.poll.is_terminal());
     }
 
-    fn reclaim(self) -> Result<Pages, Self> {
-        let quiet = self.with(|session| session.poll.is_terminal() && session.reclaimable);
-        if quiet { Ok(self.with(|session| std::mem::take(&mut session.custody))) } else { Err(self) }
-    }
-
-    fn reclaim_all(self) -> Result<Reclaimed, Self> {
-        let groups = self.with(|session| std::mem::take(&mut session.groups));
-        match self.reclaim() {
-            Ok(pages) => Ok(Reclaimed { pages, groups, skipped: Vec::new() }),
-            Err(handle) => {
-                handle.with(|session| session.groups = groups);
-                Err(handle)
-            }
-        }
+    fn reclaim(&mut self) -> Option<Reclaimed> {
+        self.with(|session| {
+            (session.poll.is_terminal() && session.reclaimable).then(|| Reclaimed {
+                pages: std::mem::take(&mut session.custody),
+                groups: std::mem::take(&mut session.groups),
+                skipped: Vec::new(),
+            })
+        })
     }
 }
 
@@ -315,7 +309,7 @@ impl<R> AuxMemory<R> for Rows {
 }
 
 pub(crate) fn pages(list: impl IntoIterator<Item = u32>) -> Pages {
-    Pages::claim(PageList::from_pages(list).unwrap()).unwrap()
+    Pages::unpooled(PageList::from_pages(list).unwrap()).unwrap()
 }
 
 pub(crate) struct Rng(SplitMix64);

@@ -230,8 +230,7 @@ impl KvWorld {
             }
             (Side::Sender, 3) => {
                 self.put_back(life, &given);
-                let Ok(chunk) = Pages::claim(PageList::default()) else { return };
-                return self.feed_stranger(life, Command::Send { session: stranger, chunk });
+                return self.feed_stranger(life, Command::Send { session: stranger, chunk: Pages::none() });
             }
             (Side::Sender, _) => {
                 self.fill(leg, life, &given, true);
@@ -305,7 +304,7 @@ impl KvWorld {
     /// Makes a token of pages for a session, and notes in the memory who holds the pages.
     pub(crate) fn give(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
         let token =
-            PageList::from_pages(pages.iter().copied()).ok().and_then(|list| Pages::claim(list).ok())?;
+            PageList::from_pages(pages.iter().copied()).ok().and_then(|list| Pages::unpooled(list).ok())?;
         let hold = self.service.ledger.hold(leg, pages.to_vec());
         for &page in pages {
             if let Some(holder) = self.memories[life].pages.get_mut(page as usize) {

@@ -115,7 +115,7 @@ impl KvWorld {
                 self.memories[life].items[group][item as usize] = hold;
             }
             let list =
-                PageList::from_pages(items.iter().copied()).ok().and_then(|list| Pages::claim(list).ok());
+                PageList::from_pages(items.iter().copied()).ok().and_then(|list| Pages::unpooled(list).ok());
             let named = list.map(|list| GroupItems::from_number(group as u16, first[group], list));
             let pushed = named.is_some_and(|named| groups.push(named).is_ok());
             debug_assert!(pushed, "free items are distinct");

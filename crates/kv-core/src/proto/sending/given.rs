@@ -14,8 +14,9 @@ use crate::announce::LayersError;
 use crate::error::Cause;
 use crate::id::{AuxIndex, ChunkId};
 use crate::layout::HeldLayers;
-use crate::pages::{PageList, Pages};
+use crate::pages::PageList;
 use crate::proto::run_set::RunSet;
+use crate::token::Pages;
 
 /// Everything that a scheduler has given to one sending session.
 #[derive(Debug, Default)]
@@ -217,7 +218,7 @@ mod tests {
     }
 
     fn pages(first: u32) -> Pages {
-        Pages::claim(PageList::from_pages([first, first + 1]).unwrap()).unwrap()
+        Pages::unpooled(PageList::from_pages([first, first + 1]).unwrap()).unwrap()
     }
 
     /// The table at the top, row by row.

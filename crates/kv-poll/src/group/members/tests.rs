@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use kv_core::machine::{SessionCommand, Submit};
 use kv_core::proto::Resource;
-use kv_core::{PageList, PeerCause, Phase, Room};
+use kv_core::{PagePool, PeerCause, Phase, Room};
 
 use super::*;
 
@@ -47,19 +47,15 @@ impl KvSession for Fake {
         self.script.borrow_mut().aborted = true;
     }
 
-    fn reclaim(self) -> Result<Pages, Self> {
-        self.reclaim_all().map(|reclaimed| reclaimed.pages)
-    }
-
-    fn reclaim_all(self) -> Result<Reclaimed, Self> {
+    fn reclaim(&mut self) -> Option<Reclaimed> {
         if !self.script.borrow().quiet {
-            return Err(self);
+            return None;
         }
         let mut pages = Pages::none();
         for token in std::mem::take(&mut self.script.borrow_mut().heard) {
             pages.append(token).unwrap();
         }
-        Ok(Reclaimed { pages, ..Reclaimed::default() })
+        Some(Reclaimed { pages, ..Reclaimed::default() })
     }
 }
 
@@ -78,7 +74,7 @@ impl Submit<Command> for Fake {
 }
 
 fn pages(list: &[u32]) -> Pages {
-    Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
+    Pages::unpooled(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
 }
 
 fn three() -> (Members<Fake>, Vec<Rc<RefCell<Script>>>) {
@@ -153,6 +149,37 @@ fn one_failed_rank_fails_the_others_and_no_page_is_free_before_all_are_quiet() {
     assert_eq!(members.settle(), failed(true));
     assert_eq!(members.reclaim().map(|reclaimed| reclaimed.pages), Some(pages(&[4, 5])));
     assert_eq!(members.poll(), KvPoll::Failed);
+}
+
+/// Ends the request on all ranks, of which the last returns what it is told to.
+fn end(members: &mut Members<Fake>, scripts: &[Rc<RefCell<Script>>], last: Option<Pages>) -> Pages {
+    for (rank, script) in scripts.iter().enumerate() {
+        set(script, members, rank, KvPoll::Success, true);
+    }
+    if let Some(last) = last {
+        scripts[2].borrow_mut().heard = vec![last];
+    }
+    members.reclaim().unwrap().pages
+}
+
+#[test]
+fn a_group_holds_one_token_of_the_pool_for_all_ranks_and_returns_that() {
+    let pool = PagePool::new(8);
+    let minted = || pool.adopt(PageList::from_pages([4, 5, 6]).unwrap()).unwrap();
+    let (mut members, scripts) = three();
+    let command = Command::Send { session: SessionId(1), chunk: minted() };
+    members.submit(command, &[None; 3]).unwrap();
+    let back = end(&mut members, &scripts, None);
+    pool.release(back).unwrap();
+    assert_eq!((pool.num_out(), pool.lost().len()), (0, 0));
+
+    // Page 5 is not known to be quiet on the last rank.
+    let (mut members, scripts) = three();
+    let command = Command::Send { session: SessionId(1), chunk: minted() };
+    members.submit(command, &[None; 3]).unwrap();
+    let back = end(&mut members, &scripts, Some(pages(&[4, 6])));
+    assert_eq!(pool.release(back).unwrap(), PageList::from_pages([4, 6]).unwrap());
+    assert_eq!((pool.num_out(), pool.lost()), (1, PageList::from_pages([5]).unwrap()));
 }
 
 #[test]

@@ -333,38 +333,29 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// Takes the pages of an ended request out of its session: into the cache if the request has failed, else
     /// to the waiting queue.
     fn reclaim(&mut self, key: RequestKey, aux: &mut impl AuxMemory<R>) {
-        if let Some(held) = self.quarantine.remove(&key) {
-            match self.desk.reclaim(key, held.session) {
-                Ok(returned) => {
-                    let pages = held.unsent.unwrap_or(returned.pages);
-                    self.cache.give_back(pages, held.pages, Place::Quarantine);
-                    self.give_back_groups(held.groups.unwrap_or(returned.groups));
-                    self.free_row(held.row);
-                }
-                Err(session) => {
-                    self.quarantine.insert(key, Quarantined { session, ..held });
-                }
-            }
-        } else if let Some(entry) = self.entries.remove(&key) {
-            self.complete(key, entry, aux);
+        if let Some(held) = self.quarantine.get_mut(&key) {
+            let Some(returned) = self.desk.reclaim(key, &mut held.session) else { return };
+            let Some(held) = self.quarantine.remove(&key) else { return };
+            let pages = held.unsent.unwrap_or(returned.pages);
+            self.cache.give_back(pages, held.pages, Place::Quarantine);
+            self.give_back_groups(held.groups.unwrap_or(returned.groups));
+            self.free_row(held.row);
+        } else {
+            self.complete(key, aux);
         }
     }
 
-    /// Completes a request: all ranks have the bytes, and each rank's aux row has passed its gate.
-    fn complete(&mut self, key: RequestKey, entry: Entry<R, M::Receiver>, aux: &mut impl AuxMemory<R>) {
+    /// All ranks have the bytes, and each rank's aux row has passed its gate.
+    fn complete(&mut self, key: RequestKey, aux: &mut impl AuxMemory<R>) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
         let Stage::Transfer { pages: given, row, init: None, .. } = entry.stage else {
             // `observe` lets no session succeed before it has its pages.
-            self.entries.insert(key, entry);
             return;
         };
+        let Some(reclaimed) = self.desk.reclaim(key, &mut entry.session) else { return };
+        let Some(entry) = self.entries.remove(&key) else { return };
+        let Reclaimed { pages, groups, skipped } = reclaimed;
         let room = entry.session.room().clone();
-        let Reclaimed { pages, groups, skipped } = match self.desk.reclaim(key, entry.session) {
-            Ok(reclaimed) => reclaimed,
-            Err(session) => {
-                self.entries.insert(key, Entry { session, ..entry });
-                return;
-            }
-        };
         self.desk.leave(&room);
         self.transfers -= 1;
         let mut request = entry.request;

@@ -368,20 +368,16 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
 
     /// Takes the pages of an ended request out of its session, and finishes the request.
     fn reclaim(&mut self, key: RequestKey) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let Some(reclaimed) = self.desk.reclaim(key, &mut entry.session) else { return };
         let Some(entry) = self.entries.remove(&key) else { return };
+        let Reclaimed { mut pages, mut groups, .. } = reclaimed;
         let room = entry.session.room().clone();
-        let Reclaimed { mut pages, mut groups, .. } = match self.desk.reclaim(key, entry.session) {
-            Ok(reclaimed) => reclaimed,
-            Err(session) => {
-                self.entries.insert(key, Entry { session, ..entry });
-                return;
-            }
-        };
         for kept in entry.kept.into_iter().filter_map(Command::into_resource) {
             match kept {
                 Resource::Pages(chunk) => {
                     let refused = pages.append(chunk);
-                    debug_assert!(refused.is_ok(), "one cache's pages exceed a token");
+                    debug_assert!(refused.is_ok(), "the pages of one request are of two pools");
                 }
                 // Items are given once, so the session has none.
                 Resource::RequestGroups { groups: kept, .. } => groups = kept,

@@ -87,9 +87,9 @@ fn stopping_ends_all_sessions_and_returns_their_pages() {
     let report = rig.worker.stop(PATIENCE);
     assert!(start.elapsed() < PATIENCE / 2, "no need to wait for the whole grace");
     assert_eq!(report, StopReport { sessions_ended: 10, ..StopReport::default() });
-    for (sender, page) in senders.into_iter().zip(0..) {
+    for (mut sender, page) in senders.into_iter().zip(0..) {
         assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
-        assert_eq!(sender.reclaim().ok(), Some(pages(&[page])));
+        assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[page])));
     }
     let refused = manager.sender("", Room::from(1), &[], SessionOptions::default());
     assert_eq!(refused.map(drop), Err(OpenError::WorkerStopped));
@@ -105,7 +105,7 @@ fn stopping_gives_up_on_stuck_pages_after_the_grace_and_counts_them() {
     let report = rig.worker.stop(Duration::from_millis(50));
     assert_eq!(report, StopReport { sessions_ended: 1, pages_quarantined: 3, ..StopReport::default() });
     assert_eq!(sender.poll(), KvPoll::Failed);
-    assert!(sender.reclaim().is_err(), "nobody can prove them quiet any more");
+    assert_eq!(sender.reclaim(), None, "nobody can prove them quiet any more");
 }
 
 #[test]
@@ -192,13 +192,13 @@ fn a_panic_in_the_thread_fails_every_session_and_frees_no_page() {
     let rig = Rig::start();
     let mut held = rig.sender(SLOW);
     held.send(pages(&[1, 2])).unwrap();
-    let idle = rig.sender(SLOW);
+    let mut idle = rig.sender(SLOW);
     rig.until_seen(&Seen::Opened(1));
     rig.wire.say("panic");
     rig.until("the failure", || held.poll() == KvPoll::Failed && idle.poll() == KvPoll::Failed);
     assert_eq!(held.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
-    assert_eq!(idle.reclaim().ok(), Some(Pages::none()));
-    assert!(held.reclaim().is_err());
+    assert_eq!(idle.reclaim().map(|back| back.pages), Some(Pages::none()));
+    assert_eq!(held.reclaim(), None);
     rig.until("the mark", || rig.worker.manager().is_stopped());
     let report = rig.worker.stop(PATIENCE);
     assert_eq!((report.panicked, report.pages_quarantined), (true, 2));

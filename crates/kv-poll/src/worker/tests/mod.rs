@@ -42,7 +42,7 @@ pub(crate) fn args() -> KvArgs {
 }
 
 pub(crate) fn pages(list: &[u32]) -> Pages {
-    Pages::claim(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
+    Pages::unpooled(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
 }
 
 /// What the fakes have seen, in order.

@@ -61,21 +61,13 @@ fn begun(rig: &Rig, page: u32) -> crate::Sender {
     sender
 }
 
-fn reclaimed(rig: &Rig, sender: crate::Sender) -> Pages {
-    let mut kept = Some(sender);
+fn reclaimed(rig: &Rig, mut sender: crate::Sender) -> Pages {
     let mut back = None;
-    rig.until("the pages", || match kept.take().map(KvSession::reclaim) {
-        Some(Ok(pages)) => {
-            back = Some(pages);
-            true
-        }
-        Some(Err(sender)) => {
-            kept = Some(sender);
-            false
-        }
-        None => true,
+    rig.until("the pages", || {
+        back = sender.reclaim();
+        back.is_some()
     });
-    back.unwrap()
+    back.unwrap().pages
 }
 
 #[test]
@@ -184,7 +176,7 @@ fn stopping_with_ready_events_in_line_returns_their_pages_at_once() {
     let report = rig.worker.stop(PATIENCE);
     assert!(start.elapsed() < PATIENCE / 2, "no need to wait for the whole grace");
     assert_eq!(report, StopReport { sessions_ended: 1, ..StopReport::default() });
-    assert_eq!(sender.reclaim().ok(), Some(pages(&[1, 2])));
+    assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[1, 2])));
     assert_eq!(device.dropped(), 1);
 }
 

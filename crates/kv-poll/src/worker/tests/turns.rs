@@ -26,7 +26,7 @@ fn an_inbound_frame_wakes_a_sleeping_worker_and_a_timer_does() {
         assert!(start.elapsed() < PATIENCE);
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(sender.reclaim().ok(), Some(pages(&[1])));
+    assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[1])));
     // The question that the timer raised is answered without anything else happening.
     rig.until_seen(&Seen::LookupFailed(6));
 }

@@ -145,5 +145,5 @@ impl KvWorld {
 }
 
 fn claim(list: PageList) -> Option<Pages> {
-    Pages::claim(list).ok()
+    Pages::unpooled(list).ok()
 }

@@ -7,10 +7,10 @@ use super::{ATTEMPT, Alone, Out, SESSION, list, tells};
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
-use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::proto::conversation::{Extended, Incoming};
 use crate::proto::ending::Ending;
+use crate::token::Pages;
 use crate::transport::TransportError;
 use crate::wire::{
     Abort, AbortAck, Acquire, Body, Delivery, Failed, Granted, Register, Registered, Release, Released,
@@ -172,7 +172,7 @@ fn a_session_that_fails_in_the_turn_that_completes_it_pins_nothing() {
     alone.open(TransferMode::Auto, LEASE);
     alone.sending.on_register(&mut alone.cx, alone.peer, register(ATTEMPT, 0));
     alone.sending.init_sender(&mut alone.cx, SESSION, 2, None);
-    alone.sending.send_chunk(&mut alone.cx, SESSION, Pages::claim(list(&[1])).unwrap());
+    alone.sending.send_chunk(&mut alone.cx, SESSION, Pages::unpooled(list(&[1])).unwrap());
     alone.sending.post_next(&mut alone.cx, SESSION, 0);
     assert_eq!(alone.cx.posts.in_flight(), 1, "the failed session stays until it has ended");
     alone.sending.fail(&mut alone.cx, SESSION, Cause::Aborted);

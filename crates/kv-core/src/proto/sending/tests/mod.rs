@@ -9,7 +9,7 @@ use crate::command::Resource;
 use crate::error::Cause;
 use crate::id::{Attempt, Incarnation, PeerId, Room, SessionId, WorkerId};
 use crate::lease::{Lease, TransferMode};
-use crate::pages::{PageList, Pages};
+use crate::pages::PageList;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::HelloHeard;
@@ -18,6 +18,7 @@ use crate::proto::io::{NodeConfig, Output};
 use crate::proto::sending::Sending;
 use crate::session_options::SessionOptions;
 use crate::time::Time;
+use crate::token::Pages;
 use crate::transport::{Desc, Origin};
 use crate::wire::{Body, ConversationId, Frame, Hello};
 use crate::{KvArgs, Region, RegionRole};
@@ -93,7 +94,7 @@ impl Alone {
 
     fn give(&mut self, pages: &[u32]) {
         self.sending.init_sender(&mut self.cx, SESSION, pages.len(), None);
-        self.sending.send_chunk(&mut self.cx, SESSION, Pages::claim(list(pages)).unwrap());
+        self.sending.send_chunk(&mut self.cx, SESSION, Pages::unpooled(list(pages)).unwrap());
     }
 
     /// Sets the time to this many seconds after the beginning.
