@@ -24,10 +24,6 @@ use crate::pages::{MAX_PAGES, PageList, PageRun};
 ///     Ok(pages.len())
 /// }
 /// ```
-#[cfg_attr(not(feature = "model"), doc = "\nNo token can be copied:\n\n```compile_fail,E0599")]
-#[cfg_attr(not(feature = "model"), doc = "# use kv_core::Pages;")]
-#[cfg_attr(not(feature = "model"), doc = "fn two_owners(pages: Pages) -> (Pages, Pages) {")]
-#[cfg_attr(not(feature = "model"), doc = "    (pages.clone(), pages)\n}\n```")]
 #[must_use = "dropping pages leaks them: give them back to their allocator"]
 #[derive(Default)]
 pub struct Pages {
@@ -153,6 +149,17 @@ impl Clone for Pages {
         self.mirror()
     }
 }
+
+/// Without that checker, no token can be copied:
+///
+/// ```compile_fail,E0599
+/// # use kv_core::Pages;
+/// fn two_owners(pages: Pages) -> (Pages, Pages) {
+///     (pages.clone(), pages)
+/// }
+/// ```
+#[cfg(all(doctest, not(feature = "model")))]
+struct NoTwoOwners;
 
 impl PartialEq for Pages {
     fn eq(&self, other: &Pages) -> bool {

@@ -1,7 +1,7 @@
 //! The pages of a decode cache, and the place of each page: free, in transfer, in quarantine, held, or
 //! running.
 
-use kv_core::Pages;
+use kv_core::{PageList, Pages};
 
 use crate::allocator::{FreeError, FreeReason, PageAllocator};
 
@@ -98,6 +98,10 @@ impl<A: PageAllocator> Cache<A> {
         let freed = if returned == pages.len() && self.allocator.free(pages).is_ok() { returned } else { 0 };
         self.places[from as usize] = self.places[from as usize].saturating_sub(given);
         self.lost += given - freed;
+    }
+
+    pub(super) fn lost(&self) -> PageList {
+        self.allocator.lost()
     }
 
     pub(super) fn accounting(&self) -> Accounting {

@@ -13,7 +13,7 @@ pub use types::{
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kv_core::{AuxIndex, KvManager, KvPoll, KvSession, Pages, Reclaimed, RequestGroups};
+use kv_core::{AuxIndex, KvManager, KvPoll, KvSession, PageList, Pages, Reclaimed, RequestGroups};
 
 use self::cache::{Cache, Place};
 use self::entry::{Entry, Quarantined, Retracted, Stage, Waiting};
@@ -264,6 +264,12 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// How many pages of the cache are in each place.
     pub fn accounting(&self) -> Accounting {
         self.cache.accounting()
+    }
+
+    /// The pages whose tokens were dropped, by a session or by the server, instead of given back. They are
+    /// never allocated again.
+    pub fn lost(&self) -> PageList {
+        self.cache.lost()
     }
 
     /// How many requests are in each stage.

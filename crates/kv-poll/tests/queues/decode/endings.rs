@@ -114,12 +114,15 @@ fn success_without_pages_is_no_success() {
 fn pages_lost_by_a_session_are_counted_and_named() {
     let mut bench = Bench::new(10, CONFIG);
     bench.shake_hands(1, 4);
-    drop(bench.fake.at(1, |session| session.custody.split_off(3)));
+    let swallowed = bench.fake.at(1, |session| session.custody.split_off(3));
+    let named = swallowed.list().clone();
+    drop(swallowed);
     bench.succeed(1);
     let failed = bench.queues.drain_failed().unwrap();
     assert!(matches!(failed.error, RequestError::PagesLost { given: 4, returned: 3, .. }));
     let accounting = bench.queues.accounting();
     assert_eq!((accounting.free, accounting.lost), (9, 1));
+    assert_eq!(bench.queues.lost(), named);
 }
 
 #[test]
