@@ -42,7 +42,7 @@ pub struct GroupSession<Role> {
     /// Everything is back, and the group has forgotten the session.
     closed: bool,
     /// What it had failed of by then.
-    failure: Option<TransferError>,
+    failure: Option<Box<TransferError>>,
     role: PhantomData<fn() -> Role>,
 }
 
@@ -78,7 +78,7 @@ impl<Role> KvSession for GroupSession<Role> {
 
     fn failure(&self) -> Option<TransferError> {
         match self.closed {
-            true => self.failure.clone(),
+            true => self.failure.as_deref().cloned(),
             false => self.shared.lock().get(self.id)?.failure(),
         }
     }
@@ -94,7 +94,7 @@ impl<Role> KvSession for GroupSession<Role> {
             let mut roster = self.shared.lock();
             let members = roster.touch(self.id)?;
             let reclaimed = members.reclaim()?;
-            self.failure = members.failure();
+            self.failure = members.failure().map(Box::new);
             (reclaimed, roster.forget(self.id))
         };
         // After the lock: a ready event of the caller may be dropped with the members.
