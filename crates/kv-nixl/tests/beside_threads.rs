@@ -81,7 +81,7 @@ fn use_nixl(least_threads: usize) {
     for warning in nixl.warnings() {
         let reason = match &warning.reason {
             NotSet::LoadedBefore => "loaded before".to_owned(),
-            NotSet::Refused { error, .. } => format!("refused {} {}", error.call, error.errno),
+            NotSet::Refused { error, .. } => format!("refused {} {}", error.call, error.errno.unwrap_or(0)),
             NotSet::Other { value } => format!("other {value:?}"),
             NotSet::Unconfirmed => "unconfirmed".to_owned(),
             other => panic!("{other:?}"),

@@ -36,6 +36,6 @@ mod tests {
         assert!(there.starts_with("/proc"), "{there:?}");
         assert_eq!(std::env::current_dir().unwrap(), here);
         let refused = in_directory(Path::new("/no/such/directory"), &|| panic!("it must not run"));
-        assert_eq!(refused, Err(OsError { call: "chdir", errno: libc::ENOENT }));
+        assert_eq!(refused, Err(OsError::new("chdir", std::io::Error::from_raw_os_error(libc::ENOENT))));
     }
 }

@@ -147,7 +147,8 @@ fn mapped_files() -> BTreeSet<PathBuf> {
 mod tests {
     use super::*;
 
-    const REFUSED: OsError = OsError { call: "unshare", errno: libc::EPERM };
+    const REFUSED: OsError =
+        OsError { call: "unshare", kind: std::io::ErrorKind::PermissionDenied, errno: Some(libc::EPERM) };
 
     fn guard(name: &'static str, value: &str) -> Guard {
         Guard { name, value: value.to_owned(), why: "something follows" }

@@ -155,8 +155,8 @@ fn a_ready_event_that_was_never_asked_is_dropped_while_the_group_is_not_locked()
         end(&second);
         let orphans = at_once(move || {
             group.drain(|_| ());
-            if let Some(sender) = kept {
-                assert_eq!(sender.reclaim().ok(), Some(pages(&[3])));
+            if let Some(mut sender) = kept {
+                assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[3])));
             }
             group.orphans()
         });
