@@ -6,7 +6,7 @@
 use std::error::Error;
 
 use clap::Parser;
-use kv_bootstrap::KvBootstrapServer;
+use kv_transfer::bootstrap::KvBootstrapServer;
 
 /// Runs a bootstrap server: the HTTP registry where decode workers look up the addresses of prefill workers.
 #[derive(Parser)]

@@ -42,7 +42,7 @@ if settings=$(scripts/setup-nixl.sh --print); then
 else
     without="; the NIXL transport was not tested, for the reason that scripts/setup-nixl.sh gave above"
     printf 'NOT TESTED: the NIXL transport, for the reason that scripts/setup-nixl.sh gives above\n' >&2
-    what=(--workspace --exclude kv-nixl --features kv-transfer/checkpoint)
+    what=(--workspace --exclude kv-nixl --features kv-examples/checkpoint)
 fi
 
 step "fetching the packages of Cargo.lock"
