@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use kv_transfer::layout::{Axes, HND, Holds, Layout, NHD};
-use kv_transfer::plan::{PagePlan, Plan, RegionMap, Side};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
-use kv_transfer::wire::{Body, ConversationId, Delivery, Destination, Frame, Register};
-use kv_transfer::{Attempt, Desc, Geometry, Parallel};
+use kv_transfer::unstable::Desc;
+use kv_transfer::unstable::plan::{PagePlan, Plan, RegionMap, Side};
+use kv_transfer::unstable::wire::{Body, ConversationId, Delivery, Destination, Frame, Register};
+use kv_transfer::{Attempt, AuxIndex, Change, Geometry, Manager, PageRun, Parallel};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut criterion = Criterion::default().configure_from_args();
@@ -215,11 +216,17 @@ fn uneven_plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
 /// A rank of an engine with 8 KV heads of 8 bytes and 80 layers.
 fn rank(pages: u32, tp_size: u32, tp_rank: u32, axes: Axes) -> Result<Geometry, Box<dyn Error>> {
     let heads = 8 / tp_size;
-    let layout = Layout { axes, total_kv_heads: 8, ..Layout::default() };
+    let layout = Layout::default().with(|layout| {
+        layout.axes = axes;
+        layout.total_kv_heads = 8;
+    });
     let mut args = KvArgs::builder("engine", tp_rank)
         .pages(pages, 16)
         .heads(heads, 4)
-        .parallel(Parallel { tp_size, tp_rank, ..Parallel::default() })
+        .parallel(Parallel::default().with(|parallel| {
+            parallel.tp_size = tp_size;
+            parallel.tp_rank = tp_rank;
+        }))
         .layout(layout);
     let item_len = 16 * u64::from(heads) * 8;
     let len = u64::from(pages) * item_len;

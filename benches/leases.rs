@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::prelude::*;
-use kv_transfer::proto::{Command, Input, Node, NodeConfig, Output};
-use kv_transfer::wire::{
+use kv_transfer::unstable::Origin;
+use kv_transfer::unstable::proto::{Command, Input, Node, NodeConfig, Output};
+use kv_transfer::unstable::wire::{
     Acquire, Body, ConversationId, Delivery, Frame, Heartbeat, Hello, Register, VERSIONS,
 };
-use kv_transfer::{Attempt, Incarnation, Origin, Time, TransferMode};
+use kv_transfer::{Attempt, Incarnation, SessionId, Time, TransferMode};
 
 const US: Incarnation = Incarnation::from_random(1);
 const READER: Incarnation = Incarnation::from_random(2);
@@ -85,7 +86,7 @@ impl Prefill {
         for page in 0..leases {
             let (session, room) = (SessionId(page.into()), Room::Number(page.into()));
             let mode = Some(TransferMode::Pull);
-            let options = Box::new(SessionOptions { mode, ..SessionOptions::default() });
+            let options = Box::new(SessionOptions::default().with(|options| options.mode = mode));
             prefill.command(Command::OpenSender { session, room: room.clone(), receivers: 1, options });
             prefill.command(Command::InitSender { session, num_pages: 1, aux: None });
             let chunk = pool.adopt(PageList::from_pages([page])?)?;

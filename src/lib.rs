@@ -2,20 +2,44 @@
 //! and tells their schedulers, through `poll()` calls that never block, when the bytes are there
 //! and when the pages may be reused.
 //!
-//! What it is: one crate to depend on. It re-exports the layers below and adds a [`prelude`].
-//! What it is not: an inference engine, or a router. It knows pages, not tensors, and requests only
-//! by their room.
+//! What it is: one crate to depend on. It re-exports what a server needs of the layers below, and adds
+//! [`params`] and a [`prelude`]. What it is not: an inference engine, or a router. It knows pages, not
+//! tensors, and requests only by their room.
 //!
 //! | layer | crate | holds |
 //! |---|---|---|
 //! | scheduler | [`queue`], [`allocator`], [`consensus`] (kv-poll) | the queues of prefill and decode, page allocators, agreement of ranks |
 //! | sessions | [`Worker`], [`PollSet`] (kv-poll) | one thread per rank, status cells, bounded rings |
-//! | protocol | [`proto`], [`wire`], [`plan`] (kv-core) | the sans-IO machine, frames, pages → descriptors |
+//! | protocol | [`unstable`] (kv-core) | the sans-IO machine, frames, pages → descriptors |
 //! | transport | [`local`] (kv-local) | one-sided copies between processes of one host |
 //! | transport | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
 //! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
+//!
+//! # What is stable
+//!
+//! Everything but [`unstable`] keeps to semantic versioning: while the major version is 0, the minor version is raised
+//! when a name goes or changes. [`unstable`] holds what transports, bootstrap clients and further services are
+//! written with; a release of any kind may change it.
+//!
+//! Two rules keep servers compiling when something is added:
+//!
+//! - Enums and structs that will grow are `#[non_exhaustive]`. A `match` on such an enum has a `_` arm; such a struct
+//!   is made by a constructor, never by its fields.
+//! - Every struct of settings ([`SessionOptions`], [`WorkerConfig`], [`Timing`], [`Limits`], [`Layout`],
+//!   [`ClientConfig`](bootstrap::ClientConfig), [`LocalConfig`](local::LocalConfig) …) has public fields and no setters. It
+//!   begins as `default()` or `new(…)`, and its fields are assigned: one by one, or in an expression by its method `with`.
+//!
+//! ```
+//! use std::time::Duration;
+//! use kv_transfer::{SessionOptions, TransferMode};
+//!
+//! let mut options = SessionOptions::default();
+//! options.mode = Some(TransferMode::Pull);
+//! let patient = options.with(|options| options.deadline = Some(Duration::from_secs(600)));
+//! # assert_eq!(patient.mode, Some(TransferMode::Pull));
+//! ```
 //!
 //! # A request, from prefill to decode
 //!
@@ -40,7 +64,7 @@
 //!     let mut transport = LocalTransport::new(LocalConfig::default())?;
 //!     transport.add_arena(&arena)?;
 //!     let client = HttpBootstrapClient::new(ClientConfig::default())?;
-//!     let config = WorkerConfig::new(args, role).bootstrap(&addr);
+//!     let config = WorkerConfig::new(args, role).with(|config| config.bootstrap = Some(addr.clone()));
 //!     Ok((Worker::start(config, transport, Box::new(client))?, arena))
 //! };
 //! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
@@ -96,7 +120,7 @@
 //! ```
 //! use std::time::Duration;
 //! use kv_transfer::prelude::*;
-//! use kv_transfer::{Layout, CacheGroup};
+//! use kv_transfer::{CacheGroup, GroupItems, Layout, Reclaimed, RequestGroups};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let server = KvBootstrapServer::start("127.0.0.1:0")?;
@@ -112,16 +136,15 @@
 //!         .region(Region::dram(RegionRole::Kv, arena.addr(), 8 * 4096, 4096))
 //!         .region(Region::dram(RegionRole::State, slots, 4 * 1024, 1024).group(SLOTS))
 //!         .region(Region::dram(RegionRole::State, window, 6 * 512, 512).group(WINDOW))
-//!         .layout(Layout {
-//!             groups: vec![CacheGroup::slots(1, 1), CacheGroup::pages(16, 1, 1)],
-//!             ..Layout::default()
-//!         })
+//!         .layout(Layout::default().with(|layout| {
+//!             layout.groups = vec![CacheGroup::slots(1, 1), CacheGroup::pages(16, 1, 1)];
+//!         }))
 //!         .build()?;
 //!     // … a transport and a worker, as above.
 //! #   let mut transport = LocalTransport::new(LocalConfig::default())?;
 //! #   transport.add_arena(&arena)?;
 //! #   let client = HttpBootstrapClient::new(ClientConfig::default())?;
-//! #   let config = WorkerConfig::new(args, role).bootstrap(&addr);
+//! #   let config = WorkerConfig::new(args, role).with(|config| config.bootstrap = Some(addr.clone()));
 //! #   Ok((Worker::start(config, transport, Box::new(client))?, arena))
 //! };
 //! let (prefill, prompt_cache) = start("prefill", WorkerRole::Prefill)?;
@@ -170,30 +193,67 @@
 
 pub mod params;
 
+// Workers, and how schedulers use them.
+pub use kv_core::{
+    AuxIndex, BootstrapServer, ChunkId, DECODER_KV_BLOCKS_TTL, FinalLayers, KV_LEASE_DURATION, KvManager,
+    KvPoll, KvReceiver, KvSender, KvSession, Lease, LeaseRef, ReadyEvent, Reclaimed, SessionOptions,
+    TransferMode, WorkerRole,
+};
+pub use kv_poll::{
+    Change, EngineGroup, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Listener, Manager,
+    PollSet, Receiver, Registration, Sender, Session, StopReport, Stopping, Worker, WorkerConfig,
+};
+pub use kv_poll::{allocator, consensus, queue};
+
+// Memory, and how pages lie in it.
+pub use kv_core::layout;
+pub use kv_core::{
+    Axis, CacheGroup, Geometry, Holds, KvArgs, KvArgsBuilder, Layout, MAX_REGIONS, MemoryKind, Parallel,
+    Region, RegionRole, RegionShape,
+};
+
+// Pages, and the items of cache groups.
+pub use kv_core::{
+    GroupItems, GroupRefused, MAX_PAGES, MAX_REQUEST_GROUPS, PageList, PagePool, PageRun, Pages,
+    RequestGroups,
+};
+
+// Names of things, and times.
+pub use kv_core::{
+    Attempt, EngineId, Incarnation, LookupId, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId, RequestId, Room,
+    SessionId, Time, WorkerId,
+};
+
+// Settings of the protocol.
+pub use kv_core::proto::{Limits, Spoken, SpokenError, Timing};
+
+// What goes wrong, and what is told of a worker.
+pub use kv_core::trace;
+pub use kv_core::{
+    ArgsError, Backpressure, BootstrapError, Cause, IdError, LayersError, Mismatch, Obstacle, OpenError,
+    OsError, PagesError, PeerCause, Phase, Quarantine, QuarantineReason, ReadyEventError, Recovery,
+    ReleaseError, RequestGroupsError, TransferError, TransportError, UnknownMode,
+};
+pub use kv_poll::{EngineGroupError, StartError};
+
+// Transports, and where ranks find each other.
 pub use kv_bootstrap as bootstrap;
-pub use kv_core::*;
 pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;
-pub use kv_poll::{
-    Change, EngineGroup, EngineGroupError, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes,
-    Listener, Manager, PollSet, Receiver, Registration, Sender, Session, StartError, StopReport, Stopping,
-    Worker, WorkerConfig, allocator, consensus, queue, worker,
-};
 pub use kv_ways as ways;
 
-/// Everything that a server usually needs: `use kv_transfer::prelude::*`.
+pub mod unstable;
+
+/// What a server needs that pushes KV from prefill to decode workers of one host: `use kv_transfer::prelude::*`.
+///
+/// Everything else is named by its module, or by the root of the crate.
 pub mod prelude {
     pub use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
     pub use kv_core::{
-        AuxIndex, Backpressure, BootstrapServer, ChunkId, FinalLayers, GroupItems, KvArgs, KvManager, KvPoll,
-        KvReceiver, KvSender, KvSession, Lease, LeaseRef, PageList, PagePool, PageRun, Pages, Parallel,
-        ReadyEvent, ReadyEventError, Reclaimed, Region, RegionRole, RequestGroups, Room, SessionId,
-        SessionOptions, TransferError, TransferMode, WorkerRole,
+        BootstrapServer, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession, PageList, PagePool,
+        Pages, Region, RegionRole, Room, SessionOptions, WorkerRole,
     };
     pub use kv_local::{Arena, LocalConfig, LocalTransport};
-    #[cfg(feature = "nixl")]
-    pub use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
-    pub use kv_poll::allocator::{FreeList, PageAllocator, RunAllocator};
-    pub use kv_poll::{Change, EngineGroup, Manager, PollSet, Worker, WorkerConfig};
+    pub use kv_poll::{Worker, WorkerConfig};
 }

@@ -89,6 +89,7 @@ pub const MAX_UNKNOWN_KEYS: usize = 64;
 
 /// The `kv_transfer_params` of one request on one leg of its way: to a prefill worker, or to a decode worker.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct TransferParams {
     /// The kind of worker that the request goes to, and where KV of the request exists already.
     pub leg: Leg,
@@ -101,6 +102,7 @@ pub struct TransferParams {
 
 /// The kind of worker that a request goes to.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum Leg {
     /// To a worker that computes the request from beginning to end: neither `do_remote_…` flag is set.
     Local,

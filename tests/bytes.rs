@@ -4,9 +4,9 @@
 
 mod support;
 
+use kv_transfer::Limits;
 use kv_transfer::Parallel;
 use kv_transfer::prelude::*;
-use kv_transfer::proto::Limits;
 use support::host::{Host, Setup};
 use support::memory::Shape;
 use support::random::Random;
@@ -57,7 +57,10 @@ fn two_replicas_serve_two_decode_engines() {
     let mut random = Random::new("two_replicas_serve_two_decode_engines");
     let (_server, addr) = server();
     let prefill = |rank| {
-        let parallel = Parallel { dp_size: 2, dp_rank: rank, ..Parallel::default() };
+        let parallel = Parallel::default().with(|parallel| {
+            parallel.dp_size = 2;
+            parallel.dp_rank = rank;
+        });
         let shape = Shape::layer_major(600 + 50 * rank, 8, 512);
         Setup { rank, parallel, runs: rank == 1, ..Setup::prefill(&addr, shape) }.start()
     };
@@ -100,7 +103,7 @@ fn posts_smaller_than_a_page_arrive_whole() {
     let mut random = Random::new("posts_smaller_than_a_page_arrive_whole");
     for shape in [Shape::layer_major(200, 4, 700), Shape::page_major(200, 4, 700)] {
         let (_server, addr) = server();
-        let limits = Limits { max_post_bytes: 333, ..Limits::default() };
+        let limits = Limits::default().with(|limits| limits.max_post_bytes = 333);
         let prefill = Setup { limits, max_inflight: 3, runs: true, ..Setup::prefill(&addr, shape) }.start();
         let decode = Setup { runs: true, ..Setup::decode(&addr, shape) }.start();
         let load = Load { requests: 50, at_once: 10, max_pages: 8, give_up: 0 };

@@ -6,10 +6,11 @@ mod support;
 
 use std::time::Instant;
 
-use kv_transfer::allocator::RunAllocator;
+use kv_transfer::allocator::{PageAllocator, RunAllocator};
 use kv_transfer::prelude::*;
 use kv_transfer::{
-    Cause, EngineGroupError, FinalLayers, GroupReceiver, GroupSender, Parallel, PeerCause, TransferMode,
+    AuxIndex, Cause, EngineGroup, EngineGroupError, FinalLayers, GroupReceiver, GroupSender, Parallel,
+    PeerCause, TransferMode,
 };
 use support::host::{Host, Setup};
 use support::memory::{Shape, page_content, row_content};
@@ -105,9 +106,9 @@ fn orphan(what: &str, engines: [&Engine; 2], of: &Engine) -> Pages {
 fn tell(story: Story, mode: TransferMode, prefill: &mut Engine, decode: &mut Engine, addr: &str, room: u64) {
     let what = format!("{story:?} {mode}");
     let content = room << 8;
-    let options = SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(mode));
     let mut sender: GroupSender = prefill.ranks.sender(addr, room.into(), &[], options.clone()).unwrap();
-    let options = SessionOptions { lease_refs: pull(mode, &sender), ..options };
+    let options = options.with(|options| options.lease_refs = pull(mode, &sender));
     let mut receiver: GroupReceiver = decode.ranks.receiver(addr, room.into(), options).unwrap();
     until(&what, [prefill, decode], || (receiver.poll() == KvPoll::WaitingForInput).then_some(()));
 
@@ -190,7 +191,12 @@ fn engines(addr: &str) -> [Engine; 2] {
 
 /// Two engines whose ranks hold pages in turn, in groups of `dcp_size`.
 fn dealt_engines(addr: &str, dcp_size: u32) -> [Engine; 2] {
-    let parallel = |tp_rank| Parallel { tp_size: RANKS, tp_rank, ..Parallel::default() };
+    let parallel = |tp_rank| {
+        Parallel::default().with(|parallel| {
+            parallel.tp_size = RANKS;
+            parallel.tp_rank = tp_rank;
+        })
+    };
     [
         Engine::start(|rank| Setup {
             rank,
@@ -241,9 +247,12 @@ fn the_aux_row_goes_with_the_last_chunk_even_without_pages() {
     for (room, (mode, overlapped)) in (1_u64..).zip(stories.into_iter().flatten()) {
         let what = format!("{mode}, overlapped: {overlapped}");
         // Three pages: the first rank alone has one for the end.
-        let options = SessionOptions { mode: Some(mode), tokens: Some(40), ..SessionOptions::default() };
+        let options = SessionOptions::default().with(|options| {
+            options.mode = Some(mode);
+            options.tokens = Some(40);
+        });
         let mut sender = prefill.ranks.sender(&addr, room.into(), &[], options.clone()).unwrap();
-        let options = SessionOptions { lease_refs: pull(mode, &sender), ..options };
+        let options = options.with(|options| options.lease_refs = pull(mode, &sender));
         let mut receiver = decode.ranks.receiver(&addr, room.into(), options).unwrap();
         let (mut prompt, place) = (prefill.prompt(2, room << 8), decode.pages(2));
         let (sent, expected) = (prompt.list().clone(), place.list().clone());
@@ -291,10 +300,14 @@ fn sides_that_disagree_about_the_end_of_a_request_fail() {
     let [mut prefill, mut decode] = dealt_engines(&addr, RANKS);
     for (room, mode) in [(1, TransferMode::Push), (2, TransferMode::Pull)] {
         let what = mode.to_string();
-        let options =
-            |tokens| SessionOptions { mode: Some(mode), tokens: Some(tokens), ..Default::default() };
+        let options = |tokens| {
+            SessionOptions::default().with(|options| {
+                options.mode = Some(mode);
+                options.tokens = Some(tokens);
+            })
+        };
         let mut sender = prefill.ranks.sender(&addr, room.into(), &[], options(64)).unwrap();
-        let wanted = SessionOptions { lease_refs: pull(mode, &sender), ..options(48) };
+        let wanted = options(48).with(|options| options.lease_refs = pull(mode, &sender));
         let mut receiver = decode.ranks.receiver(&addr, room.into(), wanted).unwrap();
         let prompt = prefill.prompt(2, room << 8);
         receiver.init(decode.pages(2), None).unwrap();

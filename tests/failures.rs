@@ -7,10 +7,10 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use kv_transfer::Limits;
 use kv_transfer::prelude::*;
-use kv_transfer::proto::Limits;
 use kv_transfer::{
-    BootstrapError, Cause, Mismatch, Obstacle, OpenError, OsError, PagesError, PeerCause, Phase,
+    AuxIndex, BootstrapError, Cause, Mismatch, Obstacle, OpenError, OsError, PagesError, PeerCause, Phase,
 };
 use support::host::{Host, Setup};
 use support::memory::Shape;
@@ -29,7 +29,7 @@ fn pair() -> Pair {
 }
 
 fn within(deadline: Duration) -> SessionOptions {
-    SessionOptions { deadline: Some(deadline), ..SessionOptions::default() }
+    SessionOptions::default().with(|options| options.deadline = Some(deadline))
 }
 
 /// Runs a test in one room with both orders of opening.
@@ -47,7 +47,7 @@ fn halves_that_give_up_at_any_moment_end_both_and_lose_no_page() {
         let shape = Shape { rows: 512, ..shape };
         let mut pair = Pair::new(shape, |setup| {
             setup.command_queue = command_queue;
-            setup.limits = Limits { max_post_bytes: 8 << 10, ..Limits::default() };
+            setup.limits = Limits::default().with(|limits| limits.max_post_bytes = 8 << 10);
             setup.max_inflight = 4;
         });
         let load = Load { requests: 400, at_once: 24, max_pages: 24, give_up: 35 };
@@ -67,7 +67,7 @@ fn halves_that_give_up_at_any_moment_end_both_and_lose_no_page() {
 fn an_abort_ends_a_long_copy_before_the_pages_come_back() {
     // Everything is one post: when the abort comes, most of it is still to be copied.
     let mut pair = Pair::new(LARGE, |setup| {
-        setup.limits = Limits { max_post_bytes: 1 << 30, ..Limits::default() };
+        setup.limits = Limits::default().with(|limits| limits.max_post_bytes = 1 << 30);
         setup.runs = true;
     });
     let most = LARGE.pages as usize;

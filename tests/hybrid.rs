@@ -7,7 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
-use kv_transfer::{GroupItems, Receiver, Reclaimed, RequestGroups, Sender};
+use kv_transfer::{GroupItems, Receiver, Reclaimed, RequestGroups, Sender, TransferMode};
 use support::hybrid::{DRAFT, Hybrid, Items, KV, SLOTS, WINDOW};
 use support::random::Random;
 use support::{PATIENCE, server};
@@ -33,7 +33,10 @@ impl Request {
     /// deadline.
     fn options(&self, mode: TransferMode) -> SessionOptions {
         let deadline = (!self.whole).then_some(Duration::from_secs(5));
-        SessionOptions { mode: Some(mode), deadline, ..SessionOptions::default() }
+        SessionOptions::default().with(|options| {
+            options.mode = Some(mode);
+            options.deadline = deadline;
+        })
     }
 
     fn window(&self) -> usize {

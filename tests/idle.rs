@@ -7,8 +7,8 @@ mod support;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use kv_transfer::PollSet;
 use kv_transfer::prelude::*;
+use kv_transfer::{Manager, PollSet};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rustix::event::{Timespec, epoll};

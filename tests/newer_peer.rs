@@ -9,16 +9,16 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kv_transfer::Spoken;
 use kv_transfer::prelude::*;
-use kv_transfer::proto::Spoken;
-use kv_transfer::wire::{
+use kv_transfer::unstable::wire::{
     Abort, Body, ConversationId, Delivery, Destination, Frame, Hello, Refused, Register, Release, VERSIONS,
     Versions, Welcome,
 };
-use kv_transfer::{
-    Attempt, BootstrapClient, BootstrapEvent, Cause, Incarnation, LookupId, PeerCause, PeerId, RankQuery,
-    RankRecord, Replica, Sender, Time, Transport, TransportEvent,
+use kv_transfer::unstable::{
+    BootstrapClient, BootstrapEvent, RankQuery, RankRecord, Replica, Transport, TransportEvent,
 };
+use kv_transfer::{Attempt, AuxIndex, Cause, Incarnation, LookupId, PeerCause, PeerId, Sender, Time};
 
 use support::host::{Host, Setup};
 use support::memory::{Memory, Shape, page_content};
@@ -35,7 +35,7 @@ fn find(addr: &str) -> RankRecord {
     let now = || Time::from_nanos(start.elapsed().as_nanos() as u64);
     let query = RankQuery {
         role: WorkerRole::Prefill,
-        service: kv_transfer::KV_SERVICE.to_owned(),
+        service: kv_transfer::unstable::KV_SERVICE.to_owned(),
         replica: Replica::Rank(0),
     };
     client.lookup(now(), LookupId(0), addr, &query);

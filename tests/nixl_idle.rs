@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use kv_transfer::nixl::Search;
+use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::prelude::*;
 
 const PAGE: usize = 16 << 10;
@@ -30,7 +30,7 @@ fn start(nixl: &Nixl, role: WorkerRole, addr: &str) -> (Worker, HostPool) {
     let region = Region::dram(RegionRole::Kv, pool.addr(), pool.len() as u64, PAGE as u64);
     let args = KvArgs::builder(&format!("{role:?}"), 0).pages(PAGES, 16).region(region).build().unwrap();
     let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
-    let config = WorkerConfig::new(args, role).bootstrap(addr);
+    let config = WorkerConfig::new(args, role).with(|config| config.bootstrap = Some(addr.to_owned()));
     (Worker::start(config, transport, Box::new(client)).unwrap(), pool)
 }
 

@@ -12,7 +12,10 @@ use std::time::Duration;
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::layout::{HND, NHD};
 use kv_transfer::prelude::*;
-use kv_transfer::{Cause, Holds, Layout, PeerCause, Registration};
+use kv_transfer::{
+    Cause, FinalLayers, Holds, Layout, Manager, PeerCause, ReadyEvent, ReadyEventError, Registration,
+    TransferMode,
+};
 use support::random::Random;
 use support::{PATIENCE, ended, reclaimed, server, until};
 
@@ -84,7 +87,7 @@ impl Host {
         let axes = if shape.page_major { NHD } else { HND };
         let mut args = KvArgs::builder(&format!("{role:?}").to_lowercase(), 0)
             .pages(shape.pages as u32, shape.tokens as u32)
-            .layout(Layout { axes, ..Layout::default() })
+            .layout(Layout::default().with(|layout| layout.axes = axes))
             .max_inflight(4);
         for region in shape.regions(arena.addr()) {
             args = args.region(region);
@@ -92,7 +95,8 @@ impl Host {
         let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
         transport.add_arena(&arena).unwrap();
         let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
-        let config = WorkerConfig::new(args.build().unwrap(), role).bootstrap(addr);
+        let config = WorkerConfig::new(args.build().unwrap(), role)
+            .with(|config| config.bootstrap = Some(addr.to_owned()));
         let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
         until("registration", || manager.registration() == Registration::Published);
@@ -183,7 +187,7 @@ fn announce(
     random: &mut Random,
     allowed: usize,
 ) -> (kv_transfer::Sender, Device) {
-    let options = SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(mode));
     let mut sender = host.manager.sender(addr, Room::Number(room), &[], options).unwrap();
     sender.init(pages.len(), None).unwrap();
     let mut chunks = Vec::new();
@@ -218,7 +222,7 @@ fn receive(
     tokens: usize,
     mode: TransferMode,
 ) -> (kv_transfer::Receiver, PageList) {
-    let options = SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(mode));
     let mut receiver = host.manager.receiver(addr, Room::Number(room), options).unwrap();
     let pages = host.take(tokens);
     let list = pages.list().clone();
@@ -235,7 +239,7 @@ fn computed_layers_arrive_while_later_layers_are_computed() {
         let tokens = 16 * 6;
         let (receiver, list) = receive(&mut decode, &addr, 1, tokens, TransferMode::Push);
         let prompt = prefill.take(tokens);
-        let options = SessionOptions { mode: Some(TransferMode::Push), ..SessionOptions::default() };
+        let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Push));
         let mut sender = prefill.manager.sender(&addr, Room::Number(1), &[], options).unwrap();
         sender.init(prompt.len(), None).unwrap();
         let device = Device::start(&prefill, 1, vec![(0, prompt.list().iter().collect())], 0);
@@ -295,7 +299,7 @@ fn a_device_that_fails_in_the_middle_fails_both_sides_and_loses_no_page() {
     let mut prefill = Host::start(&addr, WorkerRole::Prefill, PREFILL);
     let mut decode = Host::start(&addr, WorkerRole::Decode, DECODES[1]);
     let (receiver, _) = receive(&mut decode, &addr, 1, 64, TransferMode::Push);
-    let options = SessionOptions { mode: Some(TransferMode::Push), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Push));
     let mut sender = prefill.manager.sender(&addr, Room::Number(1), &[], options).unwrap();
     let prompt = prefill.take(64);
     sender.init(prompt.len(), None).unwrap();

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use kv_transfer::params::*;
 use kv_transfer::prelude::*;
-use kv_transfer::{EngineId, IdError, Incarnation, Lease, LeaseRef, PagesError, TransferMode};
+use kv_transfer::{
+    EngineId, IdError, Incarnation, Lease, LeaseRef, PagesError, Parallel, SessionId, TransferMode,
+};
 use random::Random;
 use serde_json::{Value, json};
 
@@ -130,7 +132,10 @@ fn everything_survives_the_way_through_a_router() {
 #[test]
 fn a_session_s_lease_reaches_the_reader_s_options() {
     let region = Region::dram(RegionRole::Kv, 0x1000, 64 * 64, 64);
-    let parallel = Parallel { dp_size: 4, dp_rank: 3, ..Parallel::default() };
+    let parallel = Parallel::default().with(|parallel| {
+        parallel.dp_size = 4;
+        parallel.dp_rank = 3;
+    });
     let args = KvArgs::builder("prefill", 3).pages(64, 16).region(region).parallel(parallel).build().unwrap();
     let lease_of =
         |life| LeaseRef { incarnation: Incarnation::from_random(life), lease_id: SessionId(7), pages: None };
@@ -144,11 +149,17 @@ fn a_session_s_lease_reaches_the_reader_s_options() {
     let remote = params.remote().unwrap();
     assert_eq!((remote.host.as_str(), remote.port), ("::1", 8998));
     assert_eq!(remote.bootstrap_addr(), "[::1]:8998");
-    let given = SessionOptions { deadline: Some(Duration::from_secs(1)), ..SessionOptions::default() };
+    let given = SessionOptions::default().with(|options| options.deadline = Some(Duration::from_secs(1)));
     let options = remote.reader_options(given.clone());
     let expected =
         [lease_of(9), lease_of(4)].map(|lease| LeaseRef { pages: Some(pages(&[1, 2, 9])), ..lease });
-    assert_eq!(options, SessionOptions { prefill_dp_rank: Some(3), lease_refs: expected.to_vec(), ..given });
+    assert_eq!(
+        options,
+        given.with(|options| {
+            options.prefill_dp_rank = Some(3);
+            options.lease_refs = expected.to_vec();
+        })
+    );
     assert_eq!(remote.lease_ref(4).map(|lease| lease.incarnation), Some(Incarnation::from_random(4)));
     let error = granted("nowhere").unwrap_err().to_string();
     assert_eq!(error, "bootstrap_addr must be host:port, and is \"nowhere\"");
@@ -274,7 +285,7 @@ fn sizes_in_transfer_parameters_are_bounded() {
 
 #[test]
 fn a_reader_fetches_only_the_pages_that_it_lacks() {
-    let remote = full().remote().unwrap().clone(); // 40 tokens in 3 pages
+    let mut remote = full().remote().unwrap().clone(); // 40 tokens in 3 pages
     let decode = FetchPolicy::decode(16);
     let fetch = |prompt, computed| remote.fetch(prompt, computed, None, &decode).unwrap();
     assert_eq!(fetch(40, 0), Fetch::Read { first: 0, pages: 3 });
@@ -289,7 +300,8 @@ fn a_reader_fetches_only_the_pages_that_it_lacks() {
     assert_eq!(fetch(20, 0), Fetch::Release(other));
     assert_eq!(fetch(400, 16), Fetch::Read { first: 1, pages: 2 });
     assert_eq!(fetch(0, 0), Fetch::Release(ReleaseReason::AllHere));
-    let error = RemoteKv { num_tokens: Some(49), ..remote }.fetch(80, 0, None, &decode).unwrap_err();
+    remote.num_tokens = Some(49);
+    let error = remote.fetch(80, 0, None, &decode).unwrap_err();
     assert_eq!(error.to_string(), "remote_num_tokens is 49, but kv_leases.num_pages says 3");
 }
 
@@ -378,7 +390,7 @@ fn hostile_json_is_refused_or_understood_and_never_panics() {
                 if let Some(remote) = params.remote() {
                     let (prompt, computed) = (random.next() as u32, random.next() as u32);
                     let policy =
-                        FetchPolicy { page_size: random.below(20) as u32, ..FetchPolicy::next_turn(1) };
+                        FetchPolicy::next_turn(1).with(|policy| policy.page_size = random.below(20) as u32);
                     let clock = random.chance(50).then_some(random.next() as f64);
                     let left = remote.clone().aged(Duration::from_millis(random.next())).remaining(clock);
                     if let Ok(Fetch::Read { pages, .. }) = remote.fetch(prompt, computed, left, &policy) {

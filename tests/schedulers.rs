@@ -15,9 +15,9 @@ use kv_transfer::consensus::{RequestKey, ThreadConsensus};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{
     AdmissionRule, AuxMemory, DecodeConfig, DecodeCounts, DecodeQueues, Demand, GateError, Incoming,
-    Outgoing, PrefillPolicy, PrefillQueues, QuarantineRule, RequestError, aux_tag,
+    Outgoing, PrefillPolicy, PrefillQueues, RequestError, aux_tag,
 };
-use kv_transfer::{Cause, Parallel, PeerCause};
+use kv_transfer::{AuxIndex, Cause, Change, Manager, Parallel, PeerCause};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::host::{Host, Setup};
 use support::memory::{Memory, Shape, page_content, row_content};
@@ -84,7 +84,10 @@ impl Gate {
 }
 
 fn parallel(rank: u32) -> Parallel {
-    Parallel { tp_size: RANKS, tp_rank: rank, ..Parallel::default() }
+    Parallel::default().with(|parallel| {
+        parallel.tp_size = RANKS;
+        parallel.tp_rank = rank;
+    })
 }
 
 /// Sleeps until a session has changed, or another rank may have reported something.
@@ -202,8 +205,12 @@ fn decode_rank(
     let setup = Setup { rank, parallel: parallel(rank), ..Setup::decode(addr, SHAPE) };
     let mut host = setup.start();
     let manager = host.manager.clone();
-    let rule = AdmissionRule { page_size: 16, reserved_tokens: 0, clip_new_tokens: 0, retraction: false };
-    let config = DecodeConfig { rule, aux_rows: SHAPE.rows, quarantine: QuarantineRule::HALF };
+    let rule = AdmissionRule::new(16).with(|rule| {
+        rule.reserved_tokens = 0;
+        rule.clip_new_tokens = 0;
+        rule.retraction = false;
+    });
+    let config = DecodeConfig::new(rule).with(|config| config.aux_rows = SHAPE.rows);
     let allocator = RunAllocator::new(SHAPE.pages);
     let mut queues = DecodeQueues::new(manager.clone(), consensus, allocator, config);
     let mut outcomes: Vec<Option<Outcome>> = vec![None; requests.len()];

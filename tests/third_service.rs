@@ -13,9 +13,10 @@ use counter::machine::Counter;
 use counter::{Command, Failure, Leased, Resource, Slot, Status, Whom, record};
 use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
 use kv_transfer::local::{LocalConfig, LocalTransport};
-use kv_transfer::machine::{Amounts, Submit};
-use kv_transfer::worker::{self, Handle, Port, Setup, StopReport, Worker};
-use kv_transfer::{EngineId, Incarnation, OpenError, ReadyEvent, ReadyEventError, Transport, WorkerId};
+use kv_transfer::unstable::Transport;
+use kv_transfer::unstable::machine::{Amounts, Submit};
+use kv_transfer::unstable::worker::{self, Handle, Port, Setup, StopReport, Worker};
+use kv_transfer::{EngineId, Incarnation, OpenError, ReadyEvent, ReadyEventError, WorkerId};
 
 /// How long anything may take that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,7 +45,7 @@ impl Service {
         let life = (worker.clone(), Incarnation::from_random(1));
         let known =
             |server: &str| (server.to_owned(), record(life, transport.name(), metadata.clone()).unwrap());
-        let setup = Setup { publish: server.map(known), ..Setup::new(worker) };
+        let setup = Setup::new(worker).with(|setup| setup.publish = server.map(known));
         let client = Box::new(HttpBootstrapClient::new(ClientConfig::default()).unwrap());
         let machine = Counter::new(metadata.clone());
         Service { worker: Worker::start(machine, setup, transport, client).unwrap(), metadata }

@@ -5,10 +5,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kv_transfer::Timing;
 use kv_transfer::prelude::*;
-use kv_transfer::proto::Timing;
 use kv_transfer::trace::{Event, KvWhat, Message};
-use kv_transfer::{Listener, Registration};
+use kv_transfer::{Listener, Manager, Registration, TransferMode};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
@@ -33,14 +33,21 @@ impl Host {
         transport.add_arena(&arena).unwrap();
         let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
         // On a busy machine nothing is said twice, either.
-        let timing = Timing { retry_first: PATIENCE, keepalive: PATIENCE, ..Timing::default() };
+        let timing = Timing::default().with(|timing| {
+            timing.retry_first = PATIENCE;
+            timing.keepalive = PATIENCE;
+        });
         let told: Arc<Mutex<Vec<Event<KvWhat>>>> = Arc::default();
         let (name, events) = (engine.to_owned(), Arc::clone(&told));
         let listener = Listener::new(move |worker, event| {
             assert_eq!(worker.engine.as_str(), name);
             events.lock().unwrap().push(event.clone());
         });
-        let config = WorkerConfig::new(args, role).bootstrap(addr).timing(timing).listener(listener);
+        let config = WorkerConfig::new(args, role).with(|config| {
+            config.bootstrap = Some(addr.to_owned());
+            config.timing = timing;
+            config.listener = Some(listener);
+        });
         let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
         until("the registration", || manager.registration() == Registration::Published);
@@ -84,7 +91,7 @@ fn serve(mode: TransferMode) -> [Vec<Event<KvWhat>>; 2] {
     let prefill = Host::start("prefill", WorkerRole::Prefill, &addr);
     let decode = Host::start("decode", WorkerRole::Decode, &addr);
     prefill.arena.write(3 * PAGE, &[7; 2 * PAGE]).unwrap();
-    let options = || SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+    let options = || SessionOptions::default().with(|options| options.mode = Some(mode));
     let mut sender = prefill.manager().sender(&addr, Room::Number(42), &[], options()).unwrap();
     sender.init(2, None).unwrap();
     if mode == TransferMode::Pull {

@@ -2,8 +2,8 @@
 //! extreme fields.
 
 use bytes::Bytes;
-use kv_transfer::random::SplitMix64;
-use kv_transfer::wire::{
+use kv_transfer::unstable::random::SplitMix64;
+use kv_transfer::unstable::wire::{
     Abort, Acquire, Body, ConversationId, Delivery, Destination, Frame, Heartbeat, Hello, Progress, Register,
     Release,
 };

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
-use kv_transfer::{Receiver, Registration, Sender};
+use kv_transfer::{Manager, Receiver, Registration, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;
@@ -62,7 +62,8 @@ impl Side {
         let (transport, arena) = transport()?;
         let engine = format!("{role:?}").to_lowercase();
         let client = HttpBootstrapClient::new(ClientConfig::default())?;
-        let config = WorkerConfig::new(args(&engine, arena.addr())?, role).bootstrap(addr);
+        let config = WorkerConfig::new(args(&engine, arena.addr())?, role)
+            .with(|config| config.bootstrap = Some(addr.to_owned()));
         let worker = Worker::start(config, transport, Box::new(client))?;
         let manager = worker.manager();
         let start = Instant::now();
@@ -105,7 +106,7 @@ impl Side {
         let page = (room % u64::from(PAGES)) as u32;
         let pages = self.pool.adopt(PageList::from_pages([page])?)?;
         // A room that waits for its peer must not end before the program does.
-        let options = || SessionOptions { deadline: Some(PATIENCE * 60), ..SessionOptions::default() };
+        let options = || SessionOptions::default().with(|options| options.deadline = Some(PATIENCE * 60));
         let no_room = "no room for a command";
         if self.role == WorkerRole::Prefill {
             self.arena.write(u64::from(page) as usize * PAGE as usize, &room.to_le_bytes())?;

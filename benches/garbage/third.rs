@@ -6,11 +6,12 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::wire::{Body, ConversationId, Frame, Hello, VERSIONS};
-use kv_transfer::{
-    BootstrapClient, BootstrapEvent, Incarnation, KV_SERVICE, LookupId, PeerId, RankQuery, RankRecord,
-    Region, RegionRole, Replica, Time, Transport, TransportEvent, Wanted, WorkerRole,
+use kv_transfer::unstable::wire::{Body, ConversationId, Frame, Hello, VERSIONS};
+use kv_transfer::unstable::{
+    BootstrapClient, BootstrapEvent, KV_SERVICE, RankQuery, RankRecord, Replica, Transport, TransportEvent,
+    Wanted,
 };
+use kv_transfer::{Incarnation, LookupId, PeerId, Region, RegionRole, Time, WorkerRole};
 
 use crate::Error;
 use crate::frames::Garbage;

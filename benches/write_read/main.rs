@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::local::Arena;
-use kv_transfer::random::SplitMix64;
-use kv_transfer::{Desc, Op};
+use kv_transfer::unstable::random::SplitMix64;
+use kv_transfer::unstable::{Desc, Op};
 
 use peer::Pair;
 

@@ -5,9 +5,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
-use kv_transfer::{
-    Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent, TransportWait,
-};
+use kv_transfer::unstable::{Desc, Op, Post, Transport, TransportEvent, TransportWait};
+use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::{Error, fill};
 

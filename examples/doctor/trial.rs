@@ -6,9 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
-use kv_transfer::{
-    Desc, Directions, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent,
-};
+use kv_transfer::unstable::{Desc, Directions, Op, Post, Transport, TransportEvent};
+use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 /// The size of the region of each process, in bytes.
 pub const REGION: usize = 64 << 20;
@@ -73,7 +72,7 @@ impl Side {
         let nixl = Nixl::load(&Search::default())?;
         let pool = HostPool::new(REGION)?;
         let mut transport =
-            NixlTransport::new(&nixl, NixlConfig { reads_over_tcp: true, ..NixlConfig::default() })?;
+            NixlTransport::new(&nixl, NixlConfig::default().with(|config| config.reads_over_tcp = true))?;
         transport.add_pool(&pool)?;
         transport.register(&Region::dram(RegionRole::Kv, pool.addr(), REGION as u64, BLOCK as u64))?;
         Ok(Side { transport, pool })

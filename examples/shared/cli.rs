@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use kv_transfer::Timing;
 use kv_transfer::bootstrap::ClientConfig;
-use kv_transfer::proto::Timing;
 use kv_transfer::{Lease, TransferMode};
 use serde::{Deserialize, Serialize};
 
@@ -65,29 +65,27 @@ impl Pace {
         let millis = Duration::from_millis;
         match self {
             Pace::Normal => Timing::default(),
-            Pace::Fast => Timing {
-                session_deadline: millis(1000),
-                retry_first: millis(20),
-                retry_max: millis(200),
-                keepalive: millis(200),
-                peer_timeout: millis(800),
-                write_permission: millis(1000),
-                lookup_retry: millis(20),
-                failed_room_ttl: millis(1000),
-                kv_lease_duration: millis(1000),
-            },
+            Pace::Fast => Timing::default().with(|timing| {
+                timing.session_deadline = millis(1000);
+                timing.retry_first = millis(20);
+                timing.retry_max = millis(200);
+                timing.keepalive = millis(200);
+                timing.peer_timeout = millis(800);
+                timing.write_permission = millis(1000);
+                timing.lookup_retry = millis(20);
+                timing.failed_room_ttl = millis(1000);
+                timing.kv_lease_duration = millis(1000);
+            }),
         }
     }
 
     /// The timeouts of a worker's registration with the bootstrap server at this pace.
     pub fn client(self) -> ClientConfig {
-        let config = ClientConfig::default();
-        ClientConfig {
-            lease: self.at_most_a_second(config.lease),
-            request_timeout: self.at_most_a_second(config.request_timeout),
-            retry_max: self.at_most_a_second(config.retry_max),
-            ..config
-        }
+        ClientConfig::default().with(|config| {
+            config.lease = self.at_most_a_second(config.lease);
+            config.request_timeout = self.at_most_a_second(config.request_timeout);
+            config.retry_max = self.at_most_a_second(config.retry_max);
+        })
     }
 }
 

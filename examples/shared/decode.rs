@@ -174,12 +174,11 @@ impl DecodeRank {
                     Err(error) => return self.refuse(room, error),
                 }
                 let bootstrap = remote.bootstrap_addr();
-                let options = remote.reader_options(SessionOptions {
-                    deadline: Some(Duration::from_millis(deadline_ms)),
-                    mode: params.mode,
-                    tokens: Some(prompt.len()),
-                    ..SessionOptions::default()
-                });
+                let options = remote.reader_options(SessionOptions::default().with(|options| {
+                    options.deadline = Some(Duration::from_millis(deadline_ms));
+                    options.mode = params.mode;
+                    options.tokens = Some(prompt.len());
+                }));
                 if prompt.is_empty() || max_new_tokens == 0 {
                     return self.refuse(room, "no prompt, or no tokens wanted");
                 }
@@ -212,9 +211,10 @@ impl DecodeRank {
                 pages: self.kv.pages_for(request.prompt.len()),
                 max_new_tokens: u32::try_from(request.max_new_tokens).unwrap_or(u32::MAX),
             };
-            let (options, bootstrap) = (request.options.clone(), request.bootstrap.clone());
-            let incoming = Incoming::new(&bootstrap, Room::Number(request.room), demand);
-            match self.queues.push(request, Incoming { options, ..incoming }) {
+            let bootstrap = request.bootstrap.clone();
+            let mut incoming = Incoming::new(&bootstrap, Room::Number(request.room), demand);
+            incoming.options = request.options.clone();
+            match self.queues.push(request, incoming) {
                 Ok(_) => {}
                 Err(PushError {
                     request,

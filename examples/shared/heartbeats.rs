@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kv_transfer::wire::{Body, ConversationId, Delivery, Frame, Register};
+use kv_transfer::unstable::wire::{Body, ConversationId, Delivery, Frame, Register};
 use kv_transfer::{Attempt, Room};
 
 /// The messages of readers about pages that they want to read: those that acquire a lease, and the heartbeats
@@ -57,7 +57,7 @@ impl Heartbeats {
 
 #[cfg(test)]
 mod tests {
-    use kv_transfer::wire::{Acquire, Heartbeat};
+    use kv_transfer::unstable::wire::{Acquire, Heartbeat};
 
     use super::*;
 

@@ -43,14 +43,14 @@ impl KeptCaches {
     /// worker has no room for another session, the pages come back.
     pub fn keep(&mut self, room: u64, tokens: usize, pages: Pages) -> Result<Value, Pages> {
         let room = Room::Number(room);
-        let options = SessionOptions {
-            mode: Some(TransferMode::Pull),
-            lease: Some(self.lease),
-            tokens: Some(tokens),
-            deadline: Some(self.lease.duration() + GRACE),
-            ..SessionOptions::default()
-        };
-        let outgoing = Outgoing { options, ..Outgoing::new(&self.bootstrap, room.clone()) };
+        let options = SessionOptions::default().with(|options| {
+            options.mode = Some(TransferMode::Pull);
+            options.lease = Some(self.lease);
+            options.tokens = Some(tokens);
+            options.deadline = Some(self.lease.duration() + GRACE);
+        });
+        let mut outgoing = Outgoing::new(&self.bootstrap, room.clone());
+        outgoing.options = options;
         let Ok(key) = self.queues.push((), outgoing) else { return Err(pages) };
         self.order.push_back(key);
         let list = pages.list().clone();

@@ -39,8 +39,12 @@ impl PagedKv {
         for pp_rank in 0..pp_size {
             for pcp_rank in 0..pcp_size {
                 for tp_rank in 0..tp_size {
-                    let parallel =
-                        Parallel { tp_size, tp_rank, pp_size, pp_rank, dp_size, dp_rank, pcp_size, pcp_rank };
+                    let parallel = Parallel::default().with(|parallel| {
+                        (parallel.tp_size, parallel.tp_rank) = (tp_size, tp_rank);
+                        (parallel.pp_size, parallel.pp_rank) = (pp_size, pp_rank);
+                        (parallel.dp_size, parallel.dp_rank) = (dp_size, dp_rank);
+                        (parallel.pcp_size, parallel.pcp_rank) = (pcp_size, pcp_rank);
+                    });
                     ranks.push(RankKv::new(config, options, parallel, dcp, aux_rows)?);
                 }
             }

@@ -182,13 +182,12 @@ impl PrefillRank {
                 let mut prompt = Prompt::new(
                     room,
                     tokens,
-                    SessionOptions {
-                        tokens: count,
-                        deadline: Some(Duration::from_millis(deadline_ms)),
-                        mode: Some(mode.unwrap_or(self.hand_over.mode.into())),
-                        lease: Some(self.hand_over.lease()),
-                        ..SessionOptions::default()
-                    },
+                    SessionOptions::default().with(|options| {
+                        options.tokens = count;
+                        options.deadline = Some(Duration::from_millis(deadline_ms));
+                        options.mode = Some(mode.unwrap_or(self.hand_over.mode.into()));
+                        options.lease = Some(self.hand_over.lease());
+                    }),
                 );
                 if let Some(remote) = params.remote() {
                     self.find_history(&mut prompt, remote);
@@ -230,8 +229,8 @@ impl PrefillRank {
     /// for them.
     fn push_arrived(&mut self) {
         while let Some(prompt) = self.arrived.pop_front() {
-            let (room, options) = (Room::Number(prompt.room), prompt.options.clone());
-            let outgoing = Outgoing { options, ..Outgoing::new(&self.bootstrap, room) };
+            let mut outgoing = Outgoing::new(&self.bootstrap, Room::Number(prompt.room));
+            outgoing.options = prompt.options.clone();
             match self.queues.push(prompt, outgoing) {
                 Ok(key) => {
                     self.live.insert(key);

@@ -49,7 +49,11 @@ impl PullBack {
         let (source, mode) = (Some(WorkerRole::Decode), Some(TransferMode::Pull));
         let held = remote.num_tokens.unwrap_or(prompt_tokens);
         let tokens = held.min(prompt_tokens) as usize;
-        let options = SessionOptions { source, mode, tokens: Some(held as usize), ..options.clone() };
+        let options = options.clone().with(|options| {
+            options.source = source;
+            options.mode = mode;
+            options.tokens = Some(held as usize);
+        });
         let options = remote.reader_options(options);
         let mut receiver = manager.receiver(&remote.bootstrap_addr(), remote.room.clone(), options)?;
         match fetch {

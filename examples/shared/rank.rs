@@ -99,7 +99,10 @@ impl SetUp {
             let args = rank.describe(args.transfer_mode(spec.hand_over.mode.into())).build()?;
             // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
             let pace = spec.hand_over.timing;
-            let config = WorkerConfig::new(args, role).bootstrap(&spec.bootstrap).timing(pace.timing());
+            let config = WorkerConfig::new(args, role).with(|config| {
+                config.bootstrap = Some(spec.bootstrap.clone());
+                config.timing = pace.timing();
+            });
             let client = HttpBootstrapClient::new(pace.client())?;
             workers.push(transport::start(rank.memory(), config, (&log, &heartbeats), client, pace)?);
         }

@@ -126,14 +126,13 @@ impl RankKv {
         let region = |role, offset: usize, items: usize, item: usize| {
             Region::dram(role, base + offset as u64, (items * item) as u64, item as u64)
         };
-        let layout = Layout {
-            axes: if self.layout == PageLayout::HeadMajor { HND } else { NHD },
-            total_kv_heads: if self.parts == [Holds::Latent] { 0 } else { self.total_heads as u32 },
-            dcp_size: self.dealt,
-            dcp_rank: self.dealt_to(),
-            stages: if self.stages.len() > 1 { self.stages.clone() } else { Vec::new() },
-            ..Layout::default()
-        };
+        let layout = Layout::default().with(|layout| {
+            layout.axes = if self.layout == PageLayout::HeadMajor { HND } else { NHD };
+            layout.total_kv_heads = if self.parts == [Holds::Latent] { 0 } else { self.total_heads as u32 };
+            layout.dcp_size = self.dealt;
+            layout.dcp_rank = self.dealt_to();
+            layout.stages = if self.stages.len() > 1 { self.stages.clone() } else { Vec::new() };
+        });
         let mut args = args
             .pages(self.pages as u32, self.page_tokens as u32)
             .dtype("f32")

@@ -86,8 +86,9 @@ pub fn start(
         Memory::Arena(arena) => {
             let config_of_transport = LocalConfig::default();
             let handshake_timeout = pace.at_most_a_second(config_of_transport.handshake_timeout);
-            let mut transport =
-                LocalTransport::new(LocalConfig { handshake_timeout, ..config_of_transport })?;
+            let mut transport = LocalTransport::new(
+                config_of_transport.with(|config| config.handshake_timeout = handshake_timeout),
+            )?;
             transport.add_arena(arena)?;
             Ok(Worker::start(
                 config,
@@ -100,7 +101,7 @@ pub fn start(
             use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
             let config_of_transport = NixlConfig::default();
             let settle = pace.at_most_a_second(config_of_transport.settle);
-            let config_of_transport = NixlConfig { settle, ..config_of_transport };
+            let config_of_transport = config_of_transport.with(|config| config.settle = settle);
             let mut transport = NixlTransport::new(&Nixl::load(&Search::default())?, config_of_transport)?;
             transport.add_pool(pool)?;
             Ok(Worker::start(

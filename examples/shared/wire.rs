@@ -6,10 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_transfer::{
-    Directions, Origin, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
-    TransportEvent, TransportWait, WriteFence,
-};
+use kv_transfer::unstable::{Directions, Origin, Post, Transport, TransportEvent, TransportWait, WriteFence};
+use kv_transfer::{PeerId, PostId, Region, RegionRole, Time, TransportError};
 
 use super::heartbeats::Heartbeats;
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use kv_transfer::prelude::*;
-use kv_transfer::random::SplitMix64;
+use kv_transfer::unstable::random::SplitMix64;
 
 use churn::Churn;
 use peer::Peer;

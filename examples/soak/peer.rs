@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kv_transfer::Sender;
 use kv_transfer::prelude::*;
-use kv_transfer::random::SplitMix64;
+use kv_transfer::unstable::random::SplitMix64;
 
 use super::TransportKind;
 use super::side::{Error, PAGE, Side, reclaimed, until};

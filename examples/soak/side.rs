@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
+#[cfg(feature = "nixl")]
+use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
-use kv_transfer::random::SplitMix64;
-use kv_transfer::{Receiver, Registration, Sender};
+use kv_transfer::unstable::random::SplitMix64;
+use kv_transfer::{Manager, Receiver, Registration, Sender};
 
 use super::TransportKind;
 
@@ -60,9 +63,9 @@ impl Side {
         let config = |base: u64| -> Result<WorkerConfig, Error> {
             let region = Region::dram(RegionRole::Kv, base, len as u64, PAGE as u64);
             let args = KvArgs::builder(&engine, 0).pages(PAGES, 16).region(region).build()?;
-            let config = WorkerConfig::new(args, role);
             // Nobody looks for decode workers.
-            Ok(if role == WorkerRole::Prefill { config.bootstrap(addr) } else { config })
+            let bootstrap = (role == WorkerRole::Prefill).then(|| addr.to_owned());
+            Ok(WorkerConfig::new(args, role).with(|config| config.bootstrap = bootstrap))
         };
         let client = Box::new(HttpBootstrapClient::new(ClientConfig::default())?);
         let (memory, worker) = match kind {

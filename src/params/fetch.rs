@@ -35,6 +35,7 @@ pub enum Fetch {
 
 /// Why a reader reads nothing and gives up the holder's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ReleaseReason {
     /// The reader's own cache has every token that the holder has (a full prefix hit).
     AllHere,
@@ -57,6 +58,7 @@ pub enum ReleaseReason {
 
 /// The reader's settings for [`RemoteKv::fetch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FetchPolicy {
     /// Tokens in a page, as in the reader's cache.
     pub page_size: u32,
@@ -78,6 +80,14 @@ impl FetchPolicy {
     /// keeps its pages for no longer than [`EXPIRY_MARGIN`].
     pub const fn next_turn(page_size: u32) -> FetchPolicy {
         FetchPolicy { page_size, recompute_threshold: KV_RECOMPUTE_THRESHOLD, expiry_margin: EXPIRY_MARGIN }
+    }
+
+    /// The same with some fields changed:
+    /// `FetchPolicy::decode(16).with(|policy| policy.recompute_threshold = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 }
 

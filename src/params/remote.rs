@@ -10,6 +10,7 @@ use super::error::ParamsError;
 /// worker, and on the next turn a decode worker about the pages that it keeps for a prefill worker. The
 /// worker that keeps the pages is called the holder here, the other one the reader.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct RemoteKv {
     /// The engine that holds the KV (`remote_engine_id`).
     pub engine: EngineId,
@@ -146,7 +147,10 @@ impl RemoteKv {
     pub fn reader_options(&self, options: SessionOptions) -> SessionOptions {
         let ranks = self.leases.iter().flat_map(|leases| &leases.ranks);
         let lease_refs = ranks.filter_map(|lease| self.lease_ref(lease.rank)).collect();
-        SessionOptions { prefill_dp_rank: self.dp_rank.or(options.prefill_dp_rank), lease_refs, ..options }
+        options.with(|options| {
+            options.prefill_dp_rank = self.dp_rank.or(options.prefill_dp_rank);
+            options.lease_refs = lease_refs;
+        })
     }
 
     /// The bootstrap server to ask for the engine's ranks, as `host:port`: the one that the leases name, else

@@ -5,8 +5,9 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_transfer::machine::{Input, Machine, Output};
-use kv_transfer::{LookupId, PeerId, RankQuery, RankRecord, Replica, SessionId, Time, TransportOffer};
+use kv_transfer::unstable::machine::{Input, Machine, Output};
+use kv_transfer::unstable::{RankQuery, RankRecord, Replica, TransportOffer};
+use kv_transfer::{LookupId, PeerId, SessionId, Time};
 
 use super::wire::Message;
 use super::{Command, Failure, Leased, ROLE, Resource, SERVICE, Slot, Status, Whom};

@@ -1,6 +1,6 @@
 //! A small third service: a holder leases numbers to clients, and each number returns to the holder when
 //! its lease has run out. Written against public API only, and the machine against nothing but the trait
-//! [`Machine`](kv_transfer::machine::Machine), so that a worker and a simulator drive the same code.
+//! [`Machine`](kv_transfer::unstable::machine::Machine), so that a worker and a simulator drive the same code.
 //!
 //! Client and holder agree on time without comparing clocks: the holder says how long a lease lasts from
 //! its answer on, and the client counts that from the moment of the question that is answered, which was earlier.
@@ -18,11 +18,9 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_transfer::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
-use kv_transfer::{
-    Incarnation, Parallel, RankRecord, ReadyEvent, ReadyEventError, RecordError, ServiceOffer, SessionId,
-    TransportOffer, WorkerId, WorkerRole,
-};
+use kv_transfer::unstable::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
+use kv_transfer::unstable::{RankRecord, RecordError, ServiceOffer, TransportOffer};
+use kv_transfer::{Incarnation, Parallel, ReadyEvent, ReadyEventError, SessionId, WorkerId, WorkerRole};
 
 /// The service's name in rank records.
 pub const SERVICE: &str = "counter";

@@ -9,7 +9,7 @@ use kv_sim::net::{
     Physics, Slot as Host, TRANSPORT, World, metadata,
 };
 use kv_sim::{Clock, Trace, Violation};
-use kv_transfer::machine::{Input, SessionStatus};
+use kv_transfer::unstable::machine::{Input, SessionStatus};
 use kv_transfer::{EngineId, Incarnation, SessionId, Time, WorkerId};
 
 use crate::counter::machine::{Counter, Mistake};

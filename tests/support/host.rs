@@ -6,8 +6,8 @@ use std::time::Duration;
 use kv_transfer::allocator::{FreeList, PageAllocator, RunAllocator};
 use kv_transfer::bootstrap::ClientConfig;
 use kv_transfer::prelude::*;
-use kv_transfer::proto::{Limits, Spoken, Timing};
 use kv_transfer::queue::AuxRows;
+use kv_transfer::{AuxIndex, Limits, Manager, Parallel, Spoken, Timing};
 use kv_transfer::{Gauges, Layout, Receiver, Registration, Sender, StopReport};
 
 use super::memory::{Memory, Shape, page_content, row_content};
@@ -81,7 +81,10 @@ impl Setup {
     pub fn start(self) -> Host {
         let memory = Memory::new(self.shape, self.transport);
         let dcp_rank = self.parallel.tp_rank % self.dcp_size;
-        let layout = Layout { dcp_size: self.dcp_size, dcp_rank, ..Layout::default() };
+        let layout = Layout::default().with(|layout| {
+            layout.dcp_size = self.dcp_size;
+            layout.dcp_rank = dcp_rank;
+        });
         let mut args = KvArgs::builder(&self.engine, self.rank)
             .pages(self.shape.pages, self.page_size)
             .parallel(self.parallel)
@@ -94,15 +97,16 @@ impl Setup {
         for region in memory.regions() {
             args = args.region(region);
         }
-        let client = ClientConfig { lease: self.lease, ..ClientConfig::default() };
+        let client = ClientConfig::default().with(|config| config.lease = self.lease);
         let client = HttpBootstrapClient::new(client).unwrap();
-        let config = WorkerConfig::new(args.build().unwrap(), self.role)
-            .bootstrap(&self.addr)
-            .timing(self.timing)
-            .limits(self.limits)
-            .versions(self.versions)
-            .command_queue(self.command_queue)
-            .max_sessions(self.max_sessions);
+        let config = WorkerConfig::new(args.build().unwrap(), self.role).with(|config| {
+            config.bootstrap = Some(self.addr.clone());
+            config.timing = self.timing;
+            config.limits = self.limits;
+            config.versions = self.versions;
+            config.command_queue = self.command_queue;
+            config.max_sessions = self.max_sessions;
+        });
         let worker = memory.store.start(config, client);
         let manager = worker.manager();
         until("registration", || manager.registration() == Registration::Published);

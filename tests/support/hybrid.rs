@@ -4,7 +4,7 @@
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
 use kv_transfer::prelude::*;
-use kv_transfer::{CacheGroup, GroupItems, Holds, Layout, Reclaimed, Registration, RequestGroups};
+use kv_transfer::{CacheGroup, GroupItems, Holds, Layout, Manager, Reclaimed, Registration, RequestGroups};
 
 use super::random::Random;
 use super::{PATIENCE, until};
@@ -65,7 +65,7 @@ impl Hybrid {
         let groups = vec![CacheGroup::slots(1, 1), page(WINDOW), page(DRAFT).optional()];
         let mut args = KvArgs::builder(&format!("{role:?}").to_lowercase(), 0)
             .pages(items, tokens[KV] as u32)
-            .layout(Layout { groups, ..Layout::default() })
+            .layout(Layout::default().with(|layout| layout.groups = groups))
             .max_inflight(4)
             .max_sge(8);
         for lane in 0..LANES {
@@ -79,7 +79,8 @@ impl Hybrid {
         let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
         transport.add_arena(&arena).unwrap();
         let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
-        let config = WorkerConfig::new(args.build().unwrap(), role).bootstrap(addr);
+        let config = WorkerConfig::new(args.build().unwrap(), role)
+            .with(|config| config.bootstrap = Some(addr.to_owned()));
         let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
         until("registration", || manager.registration() == Registration::Published);

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use kv_transfer::{
-    Directions, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
-    TransportOffer, TransportWait, WayEnd, WriteFence,
+use kv_transfer::unstable::{
+    Directions, Origin, Post, Transport, TransportEvent, TransportOffer, TransportWait, WayEnd, WriteFence,
 };
+use kv_transfer::{PeerId, PostId, Region, Time, TransportError};
 
 /// The notes, in order: `connect NAME`, `dead`, `lost`.
 pub type Log = Arc<Mutex<Vec<String>>>;

@@ -10,10 +10,10 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
+use kv_transfer::Timing;
 use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::prelude::*;
-use kv_transfer::proto::Timing;
-use kv_transfer::{Lease, Receiver as KvReceiverSession, Sender, TransferMode};
+use kv_transfer::{Lease, Receiver as KvReceiverSession, Reclaimed, Sender, TransferMode};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use super::PATIENCE;
@@ -172,27 +172,25 @@ impl Kind {
         match self {
             Kind::Usual => {
                 let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(256, 2, 32 << 10) };
-                let timing = Timing {
-                    keepalive: millis(300),
-                    peer_timeout: Duration::from_secs(2),
-                    ..Timing::default()
-                };
+                let timing = Timing::default().with(|timing| {
+                    timing.keepalive = millis(300);
+                    timing.peer_timeout = Duration::from_secs(2);
+                });
                 Setup { timing, ..Setup::new(role, addr, shape) }
             }
             Kind::Several => Setup { transport: TransportKind::Several, ..Kind::Usual.setup(role, addr) },
             Kind::Stopped(transport) => {
                 let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(160, 2, 256 << 10) };
-                let timing = Timing {
-                    retry_first: millis(20),
-                    retry_max: millis(200),
-                    keepalive: millis(100),
-                    peer_timeout: millis(500),
-                    write_permission: millis(600),
-                    lookup_retry: millis(20),
-                    failed_room_ttl: millis(500),
-                    kv_lease_duration: millis(500),
-                    ..Timing::default()
-                };
+                let timing = Timing::default().with(|timing| {
+                    timing.retry_first = millis(20);
+                    timing.retry_max = millis(200);
+                    timing.keepalive = millis(100);
+                    timing.peer_timeout = millis(500);
+                    timing.write_permission = millis(600);
+                    timing.lookup_retry = millis(20);
+                    timing.failed_room_ttl = millis(500);
+                    timing.kv_lease_duration = millis(500);
+                });
                 Setup { timing, transport, lease: millis(900), ..Setup::new(role, addr, shape) }
             }
         }
@@ -302,7 +300,7 @@ impl Actor {
             self.readers.insert(room);
             return;
         }
-        let options = SessionOptions { deadline: self.deadline, ..SessionOptions::default() };
+        let options = SessionOptions::default().with(|options| options.deadline = self.deadline);
         let numbers: Vec<u64> = numbers.split_terminator(' ').map(|word| word.parse().unwrap()).collect();
         match (what, &numbers[..]) {
             ("send", &[room, pages, held, content]) => {
@@ -443,7 +441,10 @@ pub fn keep(
     lease: Lease,
 ) -> (Sender, TransferParams) {
     let (mode, given) = (Some(TransferMode::Pull), Some(lease));
-    let options = SessionOptions { mode, lease: given, ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| {
+        options.mode = mode;
+        options.lease = given;
+    });
     let mut sender = host.sender(room, options);
     sender.init(pages, None).unwrap();
     let prompt = host.prompt(pages, content);
@@ -459,7 +460,7 @@ pub fn keep(
 pub fn reader(host: &Host, params: &TransferParams) -> (u64, KvReceiverSession) {
     let remote = params.remote().unwrap();
     let Room::Number(room) = remote.room else { panic!("room {}", remote.room) };
-    let options = SessionOptions { mode: params.mode, ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = params.mode);
     (room, host.receiver(&remote.bootstrap_addr(), room, remote.reader_options(options)))
 }
 

@@ -3,7 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-use kv_transfer::random::SplitMix64;
+use kv_transfer::unstable::random::SplitMix64;
 
 /// Random numbers from one seed.
 pub struct Random(SplitMix64);

@@ -1,5 +1,7 @@
 //! Memory that a transport reaches, and the transport that reaches it.
 
+#[cfg(feature = "nixl")]
+use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
 use kv_transfer::ways::{Member, Ways};
 

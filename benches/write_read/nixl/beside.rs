@@ -9,7 +9,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_transfer::{Desc, Op, PostId, Time, Transport, TransportEvent};
+use kv_transfer::unstable::{Desc, Op, Transport, TransportEvent};
+use kv_transfer::{PostId, Time};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{OTHER, Pair};

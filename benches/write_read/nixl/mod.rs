@@ -14,9 +14,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
-use kv_transfer::{
-    Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent, TransportWait,
-};
+use kv_transfer::unstable::{Desc, Op, Post, Transport, TransportEvent, TransportWait};
+use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 use nixl_sys::NotificationMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -138,7 +137,7 @@ struct Ends {
 impl Ends {
     fn new(nixl: &Nixl, name: &str, region: usize, route: Route, item: u64) -> Result<Ends, Error> {
         let pool = HostPool::new(region)?;
-        let config = NixlConfig { backend_params: route.params(), ..NixlConfig::default() };
+        let config = NixlConfig::default().with(|config| config.backend_params = route.params());
         let mut transport = NixlTransport::new(nixl, config)?;
         transport.add_pool(&pool)?;
         transport.register(&Region::dram(RegionRole::Kv, pool.addr(), region as u64, item))?;

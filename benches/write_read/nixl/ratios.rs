@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use kv_transfer::nixl::{HostPool, Nixl};
-use kv_transfer::{Desc, Op};
+use kv_transfer::unstable::{Desc, Op};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Pair, Route};

@@ -1,7 +1,7 @@
 //! Plain `nixl-sys` code, with which the transport is compared.
 
 use kv_transfer::nixl::HostPool;
-use kv_transfer::{Desc, Op};
+use kv_transfer::unstable::{Desc, Op};
 use nixl_sys::{
     Agent, AgentConfig, MemType, MemoryRegion, NixlDescriptor, NotificationMap, OptArgs, RegistrationHandle,
     XferDescList, XferOp, XferStatus,

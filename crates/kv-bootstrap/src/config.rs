@@ -6,6 +6,7 @@ use crate::secret::Secret;
 
 /// Settings and bounds of a [`KvBootstrapServer`](crate::KvBootstrapServer).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ServerConfig {
     /// Most open connections. For one more, the connection that has been idle longest is closed; if none is
     /// idle, the new connection is answered with 503.
@@ -78,8 +79,18 @@ impl Default for ServerConfig {
     }
 }
 
+impl ServerConfig {
+    /// The same with some fields changed: `ServerConfig::default().with(|config| config.sglang = false)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
 /// Bounds of a [`Registry`](crate::Registry).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RegistryConfig {
     /// Most ranks, over all engines. A registration beyond that is answered with 507.
     pub max_ranks: usize,
@@ -103,8 +114,18 @@ impl Default for RegistryConfig {
     }
 }
 
+impl RegistryConfig {
+    /// The same with some fields changed: `RegistryConfig::default().with(|config| config.max_ranks = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
 /// Settings and bounds of an [`HttpBootstrapClient`](crate::HttpBootstrapClient).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClientConfig {
     /// How long a registration lasts without being renewed. The client renews it after every third of this.
     pub lease: Duration,
@@ -145,5 +166,14 @@ impl Default for ClientConfig {
             max_pipeline: 16,
             max_response: 16 << 20,
         }
+    }
+}
+
+impl ClientConfig {
+    /// The same with some fields changed: `ClientConfig::default().with(|config| config.max_servers = 8)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 }

@@ -15,15 +15,14 @@ pub(crate) fn record(
     pp: (u32, u32),
     dp: (u32, u32),
 ) -> RankRecord {
-    let parallel = Parallel {
-        tp_size: tp.0,
-        tp_rank: tp.1,
-        pp_size: pp.0,
-        pp_rank: pp.1,
-        dp_size: dp.0,
-        dp_rank: dp.1,
-        ..Parallel::default()
-    };
+    let parallel = Parallel::default().with(|parallel| {
+        parallel.tp_size = tp.0;
+        parallel.tp_rank = tp.1;
+        parallel.pp_size = pp.0;
+        parallel.pp_rank = pp.1;
+        parallel.dp_size = dp.0;
+        parallel.dp_rank = dp.1;
+    });
     let metadata = Bytes::from(format!("{engine}/{rank}/{life}"));
     let transport = TransportOffer { name: "local".to_owned(), version: 1, metadata };
     let who = (WorkerId { engine: EngineId::new(engine).unwrap(), rank }, Incarnation::from_random(life));

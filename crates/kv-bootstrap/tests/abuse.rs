@@ -18,13 +18,12 @@ fn start(config: ServerConfig) -> (KvBootstrapServer, SocketAddr) {
 
 /// Timeouts short enough for a test.
 fn impatient() -> ServerConfig {
-    ServerConfig {
-        head_timeout: Duration::from_millis(300),
-        body_timeout: Duration::from_millis(300),
-        idle_timeout: Duration::from_secs(2),
-        write_timeout: Duration::from_millis(600),
-        ..ServerConfig::default()
-    }
+    ServerConfig::default().with(|config| {
+        config.head_timeout = Duration::from_millis(300);
+        config.body_timeout = Duration::from_millis(300);
+        config.idle_timeout = Duration::from_secs(2);
+        config.write_timeout = Duration::from_millis(600);
+    })
 }
 
 /// Writes until the server stops taking it; how many bytes went out.
@@ -166,7 +165,7 @@ fn an_endless_chunked_body_is_413() {
 
 #[test]
 fn a_client_that_never_reads_is_stopped_and_then_closed() {
-    let (_server, addr) = start(ServerConfig { write_timeout: Duration::from_secs(2), ..impatient() });
+    let (_server, addr) = start(impatient().with(|config| config.write_timeout = Duration::from_secs(2)));
     // Something large to be answered with.
     let mut large = rank("p", (1, 0), 1);
     large.transports[0].metadata = vec![7; 60 << 10].into();
@@ -251,7 +250,7 @@ fn http10_connection_close_head_and_continue_are_honoured() {
 #[test]
 fn a_thousand_idle_connections_leave_room_for_a_working_connection() {
     // 2 x 400 descriptors in this process, below the usual limit.
-    let (_server, addr) = start(ServerConfig { max_connections: 300, ..ServerConfig::default() });
+    let (_server, addr) = start(ServerConfig::default().with(|config| config.max_connections = 300));
     let mut idle = Vec::new();
     for number in 0..1000 {
         idle.push(TcpStream::connect(addr).unwrap());
@@ -277,7 +276,7 @@ fn a_thousand_idle_connections_leave_room_for_a_working_connection() {
 
 #[test]
 fn a_connection_beyond_the_limit_gets_503() {
-    let (_server, addr) = start(ServerConfig { max_connections: 4, ..ServerConfig::default() });
+    let (_server, addr) = start(ServerConfig::default().with(|config| config.max_connections = 4));
     let busy: Vec<Http> = (0..4)
         .map(|_| {
             let mut http = Http::connect(addr);
@@ -294,7 +293,7 @@ fn a_connection_beyond_the_limit_gets_503() {
 
 #[test]
 fn unfinished_bodies_are_bounded_over_all_connections() {
-    let (_server, addr) = start(ServerConfig { max_buffered: 1 << 20, ..ServerConfig::default() });
+    let (_server, addr) = start(ServerConfig::default().with(|config| config.max_buffered = 1 << 20));
     let mut clients: Vec<Http> = (0..8).map(|_| Http::connect(addr)).collect();
     let body = "x".repeat(400 << 10);
     for http in &mut clients {

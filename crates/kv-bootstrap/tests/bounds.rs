@@ -64,7 +64,7 @@ fn long_addresses_are_refused_and_take_no_memory() {
 
 #[test]
 fn route_places_and_bytes_end_with_429_and_507() {
-    let config = ServerConfig { max_route_ranks_per_client: 3, ..ServerConfig::default() };
+    let config = ServerConfig::default().with(|config| config.max_route_ranks_per_client = 3);
     let (_server, addr) = start(config);
     let put = |addr, rank| once(addr, "PUT", "/route", Some(&claim(rank, "10.0.0.1").to_string()));
     for rank in 0..3 {
@@ -77,7 +77,7 @@ fn route_places_and_bytes_end_with_429_and_507() {
     );
     assert_eq!(put(addr, 2).status, 200, "a place that it holds already");
 
-    let (server, addr) = start(ServerConfig { max_route_bytes: 4096, ..ServerConfig::default() });
+    let (server, addr) = start(ServerConfig::default().with(|config| config.max_route_bytes = 4096));
     let refused = (0..100).map(|rank| put(addr, rank)).find(|answer| answer.status != 200).unwrap();
     assert_eq!(refused.status, 507);
     assert!(refused.body.starts_with("the table is full: bytes would be "), "{refused:?}");
@@ -92,7 +92,7 @@ fn records_beyond_a_clients_share_are_429_and_beyond_the_servers_507() {
         (answer.status, answer.json()["error"].as_str().map(str::to_owned))
     };
     let first_refusal = |registry: RegistryConfig| {
-        let (server, addr) = start(ServerConfig { registry, ..ServerConfig::default() });
+        let (server, addr) = start(ServerConfig::default().with(|config| config.registry = registry));
         let refused =
             (0..100).map(|tp| put(addr, &rank("p", (128, tp), 1))).find(|(status, _)| *status != 200);
         let kept = gauges(&server);
@@ -100,16 +100,16 @@ fn records_beyond_a_clients_share_are_429_and_beyond_the_servers_507() {
         (status, error.unwrap(), kept.rank_bytes)
     };
     let (status, error, kept) =
-        first_refusal(RegistryConfig { max_bytes_per_client: 30_000, ..RegistryConfig::default() });
+        first_refusal(RegistryConfig::default().with(|config| config.max_bytes_per_client = 30_000));
     assert_eq!(status, 429);
     assert!(error.starts_with("the client's share is full: bytes would be "), "{error}");
     assert!(error.ends_with("the limit is 30000") && (25_000..=30_000).contains(&kept), "{error} {kept}");
     let (status, error, kept) =
-        first_refusal(RegistryConfig { max_bytes: 30_000, ..RegistryConfig::default() });
+        first_refusal(RegistryConfig::default().with(|config| config.max_bytes = 30_000));
     assert_eq!(status, 507);
     assert!(error.starts_with("the registry is full: bytes would be "), "{error}");
     assert!(error.ends_with("the limit is 30000") && (25_000..=30_000).contains(&kept), "{error} {kept}");
-    let (status, error, _) = first_refusal(RegistryConfig { max_ranks: 5, ..RegistryConfig::default() });
+    let (status, error, _) = first_refusal(RegistryConfig::default().with(|config| config.max_ranks = 5));
     assert_eq!((status, error.as_str()), (507, "the registry is full: ranks would be 6, the limit is 5"));
 }
 
@@ -180,11 +180,10 @@ fn an_unfinished_body_counts_with_all_memory_reserved_for_it() {
 
 #[test]
 fn the_connections_and_bodies_of_one_client_do_not_close_other_clients() {
-    let config = ServerConfig {
-        max_connections_per_client: 4,
-        max_buffered_per_client: 100_000,
-        ..ServerConfig::default()
-    };
+    let config = ServerConfig::default().with(|config| {
+        config.max_connections_per_client = 4;
+        config.max_buffered_per_client = 100_000;
+    });
     // IPv4 and IPv6 loopback are two clients of one server.
     let server = KvBootstrapServer::start_with("[::]:0", config).unwrap();
     let port = server.local_addr().port();
@@ -217,7 +216,10 @@ fn the_connections_and_bodies_of_one_client_do_not_close_other_clients() {
 #[test]
 fn without_the_secret_no_record_can_be_read_made_renewed_or_removed() {
     let secret = Some(Secret::new("0123456789abcdef").unwrap());
-    let (server, addr) = start(ServerConfig { secret, sglang: false, ..ServerConfig::default() });
+    let (server, addr) = start(ServerConfig::default().with(|config| {
+        config.secret = secret;
+        config.sglang = false;
+    }));
     let mut http = Http::connect(addr);
     let mut ask = |method: &str, target: &str, fields: &str, body: &str| {
         http.send(format!(

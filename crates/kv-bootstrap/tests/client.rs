@@ -11,15 +11,17 @@ use support::driver::{Driver, nowhere, quick, server};
 use support::{LONG, eventually, once, rank};
 
 fn with_secret(secret: &str) -> ClientConfig {
-    ClientConfig { secret: Some(Secret::new(secret).unwrap()), ..quick() }
+    quick().with(|config| config.secret = Some(Secret::new(secret).unwrap()))
 }
 
 #[test]
 fn a_wrong_secret_fails_lookups_and_registrations_and_the_right_secret_serves() {
     let secret = Some(Secret::new("the right secret of 2026".replace(' ', "-").as_str()).unwrap());
-    let server =
-        KvBootstrapServer::start_with("127.0.0.1:0", ServerConfig { secret, ..ServerConfig::default() })
-            .unwrap();
+    let server = KvBootstrapServer::start_with(
+        "127.0.0.1:0",
+        ServerConfig::default().with(|config| config.secret = secret),
+    )
+    .unwrap();
     let addr = server.local_addr().to_string();
     let record = rank("p", (1, 0), 1);
     for config in [quick(), with_secret("the-right-secret-of-2027")] {
@@ -97,7 +99,7 @@ fn registrations_outlive_their_lease_by_renewal_and_end_with_their_worker() {
 fn withdrawal_gets_out_by_polling_alone() {
     let (_server, addr) = server();
     let mut worker =
-        Driver::new(ClientConfig { lease: Duration::from_secs(3600), ..ClientConfig::default() });
+        Driver::new(ClientConfig::default().with(|config| config.lease = Duration::from_secs(3600)));
     let mut decode = Driver::new(ClientConfig::default());
     worker.publish(&addr, &rank("p", (1, 0), 1));
     assert_eq!(worker.next(), BootstrapEvent::Published { addr: addr.clone() });
@@ -183,7 +185,8 @@ fn many_ranks_and_lookups_share_one_http_connection() {
 #[test]
 fn an_idle_client_sleeps_until_its_next_renewal() {
     let (_server, addr) = server();
-    let mut worker = Driver::new(ClientConfig { lease: Duration::from_secs(300), ..ClientConfig::default() });
+    let mut worker =
+        Driver::new(ClientConfig::default().with(|config| config.lease = Duration::from_secs(300)));
     assert_eq!(worker.client.next_timeout(), None);
     worker.publish(&addr, &rank("p", (1, 0), 1));
     assert!(worker.client.next_timeout().unwrap() <= worker.now());

@@ -20,7 +20,7 @@ const ECONNREFUSED: i32 = 111;
 #[test]
 fn refusals_are_reported_and_invalid_addresses_fail_without_retries() {
     let (_server, addr) = server();
-    let patient = ClientConfig { lease: Duration::from_secs(3600), ..ClientConfig::default() };
+    let patient = ClientConfig::default().with(|config| config.lease = Duration::from_secs(3600));
     let (mut first, mut second) = (Driver::new(patient), Driver::new(quick()));
     first.publish(&addr, &rank("p", (2, 0), 1));
     assert!(matches!(first.next(), BootstrapEvent::Published { .. }));
@@ -74,7 +74,7 @@ fn a_silent_server_times_lookups_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap().to_string();
     let request_timeout = Duration::from_secs(2);
-    let mut driver = Driver::new(ClientConfig { request_timeout, ..quick() });
+    let mut driver = Driver::new(quick().with(|config| config.request_timeout = request_timeout));
     let begin = Instant::now();
     assert_eq!(driver.lookup(&addr), Err(BootstrapError::TimedOut));
     assert!(begin.elapsed() >= request_timeout);
@@ -139,7 +139,7 @@ fn answers_of_a_foreign_server_become_typed_errors() {
         ("HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nbusy".to_owned(), BootstrapError::Status(503)),
         ("HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n".to_owned(), BootstrapError::UnknownRank),
     ];
-    let mut driver = Driver::new(ClientConfig { request_timeout: LONG, ..ClientConfig::default() });
+    let mut driver = Driver::new(ClientConfig::default().with(|config| config.request_timeout = LONG));
     for (answer, error) in cases {
         let (addr, thread) = fake(answer.clone().into_bytes(), 1);
         assert_eq!(driver.lookup(&addr), Err(error), "{:?}", &answer[..answer.len().min(80)]);
@@ -159,7 +159,7 @@ fn a_server_that_closes_after_each_answer_serves_all_requests() {
     let body = serde_json::to_string(&[kv_bootstrap::RankJson::new(&record, None)]).unwrap();
     let answer = format!("HTTP/1.0 200 OK\r\n\r\n{body}");
     let (addr, thread) = fake(answer.into_bytes(), 5);
-    let mut driver = Driver::new(ClientConfig { request_timeout: LONG, ..ClientConfig::default() });
+    let mut driver = Driver::new(ClientConfig::default().with(|config| config.request_timeout = LONG));
     for id in 0..5 {
         let query = kv(Replica::Modulo(id));
         let now = driver.now();
@@ -174,7 +174,8 @@ fn a_server_that_closes_after_each_answer_serves_all_requests() {
 
 #[test]
 fn a_connection_closed_while_idle_goes_unnoticed() {
-    let config = kv_bootstrap::ServerConfig { idle_timeout: Duration::from_millis(50), ..Default::default() };
+    let config =
+        kv_bootstrap::ServerConfig::default().with(|config| config.idle_timeout = Duration::from_millis(50));
     let server = KvBootstrapServer::start_with("127.0.0.1:0", config).unwrap();
     let addr = server.local_addr().to_string();
     let mut driver = Driver::new(ClientConfig::default());
@@ -188,7 +189,10 @@ fn a_connection_closed_while_idle_goes_unnoticed() {
 #[test]
 fn a_full_queue_fails_the_new_lookup_and_keeps_the_waiting_lookups() {
     let (_server, addr) = server();
-    let mut driver = Driver::new(ClientConfig { max_queue: 3, max_servers: 1, ..ClientConfig::default() });
+    let mut driver = Driver::new(ClientConfig::default().with(|config| {
+        config.max_queue = 3;
+        config.max_servers = 1;
+    }));
     for id in 0..5 {
         let query = kv(Replica::Modulo(id));
         let now = driver.now();

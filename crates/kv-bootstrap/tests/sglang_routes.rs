@@ -186,7 +186,7 @@ fn rooms_are_registered_queried_and_forgotten() {
     assert_eq!(post("/register_dp_rank", json!({"bootstrap_room": 1})).status, 400);
     assert_eq!(post("/query_dp_ranks", json!({"bootstrap_rooms": vec![1; 70_000]})).status, 400);
 
-    let config = ServerConfig { dp_rank_ttl: Duration::from_millis(300), ..ServerConfig::default() };
+    let config = ServerConfig::default().with(|config| config.dp_rank_ttl = Duration::from_millis(300));
     let server = KvBootstrapServer::start_with("127.0.0.1:0", config).unwrap();
     let mut http = Http::connect(server.local_addr());
     let mut post = |target: &str, body: Value| http.request("POST", target, Some(&body.to_string()));

@@ -10,6 +10,7 @@ use crate::id::WorkerId;
 /// Pages and items of cache groups of ended sessions that may not be used again yet: one entry for
 /// each reason and each peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Quarantine {
     /// The peer that may still touch the memory; `None` if no single peer is waited for.
     pub peer: Option<WorkerId>,
@@ -24,6 +25,18 @@ pub struct Quarantine {
     /// The time after which all of the memory is free whatever the peer does; `None` where time
     /// alone frees nothing.
     pub ends_within: Option<Duration>,
+}
+
+impl Quarantine {
+    /// `pages` pages of `sessions` sessions, without items of cache groups, and with no time that releases them.
+    pub fn new(
+        peer: Option<WorkerId>,
+        reason: QuarantineReason,
+        sessions: usize,
+        pages: usize,
+    ) -> Quarantine {
+        Quarantine { peer, reason, pages, items: 0, sessions, ends_within: None }
+    }
 }
 
 /// What quarantined pages wait for.

@@ -7,6 +7,7 @@ use crate::record::WorkerRole;
 
 /// What a server may tell a session when it opens the session, beyond the address and the room.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct SessionOptions {
     /// How long the session may take from its opening to its end; `None` for the worker's default.
     pub deadline: Option<Duration>,
@@ -34,4 +35,13 @@ pub struct SessionOptions {
     /// compute from it which of them hold a page of the request's end. A receiver that reads
     /// without a prefix also computes from it how many pages the sender must hold.
     pub tokens: Option<usize>,
+}
+
+impl SessionOptions {
+    /// The same with some fields changed: `SessionOptions::default().with(|options| options.tokens = Some(40))`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }

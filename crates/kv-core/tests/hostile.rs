@@ -72,14 +72,13 @@ fn args(engine: &str) -> KvArgs {
         .region(Region::dram(RegionRole::State, 0x4_0000, 8 * 32, 32))
         .region(Region::dram(RegionRole::State, 0x5_0000, 12 * 48, 48).group(1))
         .region(Region::dram(RegionRole::State, 0x6_0000, 6 * 16, 16).group(2))
-        .layout(Layout {
-            groups: vec![
+        .layout(Layout::default().with(|layout| {
+            layout.groups = vec![
                 CacheGroup::slots(1, 1),
                 CacheGroup::pages(4, 1, 1),
                 CacheGroup::pages(16, 1, 1).optional(),
-            ],
-            ..Layout::default()
-        })
+            ]
+        }))
         .build()
         .unwrap()
 }
@@ -271,7 +270,7 @@ fn runs(random: &mut Random) -> Vec<(u64, u32)> {
 
 fn options(random: &mut Random) -> Box<SessionOptions> {
     let mode = [None, Some(TransferMode::Pull), Some(TransferMode::Auto)][random.below(3) as usize];
-    Box::new(SessionOptions { mode, ..SessionOptions::default() })
+    Box::new(SessionOptions::default().with(|options| options.mode = mode))
 }
 
 fn damage(random: &mut Random, frame: &[u8]) -> Vec<u8> {
@@ -338,22 +337,22 @@ fn a_machine_survives_arbitrary_frames_and_stays_within_its_bounds() {
     let (cases, seed) = cases();
     println!("seed {seed}");
     let us = Incarnation::from_random(9);
-    let limits = Limits {
-        max_peers: 3,
-        max_registrations: 5,
-        max_waiting_runs: 12,
-        max_failed_rooms: 4,
-        max_attempts: 64,
-        max_ended_leases: 7,
-        connections_share: 2,
-        max_incarnations: 2,
-        max_addresses: 4,
-        ..Limits::default()
-    };
+    let limits = Limits::default().with(|limits| {
+        limits.max_peers = 3;
+        limits.max_registrations = 5;
+        limits.max_waiting_runs = 12;
+        limits.max_failed_rooms = 4;
+        limits.max_attempts = 64;
+        limits.max_ended_leases = 7;
+        limits.connections_share = 2;
+        limits.max_incarnations = 2;
+        limits.max_addresses = 4;
+    });
     for world in 0..cases.div_ceil(400) {
         let mut random = Random::new(seed ^ (world << 32));
-        let mut node =
-            Node::new(NodeConfig { limits, ..NodeConfig::new(args("prefill"), us, "test", Bytes::new()) });
+        let mut node = Node::new(
+            NodeConfig::new(args("prefill"), us, "test", Bytes::new()).with(|config| config.limits = limits),
+        );
         let mut now = 0;
         let mut conversations = vec![ConversationId::NONE];
         let mut sessions = 0;

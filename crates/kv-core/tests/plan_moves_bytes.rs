@@ -359,14 +359,16 @@ fn foreign_layout() -> impl Strategy<Value = Layout> {
     });
     let stages = proptest::collection::vec((edge(), edge()), 0..2);
     (axes, [edge(), edge(), edge(), edge()], stages, proptest::collection::vec(group, 0..3)).prop_map(
-        |(axes, numbers, stages, groups)| Layout {
-            axes: [axes[0], axes[1], axes[2], axes[3]],
-            total_kv_heads: numbers[0] as u32,
-            kernel_page_size: numbers[1] as u32,
-            dcp_size: numbers[2] as u32,
-            dcp_rank: numbers[3] as u32,
-            stages: stages.into_iter().map(|(first, end)| (first as u32, end as u32)).collect(),
-            groups,
+        |(axes, numbers, stages, groups)| {
+            Layout::default().with(|layout| {
+                layout.axes = [axes[0], axes[1], axes[2], axes[3]];
+                layout.total_kv_heads = numbers[0] as u32;
+                layout.kernel_page_size = numbers[1] as u32;
+                layout.dcp_size = numbers[2] as u32;
+                layout.dcp_rank = numbers[3] as u32;
+                layout.stages = stages.into_iter().map(|(first, end)| (first as u32, end as u32)).collect();
+                layout.groups = groups;
+            })
         },
     )
 }

@@ -10,6 +10,7 @@ use crate::metadata::MAX_ARENAS;
 
 /// Limits and switches of a [`LocalTransport`](crate::LocalTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LocalConfig {
     /// Most connected peers (default 1024, 1 to 2^20).
     pub max_peers: usize,
@@ -65,6 +66,13 @@ impl Default for LocalConfig {
 }
 
 impl LocalConfig {
+    /// The same with some fields changed: `LocalConfig::default().with(|config| config.max_peers = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Limit> {
         check::limits([
             ("max_peers", self.max_peers, 1, 1 << 20),

@@ -214,8 +214,8 @@ fn regions_must_lie_wholly_in_memory_that_the_transport_was_given() {
         region(arena.addr() + 8192, 1),
         region(u64::MAX, 1),
         region(4096, 4096),
-        Region { memory: MemoryKind::Vram, ..region(arena.addr(), 4096) },
-        Region { memory: MemoryKind::File, ..region(arena.addr(), 4096) },
+        region(arena.addr(), 4096).memory(MemoryKind::Vram, 0),
+        region(arena.addr(), 4096).memory(MemoryKind::File, 0),
     ];
     for region in outside {
         let error = TransportError::UnknownMemory { region: 1, addr: region.addr, len: region.len };

@@ -14,6 +14,7 @@ const LEAST_INBOX: usize = SHARE * (MAX_FRAME + OVERHEAD);
 
 /// Choices and limits of a [`NixlTransport`](crate::NixlTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NixlConfig {
     /// NIXL's backend: `UCX` (default), or another installed backend that has notifications, such as
     /// `LIBFABRIC`. Both ends of a connection need the same backend.
@@ -95,6 +96,13 @@ impl Default for NixlConfig {
 }
 
 impl NixlConfig {
+    /// The same with some fields changed: `NixlConfig::default().with(|config| config.max_peers = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The backend's parameters, devices included. NIXL's UCX backend takes `device_list` for names of cards,
     /// and adds `:1` to each name. A device with another port, or with none, goes into UCX's own setting,
     /// which takes one device only, because a comma ends the setting.

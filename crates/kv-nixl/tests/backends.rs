@@ -20,7 +20,7 @@ fn child() {
 #[test]
 fn libfabric_keeps_the_contract_or_says_what_it_lacks() {
     let Some(nixl) = nixl() else { return };
-    let config = NixlConfig { backend: "LIBFABRIC".to_owned(), ..NixlConfig::default() };
+    let config = NixlConfig::default().with(|config| config.backend = "LIBFABRIC".to_owned());
     let Some(reason) = nixl.why_not("LIBFABRIC") else {
         kv_conformance::all(|| Workers { nixl, kind: "LIBFABRIC", reads: true });
         return;
@@ -41,7 +41,7 @@ fn libfabric_keeps_the_contract_or_says_what_it_lacks() {
 fn a_transport_listens_on_the_chosen_device_only() {
     let Some(nixl) = nixl() else { return };
     let before = listening();
-    let config = NixlConfig { devices: vec!["lo".to_owned()], ..NixlConfig::default() };
+    let config = NixlConfig::default().with(|config| config.devices = vec!["lo".to_owned()]);
     let transport = NixlTransport::new(nixl, config).unwrap();
     transport.metadata().unwrap();
     let chosen: BTreeSet<_> = listening().difference(&before).copied().collect();

@@ -120,7 +120,7 @@ fn move_bytes(nixl: &Nixl) {
 
 fn agent(nixl: &Nixl) -> (NixlTransport, HostPool) {
     let pool = HostPool::new(LEN).unwrap();
-    let config = NixlConfig { devices: vec!["lo".to_owned()], ..NixlConfig::default() };
+    let config = NixlConfig::default().with(|config| config.devices = vec!["lo".to_owned()]);
     let mut transport = NixlTransport::new(nixl, config).unwrap();
     transport.add_pool(&pool).unwrap();
     transport.register(&Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096)).unwrap();

@@ -54,7 +54,7 @@ fn worker(nixl: &Nixl, scratch: &Scratch) -> (NixlTransport, HostPool) {
     let late = transport.add_file(scratch.open()).unwrap_err();
     assert!(matches!(late, NixlError::File { reason } if reason.contains("before regions")), "{late}");
     let pages = Region::dram(RegionRole::Kv, PAGE as u64, LEN as u64, PAGE as u64);
-    transport.register(&Region { memory: MemoryKind::File, device, ..pages }).unwrap();
+    transport.register(&pages.memory(MemoryKind::File, device)).unwrap();
     let ours = transport.metadata().unwrap();
     transport.connect(STORAGE, &ours).unwrap();
     (transport, pool)

@@ -93,7 +93,7 @@ fn pages_of_a_gpu_go_to_another_process_and_come_back() {
     // SAFETY: the memory is allocated on GPU 0, and freed after the transport.
     unsafe { transport.adopt_device(0, addr, LEN as u64) }.unwrap();
     let region = Region::dram(RegionRole::Kv, addr, LEN as u64, 1);
-    transport.register(&Region { memory: MemoryKind::Vram, ..region }).unwrap();
+    transport.register(&region.memory(MemoryKind::Vram, 0)).unwrap();
     let other = Process::start("default", Job::Serve, &transport.metadata().unwrap());
     transport.connect(PEER, other.metadata()).unwrap();
     transport.permit(PEER, Time::MAX);

@@ -14,7 +14,7 @@ use kv_core::{
     Desc, Directions, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportError, TransportEvent,
     WayEnd,
 };
-use kv_nixl::{ForeignRegion, Nixl, NixlConfig, NixlTransport, Route};
+use kv_nixl::{ForeignRegion, Nixl, NixlTransport, Route};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::IgnoredAny;
 use workers::Workers;
@@ -199,7 +199,7 @@ fn connect_foreign(transport: &mut NixlTransport, metadata: &[u8]) {
 }
 
 fn kill_amid_reads(nixl: &Nixl, stopped: bool, connect: impl Fn(&mut NixlTransport, &[u8]), end: WayEnd) {
-    let config = NixlConfig { settle: Duration::from_secs(1), ..workers::configured("reads-over-tcp") };
+    let config = workers::configured("reads-over-tcp").with(|config| config.settle = Duration::from_secs(1));
     let mut side = workers::worker_with(nixl, &[LEN], config);
     let mut other = Process::start("default", Job::Serve, &side.transport.metadata().unwrap());
     connect(&mut side.transport, other.metadata());

@@ -41,8 +41,8 @@ fn memory_that_the_transport_was_not_given_is_refused() {
         region(pool.addr() - 1, 10),
         region(pool.addr() + 1, 1 << 20),
         region(pool.addr(), u64::MAX),
-        Region { memory: MemoryKind::Vram, ..whole.clone() },
-        Region { memory: MemoryKind::File, ..whole.clone() },
+        whole.clone().memory(MemoryKind::Vram, 0),
+        whole.clone().memory(MemoryKind::File, 0),
     ] {
         assert!(matches!(transport.register(&wrong), Err(TransportError::UnknownMemory { .. })), "{wrong:?}");
     }
@@ -55,7 +55,7 @@ fn memory_that_the_transport_was_not_given_is_refused() {
 #[test]
 fn a_backend_that_is_not_there_is_named_beside_those_that_are() {
     let Some(nixl) = nixl() else { return };
-    let config = NixlConfig { backend: "NONESUCH".to_owned(), ..NixlConfig::default() };
+    let config = NixlConfig::default().with(|config| config.backend = "NONESUCH".to_owned());
     let error = NixlTransport::new(nixl, config).unwrap_err();
     assert!(matches!(&error, NixlError::Backend { backend, .. } if backend == "NONESUCH"), "{error}");
     assert!(error.to_string().contains("UCX"), "{error}");
@@ -235,7 +235,7 @@ fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
     {
         let transport = |items: u64| {
             let pool = HostPool::new(2 << 20).unwrap();
-            let config = NixlConfig { prepared_items: prepared, ..NixlConfig::default() };
+            let config = NixlConfig::default().with(|config| config.prepared_items = prepared);
             let mut transport = NixlTransport::new(nixl, config).unwrap();
             transport.add_pool(&pool).unwrap();
             for region in [0, 1 << 20] {

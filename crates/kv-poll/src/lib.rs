@@ -25,7 +25,8 @@
 //!     client: Box<dyn BootstrapClient>,
 //!     finished: Pages,
 //! ) -> Result<Pages, Box<dyn Error>> {
-//!     let config = WorkerConfig::new(args, WorkerRole::Prefill).bootstrap("10.0.0.1:8998");
+//!     let mut config = WorkerConfig::new(args, WorkerRole::Prefill);
+//!     config.bootstrap = Some("10.0.0.1:8998".to_owned());
 //!     let worker = Worker::start(config, transport, client)?;
 //!     let manager = worker.manager();
 //!

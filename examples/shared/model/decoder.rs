@@ -1,6 +1,6 @@
 //! The forward pass: a batch of segments, each reading and writing its own KV cache.
 
-use kv_transfer::hash::Fnv1a;
+use kv_transfer::unstable::hash::Fnv1a;
 use serde::{Deserialize, Serialize};
 
 use super::config::ModelConfig;

@@ -1,7 +1,7 @@
 //! Random numbers that a seed repeats.
 
-use kv_transfer::hash::Fnv1a;
-use kv_transfer::random::SplitMix64;
+use kv_transfer::unstable::hash::Fnv1a;
+use kv_transfer::unstable::random::SplitMix64;
 
 /// A small generator of random numbers. The same seed gives the same numbers in every process.
 #[derive(Debug, Clone)]

@@ -1,7 +1,7 @@
 //! The receiving half of a request.
 
 use kv_transfer::prelude::*;
-use kv_transfer::{OpenError, Receiver};
+use kv_transfer::{AuxIndex, Backpressure, OpenError, Receiver, Reclaimed};
 
 use super::{DEADLINE, End, Job, Patience, Tally};
 use crate::support::host::Host;
@@ -94,11 +94,10 @@ impl Receiving {
     }
 
     fn open(&mut self, job: &Job, host: &Host, addr: &str, tally: &mut Tally) -> bool {
-        let options = SessionOptions {
-            deadline: Some(DEADLINE),
-            prefill_dp_rank: job.replica,
-            ..SessionOptions::default()
-        };
+        let options = SessionOptions::default().with(|options| {
+            options.deadline = Some(DEADLINE);
+            options.prefill_dp_rank = job.replica;
+        });
         match host.manager.receiver(addr, self.room.clone(), options) {
             Ok(session) => self.session = Some(session),
             Err(OpenError::Backpressure) => tally.backpressure += 1,

@@ -1,7 +1,7 @@
 //! The sending half of a request.
 
 use kv_transfer::prelude::*;
-use kv_transfer::{OpenError, Sender};
+use kv_transfer::{AuxIndex, Backpressure, OpenError, Reclaimed, Sender};
 
 use super::{DEADLINE, End, Job, Patience, Tally};
 use crate::support::host::Host;
@@ -78,7 +78,7 @@ impl Sending {
     }
 
     fn open(&mut self, job: &Job, host: &mut Host, tally: &mut Tally) -> bool {
-        let options = SessionOptions { deadline: Some(DEADLINE), ..SessionOptions::default() };
+        let options = SessionOptions::default().with(|options| options.deadline = Some(DEADLINE));
         match host.manager.sender(&host.addr, self.room.clone(), &[], options) {
             Ok(session) => self.session = Some(session),
             Err(OpenError::Backpressure) => {

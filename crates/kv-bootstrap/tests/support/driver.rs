@@ -86,13 +86,12 @@ pub fn kv(replica: Replica) -> RankQuery {
 }
 
 pub fn quick() -> ClientConfig {
-    ClientConfig {
-        lease: Duration::from_millis(600),
-        request_timeout: LONG / 3,
-        retry_first: Duration::from_millis(20),
-        retry_max: Duration::from_millis(100),
-        ..ClientConfig::default()
-    }
+    ClientConfig::default().with(|config| {
+        config.lease = Duration::from_millis(600);
+        config.request_timeout = LONG / 3;
+        config.retry_first = Duration::from_millis(20);
+        config.retry_max = Duration::from_millis(100);
+    })
 }
 
 pub fn server() -> (KvBootstrapServer, String) {

@@ -119,7 +119,10 @@ pub fn rank(engine: &str, tp: (u32, u32), life: u64) -> RankRecord {
     let transport = TransportOffer { name: "local".to_owned(), version: 1, metadata };
     let (service, compatibility) = ("kv".to_owned(), "a hash".to_owned());
     let offer = ServiceOffer { service, min: 1, max: 3, compatibility, data: vec![0xff; 64].into() };
-    let parallel = Parallel { tp_size: tp.0, tp_rank: tp.1, ..Parallel::default() };
+    let parallel = Parallel::default().with(|parallel| {
+        parallel.tp_size = tp.0;
+        parallel.tp_rank = tp.1;
+    });
     RankRecord::new(who, WorkerRole::Prefill, parallel, vec![transport], vec![offer]).unwrap()
 }
 

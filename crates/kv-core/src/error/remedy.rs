@@ -7,6 +7,7 @@ use super::peer::PeerCause;
 
 /// What to do with a request whose pages did not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Recovery {
     /// Compute the prompt again, here or on another prefill worker: nothing is wrong with the
     /// request.

@@ -10,6 +10,7 @@ use crate::id::{Room, WorkerId};
 /// [advice](Cause::advice) for an operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("room {room}, {phase}{}: {cause}; {}", with_peer(.peer), .cause.advice())]
+#[non_exhaustive]
 pub struct TransferError {
     /// The room of the request.
     pub room: Room,
@@ -21,12 +22,20 @@ pub struct TransferError {
     pub cause: Cause,
 }
 
+impl TransferError {
+    /// A failure of which no single peer is the cause.
+    pub fn new(room: Room, phase: Phase, cause: Cause) -> TransferError {
+        TransferError { room, peer: None, phase, cause }
+    }
+}
+
 fn with_peer(peer: &Option<WorkerId>) -> String {
     peer.as_ref().map(|peer| format!(" with {peer}")).unwrap_or_default()
 }
 
 /// How far a session had come when it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Phase {
     /// Looking up the peer at the bootstrap server.
     Bootstrap,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The sizes of the parallel groups of an engine, and this rank's place in each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct Parallel {
     /// How many tensor-parallel ranks there are.
     pub tp_size: u32,
@@ -45,6 +46,13 @@ impl Default for Parallel {
 }
 
 impl Parallel {
+    /// The same with some fields changed: `Parallel::default().with(|parallel| parallel.tp_size = 4)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The groups, each with the names of its two fields, its size, and this rank's number in the
     /// group.
     pub fn groups(&self) -> [(&'static str, &'static str, u32, u32); 4] {

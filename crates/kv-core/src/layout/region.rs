@@ -16,6 +16,7 @@ pub const MAX_REGIONS: usize = 4096;
 /// it allocated, or memory that was adopted through an `unsafe` call), so that a wrong address is
 /// an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Region {
     /// What the region is for.
     pub role: RegionRole,
@@ -46,6 +47,13 @@ impl Region {
         let memory = MemoryKind::Dram;
         let (layer, layers, holds, group) = (None, 1, Holds::Opaque, 0);
         Region { role, addr, len, item_len, memory, device: 0, layer, layers, holds, group }
+    }
+
+    /// The same region in memory of this kind: on the GPU numbered `device`, or in the file that the transport
+    /// numbered so.
+    pub fn memory(mut self, memory: MemoryKind, device: u64) -> Region {
+        (self.memory, self.device) = (memory, device);
+        self
     }
 
     /// The same region, which holds this layer of the model.

@@ -10,6 +10,7 @@ pub const MAX_GROUPS: usize = 64;
 
 /// What the items of a region hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Holds {
     /// Unknown. The items of such a region are exchanged whole, and only with the region at the same
     /// position of a cache of the same shape (equal in everything but the numbers of items).
@@ -86,6 +87,7 @@ pub const NHD_PACKED: Axes = [Axis::Layer, Axis::Token, Axis::Head, Axis::Part];
 /// replicated heads, no context parallelism, and state regions that are all slots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct Layout {
     /// The order of the axes inside an item, the same in every region.
     pub axes: Axes,
@@ -123,9 +125,19 @@ impl Default for Layout {
     }
 }
 
+impl Layout {
+    /// The same with some fields changed: `Layout::default().with(|layout| layout.dcp_size = 2)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
 /// Layers whose items have indices of their own, beside the request's KV pages: slots of recurrent
 /// layers, pages of sliding-window layers, pages of a draft model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CacheGroup {
     /// Tokens of an item; 1 for slots. For items of several tokens, the peer may use another number.
     pub page_size: u32,

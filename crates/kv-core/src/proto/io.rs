@@ -21,6 +21,7 @@ pub type Output = crate::machine::Output<KvPoll, Resource, TransferError>;
 
 /// The configuration of a [`Node`](super::Node).
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct NodeConfig {
     /// The worker's description of itself: memory, geometry and limits.
     pub args: KvArgs,
@@ -44,20 +45,33 @@ impl NodeConfig {
     /// A configuration with one transport, all versions, and the default timing and limits. The
     /// seed is the incarnation, which is random.
     pub fn new(args: KvArgs, incarnation: Incarnation, transport: &str, metadata: Bytes) -> NodeConfig {
+        NodeConfig::over(args, incarnation, vec![TransportOffer::new(transport, metadata)])
+    }
+
+    /// The same with several transports, the preferred one first.
+    pub fn over(args: KvArgs, incarnation: Incarnation, transports: Vec<TransportOffer>) -> NodeConfig {
         NodeConfig {
             args,
             incarnation,
-            transports: vec![TransportOffer::new(transport, metadata)],
+            transports,
             versions: Spoken::ALL,
             seed: incarnation.get(),
             timing: Timing::default(),
             limits: Limits::default(),
         }
     }
+
+    /// The same with some fields changed: `NodeConfig::new(…).with(|config| config.seed = 7)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Timing {
     /// How long a session may take, unless its options say otherwise (SGLang: 300 s).
     pub session_deadline: Duration,
@@ -89,6 +103,13 @@ pub struct Timing {
 pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl Timing {
+    /// The same with some fields changed: `Timing::default().with(|timing| timing.keepalive = Duration::from_millis(500))`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
     /// The same timing, corrected so that no timer spins and no live peer seems silent.
     pub(super) fn sane(mut self) -> Timing {
         for pause in [
@@ -128,6 +149,7 @@ impl Default for Timing {
 
 /// Bounds on what peers and schedulers can make a node remember.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Most peers known at once. Idle peers make way for new ones; busy peers do not.
     pub max_peers: usize,
@@ -168,5 +190,14 @@ impl Default for Limits {
             max_addresses: 1024,
             max_ended_leases: 1 << 16,
         }
+    }
+}
+
+impl Limits {
+    /// The same with some fields changed: `Limits::default().with(|limits| limits.max_peers = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 }

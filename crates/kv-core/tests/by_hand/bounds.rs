@@ -62,7 +62,7 @@ fn say_if_it_fits(solo: &mut Solo, incarnation: u64, body: Body) -> bool {
 /// A sender of a large request, which peer 1 has acquired as attempt 1. Bytes of the lease.
 fn granted() -> (Solo, usize) {
     let mut solo = Solo::serving_pages(1 << 20);
-    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Pull));
     let session = solo.open_sender_with(ROOM, 1, options);
     // Every other page: as scattered as can be.
     solo.send_list(session, PageList::from_pages((0..100_000).map(|n| n * 2 + 1)).unwrap());
@@ -228,7 +228,10 @@ fn refused_attempts_of_a_connection_keep_little_memory_for_any_incarnations() {
 fn a_receiver_that_repeats_its_hello_counts_as_one_receiver() {
     let mut solo = Solo::serving(|_| {});
     let lease = Some(Lease::Fixed(Duration::from_secs(400)));
-    let options = SessionOptions { mode: Some(TransferMode::Auto), lease, ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| {
+        options.mode = Some(TransferMode::Auto);
+        options.lease = lease;
+    });
     let session = solo.open_sender_with(ROOM, 2, options);
     solo.send(session, 2, &[&[0, 1]]);
     // It has all pages already: nothing is to be written.
@@ -327,7 +330,7 @@ fn of_pieces(num_pages: u32) -> Geometry {
         Region::dram(RegionRole::Kv, addr, 64 * item, item).layer(layer).holds(Holds::Latent)
     };
     let builder = KvArgs::builder("engine", 0).pages(64, 8192).heads(1, 1);
-    let layout = Layout { kernel_page_size: 16, ..Layout::default() };
+    let layout = Layout::default().with(|layout| layout.kernel_page_size = 16);
     let args = builder.region(region(0)).region(region(1)).layout(layout).build().unwrap();
     let mut geometry = args.geometry().clone();
     geometry.num_pages = num_pages;
@@ -382,7 +385,7 @@ fn a_plan_of_few_pages_allocates_for_these_pages_only() {
         // A page each.
         config.limits.max_post_bytes = 64;
     });
-    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Pull));
     let session = solo.open_receiver_with(ROOM, options);
     solo.found(kv_core::LookupId(0), vec![record_with(1, args("peer-1", 1 << 17).geometry())]);
     solo.welcome(1, 1);
@@ -410,12 +413,11 @@ fn a_plan_of_few_pages_allocates_for_these_pages_only() {
 fn waiting(sessions: u64, ranks: u32, lease_refs: &[LeaseRef]) -> (Solo, Vec<SessionId>) {
     let mut solo = Solo::new(|_| {});
     let mode = Some(if lease_refs.is_empty() { TransferMode::Push } else { TransferMode::Pull });
-    let options = SessionOptions {
-        mode,
-        lease_refs: lease_refs.to_vec(),
-        prefill_dp_rank: Some(0),
-        ..Default::default()
-    };
+    let options = SessionOptions::default().with(|options| {
+        options.mode = mode;
+        options.lease_refs = lease_refs.to_vec();
+        options.prefill_dp_rank = Some(0);
+    });
     let open = |room| solo.open_receiver_with(Room::Number(room), options.clone());
     let sessions = (0..sessions).map(open).collect();
     let rank = |pcp_rank| {

@@ -49,12 +49,11 @@ fn quiet_node() -> Solo {
 }
 
 fn sender(solo: &mut Solo, receivers: u32, lease: Lease) -> SessionId {
-    let options = SessionOptions {
-        mode: Some(TransferMode::Pull),
-        lease: Some(lease),
-        deadline: Some(Duration::from_secs(1000)),
-        ..SessionOptions::default()
-    };
+    let options = SessionOptions::default().with(|options| {
+        options.mode = Some(TransferMode::Pull);
+        options.lease = Some(lease);
+        options.deadline = Some(Duration::from_secs(1000));
+    });
     solo.open_sender_with(ROOM, receivers, options)
 }
 

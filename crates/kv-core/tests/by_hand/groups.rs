@@ -123,7 +123,7 @@ fn what_a_sender_left_out_is_told_and_what_was_not_asked_for_is_no_news() {
 #[test]
 fn granted_items_that_do_not_exist_fail_the_session() {
     for groups in bad() {
-        let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+        let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Pull));
         let mut solo = Solo::new(|_| {});
         let session = solo.open_receiver_with(ROOM, options);
         let lookup = solo.lookups()[0].0;
@@ -150,9 +150,15 @@ fn stage(stage: u32, slots: CacheGroup, held: &[u32]) -> KvArgs {
     let stages = vec![(0, 1), (1, 2)];
     let args = KvArgs::builder("peers", stage)
         .pages(16, 16)
-        .parallel(Parallel { pp_size: 2, pp_rank: stage, ..Parallel::default() })
+        .parallel(Parallel::default().with(|parallel| {
+            parallel.pp_size = 2;
+            parallel.pp_rank = stage;
+        }))
         .region(Region::dram(RegionRole::Kv, 0x1000, 16 * 64, 64).layer(stage).holds(Holds::Latent))
-        .layout(Layout { stages, groups: vec![slots], ..Layout::default() });
+        .layout(Layout::default().with(|layout| {
+            layout.stages = stages;
+            layout.groups = vec![slots];
+        }));
     let state = Region::dram(RegionRole::State, 0x9000, 8 * 32, 32).layer(stage).holds(Holds::State(0));
     let args = if held.contains(&stage) { args.region(state) } else { args };
     args.build().unwrap()
@@ -169,7 +175,7 @@ fn receiving_of_stages(slots: CacheGroup, held: &[u32], all: &[(u16, u32, &[u32]
             let state = Region::dram(RegionRole::State, addr, 8 * 32, 32);
             args = args.region(state.layer(layer).holds(Holds::State(0)));
         }
-        let layout = Layout { groups: vec![slots], ..Layout::default() };
+        let layout = Layout::default().with(|layout| layout.groups = vec![slots]);
         config.args = args.layout(layout).build().unwrap();
     });
     let session = solo.open_receiver(ROOM, None);

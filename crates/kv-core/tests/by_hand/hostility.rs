@@ -176,7 +176,7 @@ fn a_request_that_waits_for_a_lost_way_is_not_stranded() {
     solo.init_receiver(session, &[1, 2], None);
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
     assert_eq!(solo.poll(session), KvPoll::Failed);
-    let options = SessionOptions { deadline: Some(SECOND * 120), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.deadline = Some(SECOND * 120));
     let next = solo.open_receiver_with(Room::Number(2), options);
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);
@@ -200,7 +200,7 @@ fn a_request_over_a_lost_way_fails_as_with_a_silent_peer() {
     let (mut solo, session, peer) = receiving_over(WriteFence::AtDeath);
     solo.init_receiver(session, &[1, 2], None);
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
-    let options = SessionOptions { deadline: Some(SECOND * 60), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.deadline = Some(SECOND * 60));
     let next = solo.open_receiver_with(Room::Number(2), options);
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);
@@ -364,7 +364,7 @@ fn a_new_conversation_costs_in_proportion_to_the_open_requests() {
 #[test]
 fn the_longest_deadline_does_not_overflow() {
     let mut solo = Solo::new(|_| {});
-    let options = SessionOptions { deadline: Some(Duration::MAX), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.deadline = Some(Duration::MAX));
     let session = solo.open_receiver_with(ROOM, options);
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);
@@ -488,7 +488,7 @@ fn quarantine_reports_pages_that_wait_for_a_revocation() {
     // The peer goes on, and has stopped writing.
     solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
     assert_eq!(solo.released(session), [list(&[1, 2])]);
-    let options = SessionOptions { deadline: Some(SECOND * 60), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.deadline = Some(SECOND * 60));
     let next = solo.open_receiver_with(Room::Number(2), options);
     if let Some((lookup, _)) = solo.lookups().first().cloned() {
         solo.found(lookup, vec![record(1)]);
@@ -551,7 +551,7 @@ fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
 #[test]
 fn a_lease_does_not_ask_for_a_heartbeat_every_millisecond() {
     let mut solo = Solo::new(|_| {});
-    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Pull));
     solo.open_receiver_with(ROOM, options);
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(1)]);

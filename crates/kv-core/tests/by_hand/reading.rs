@@ -21,12 +21,11 @@ const PROVEN: Duration = Duration::from_micros(5_812_500);
 fn pull() -> SessionOptions {
     let lease_id = LeaseRef { incarnation: Incarnation::from_random(1), lease_id: NONCE, pages: None };
     let deadline = Some(Duration::from_secs(1000));
-    SessionOptions {
-        mode: Some(TransferMode::Pull),
-        lease_refs: vec![lease_id],
-        deadline,
-        ..SessionOptions::default()
-    }
+    SessionOptions::default().with(|options| {
+        options.mode = Some(TransferMode::Pull);
+        options.lease_refs = vec![lease_id];
+        options.deadline = deadline;
+    })
 }
 
 /// A registration that asks for a lease.
@@ -222,7 +221,7 @@ fn leases_of_nonexistent_pages_and_second_leases_fail_the_session() {
         solo.says(1, Body::Granted(granted));
         assert_eq!(solo.cause(session), Cause::Protocol(what));
     }
-    let (mut solo, session, _) = acquiring(SessionOptions { lease_refs: Vec::new(), ..pull() });
+    let (mut solo, session, _) = acquiring(pull().with(|options| options.lease_refs = Vec::new()));
     solo.says(1, Body::Granted(granting(1)));
     solo.says(1, Body::Granted(Granted { lease_id: SessionId(56), ..granting(1) }));
     assert_eq!(solo.cause(session), Cause::Protocol("two leases for one acquire message"));
@@ -251,7 +250,7 @@ fn sources_that_lease_other_numbers_of_pages_fail_the_session_with_both() {
     };
     for (first, pages) in [([1, 2], &[4, 5][..]), ([2, 1], &[4, 5]), ([1, 2], &[4, 5, 6, 9])] {
         let mut solo = Solo::new(|_| {});
-        let session = solo.open_receiver_with(ROOM, SessionOptions { lease_refs: Vec::new(), ..pull() });
+        let session = solo.open_receiver_with(ROOM, pull().with(|options| options.lease_refs = Vec::new()));
         let lookup = solo.lookups()[0].0;
         solo.found(lookup, vec![rank(0), rank(1)]);
         let mut numbers = Vec::new();
@@ -325,7 +324,7 @@ fn the_number_of_an_acquire_survives_a_burst_of_other_acquires() {
 fn numbers_are_remembered_for_a_minute_however_many_follow() {
     for (passed, forgotten) in [(Duration::from_secs(50), 0), (Duration::from_secs(61), 1)] {
         let (mut solo, _, acquire) =
-            acquiring(SessionOptions { deadline: Some(Duration::from_secs(1000)), ..pull() });
+            acquiring(pull().with(|options| options.deadline = Some(Duration::from_secs(1000))));
         for _ in 0..1000 {
             solo.now = solo.now + passed / 1000;
             solo.open_receiver_with(ROOM, pull());
@@ -386,7 +385,7 @@ fn an_impossible_lease_id_is_refused_before_any_frame_is_sent() {
     let reference = |incarnation: u64, pages: Option<PageList>| {
         let lease_id =
             LeaseRef { incarnation: Incarnation::from_random(incarnation), lease_id: NONCE, pages };
-        SessionOptions { lease_refs: vec![lease_id], ..pull() }
+        pull().with(|options| options.lease_refs = vec![lease_id])
     };
     for options in [reference(2, None), reference(1, Some(list(&[16])))] {
         let mut solo = Solo::new(|_| {});

@@ -541,7 +541,7 @@ fn ranks_of_a_lookup_answer_do_not_evict_each_other() {
     };
     let session = solo.open_receiver_with(
         Room::Number(4),
-        SessionOptions { prefill_dp_rank: Some(1), ..SessionOptions::default() },
+        SessionOptions::default().with(|options| options.prefill_dp_rank = Some(1)),
     );
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![rank(1), rank(2)]);
@@ -625,8 +625,10 @@ fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
         places.iter().map(rank).collect()
     };
     let mut solo = Solo::new(|_| {});
-    let session =
-        solo.open_receiver_with(Room::Number(4), SessionOptions { prefix_pages: 2, ..Default::default() });
+    let session = solo.open_receiver_with(
+        Room::Number(4),
+        SessionOptions::default().with(|options| options.prefix_pages = 2),
+    );
     solo.found(kv_core::LookupId(0), ranks(&[(0, 3), (1, 3), (2, 3)]));
     for peer in 1..=3 {
         solo.welcome(peer, peer as u32);
@@ -656,7 +658,10 @@ fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
 }
 
 fn tensor_parallel(engine: &str, tp_rank: u32) -> kv_core::KvArgs {
-    let parallel = kv_core::Parallel { tp_size: 2, tp_rank, ..Default::default() };
+    let parallel = kv_core::Parallel::default().with(|parallel| {
+        parallel.tp_size = 2;
+        parallel.tp_rank = tp_rank;
+    });
     kv_core::KvArgs::builder(engine, tp_rank)
         .pages(16, 16)
         .parallel(parallel)

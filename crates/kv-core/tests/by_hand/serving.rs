@@ -504,8 +504,11 @@ fn a_peer_into_which_a_post_still_writes_does_not_make_way() {
 fn sending(solo: &mut Solo, peer: u64, attempt: u64, room: u64, millis: u64) -> SessionId {
     let room = Room::Number(room);
     let deadline = Some(Duration::from_millis(millis));
-    let session =
-        solo.open_sender_with(room.clone(), 1, SessionOptions { deadline, ..SessionOptions::default() });
+    let session = solo.open_sender_with(
+        room.clone(),
+        1,
+        SessionOptions::default().with(|options| options.deadline = deadline),
+    );
     solo.says(peer, Body::Register(register(attempt, room, &[0])));
     solo.send(session, 1, &[&[3]]);
     session
@@ -540,7 +543,8 @@ fn a_deadline_error_names_the_peer_that_posts_waited_for() {
     assert_eq!(last(&solo, last_one), Some(Obstacle::Stuck { peer: worker(1), posts: 4 }));
     // Nobody has permitted to write.
     let mut solo = Solo::serving(|_| {});
-    let options = SessionOptions { deadline: Some(Duration::from_millis(500)), ..SessionOptions::default() };
+    let options =
+        SessionOptions::default().with(|options| options.deadline = Some(Duration::from_millis(500)));
     let session = solo.open_sender_with(ROOM, 1, options);
     solo.says(1, Body::Register(with(register(1, ROOM, &[0]), |to| (to.ask, to.permit_ms) = (0, 0))));
     solo.send(session, 1, &[&[3]]);
@@ -548,7 +552,8 @@ fn a_deadline_error_names_the_peer_that_posts_waited_for() {
     assert_eq!(last(&solo, session), Some(Obstacle::NotPermitted { peer: worker(1) }));
     // More is given in the moment at which the deadline passes: what is stuck is still the first post.
     let mut solo = Solo::serving(|_| {});
-    let options = SessionOptions { deadline: Some(Duration::from_millis(500)), ..SessionOptions::default() };
+    let options =
+        SessionOptions::default().with(|options| options.deadline = Some(Duration::from_millis(500)));
     let session = solo.open_sender_with(ROOM, 1, options);
     solo.says(1, Body::Register(register(1, ROOM, &[0, 1])));
     solo.send(session, 2, &[&[3]]);

@@ -59,7 +59,7 @@ fn with_state(args: KvArgsBuilder) -> KvArgsBuilder {
     args.region(Region::dram(RegionRole::Aux, 0x3_0000, 4 * 16, 16))
         .region(Region::dram(RegionRole::State, 0x4_0000, 8 * 32, 32).group(SLOTS))
         .region(Region::dram(RegionRole::State, 0x5_0000, 6 * 48, 48).group(OPTIONAL))
-        .layout(Layout { groups, ..Layout::default() })
+        .layout(Layout::default().with(|layout| layout.groups = groups))
 }
 
 pub fn list(pages: &[u32]) -> PageList {
@@ -423,7 +423,10 @@ impl Solo {
     }
 
     pub fn open_receiver(&mut self, room: Room, prefill_dp_rank: Option<u32>) -> SessionId {
-        self.open_receiver_with(room, SessionOptions { prefill_dp_rank, ..SessionOptions::default() })
+        self.open_receiver_with(
+            room,
+            SessionOptions::default().with(|options| options.prefill_dp_rank = prefill_dp_rank),
+        )
     }
 
     pub fn open_receiver_with(&mut self, room: Room, options: SessionOptions) -> SessionId {

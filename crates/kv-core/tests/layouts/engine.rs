@@ -116,16 +116,14 @@ impl Engine {
         let num_pages = 24 + rng.below(8) as u32;
         let group_pages: Vec<u32> =
             model.groups.iter().map(|group| if group.slots { 1 } else { rng.pick(&[1, 2, 4]) }).collect();
-        let layout = Layout {
-            axes,
-            total_kv_heads: if model.is_latent() { 0 } else { model.heads },
-            kernel_page_size: if kernel == page_size { 0 } else { kernel },
-            dcp_size: context,
-            dcp_rank: 0,
+        let layout = Layout::default().with(|layout| {
+            layout.axes = axes;
+            layout.total_kv_heads = if model.is_latent() { 0 } else { model.heads };
+            layout.kernel_page_size = if kernel == page_size { 0 } else { kernel };
+            layout.dcp_size = context;
             // Of one stage, everything is known without.
-            stages: if pp == 1 && rng.chance(2) { Vec::new() } else { stages.clone() },
-            groups: Vec::new(),
-        };
+            layout.stages = if pp == 1 && rng.chance(2) { Vec::new() } else { stages.clone() };
+        });
         let mut all = Vec::new();
         for (pp_rank, stage) in (0..).zip(&stages) {
             let cells = cells(rng, &model.kinds, stage.0..stage.1);
@@ -134,17 +132,16 @@ impl Engine {
                 model.groups.iter().map(|group| self::cells(rng, &group.kinds, layers_of(group))).collect();
             for (pcp_rank, tp_rank) in (0..pcp_size).flat_map(|cp| (0..tp).map(move |tp| (cp, tp))) {
                 let (tp_size, pp_size) = (tp, pp);
-                let parallel = Parallel {
-                    tp_size,
-                    tp_rank,
-                    pp_size,
-                    pp_rank,
-                    pcp_size,
-                    pcp_rank,
-                    ..Parallel::default()
-                };
+                let parallel = Parallel::default().with(|parallel| {
+                    parallel.tp_size = tp_size;
+                    parallel.tp_rank = tp_rank;
+                    parallel.pp_size = pp_size;
+                    parallel.pp_rank = pp_rank;
+                    parallel.pcp_size = pcp_size;
+                    parallel.pcp_rank = pcp_rank;
+                });
                 let number = (pp_rank * pcp_size + pcp_rank) * tp + tp_rank;
-                let mut layout = Layout { dcp_rank: tp_rank % context, ..layout.clone() };
+                let mut layout = layout.clone().with(|layout| layout.dcp_rank = tp_rank % context);
                 let heads = if model.is_latent() { 1 } else { (model.heads / tp).max(1) };
                 let mut builder = KvArgs::builder("e", number).pages(num_pages, page_size).heads(heads, 1);
                 let mut addr = 0;

@@ -262,7 +262,7 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
         let mut steps = Vec::new();
         let (mode, aux) = (Some(mode), Some(AuxIndex(1)));
         if node < world.prefills {
-            let options = Box::new(SessionOptions { mode, ..SessionOptions::default() });
+            let options = Box::new(SessionOptions::default().with(|options| options.mode = mode));
             steps.push(Step::Say(Command::OpenSender { session, room: ROOM, receivers, options }));
             let pages = &request.prefill[node].pages;
             steps.push(Step::Say(Command::InitSender { session, num_pages: pages.len(), aux }));
@@ -275,8 +275,11 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
             let rank = node - world.prefills;
             let prefix_pages = request.prefix[rank];
             let lease_refs = world.lease_refs.clone();
-            let options =
-                Box::new(SessionOptions { mode, lease_refs, prefix_pages, ..SessionOptions::default() });
+            let options = Box::new(SessionOptions::default().with(|options| {
+                options.mode = mode;
+                options.lease_refs = lease_refs;
+                options.prefix_pages = prefix_pages;
+            }));
             let bootstrap_addr = "bootstrap:1".to_owned();
             steps.push(Step::Say(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options }));
             let groups = groups(&engines[1], rank, request, &request.decode[rank], false);

@@ -35,11 +35,14 @@ fn rank(row: &Value, tp_size: u32, tp_rank: u32) -> Geometry {
     let heads = if mla { 1 } else { (total / tp_size).max(1) };
     let held = if mla { Holds::Latent } else { Holds::Key };
     let region = |role, addr, len: u32| Region::dram(role, addr, 10 * u64::from(len), len.into()).layer(0);
-    let mut layout = Layout { total_kv_heads: if mla { 0 } else { total }, ..Layout::default() };
+    let mut layout = Layout::default().with(|layout| layout.total_kv_heads = if mla { 0 } else { total });
     let mut builder = KvArgs::builder("e", tp_rank)
         .pages(10, 1)
         .heads(heads, 1)
-        .parallel(Parallel { tp_size, tp_rank, ..Parallel::default() })
+        .parallel(Parallel::default().with(|parallel| {
+            parallel.tp_size = tp_size;
+            parallel.tp_rank = tp_rank;
+        }))
         .region(region(RegionRole::Kv, 0x1000, heads).holds(held));
     if mamba {
         layout.groups.push(CacheGroup::slots(8 / tp_size, 8));
@@ -93,9 +96,15 @@ fn ranks_heads_and_consumer_counts_match_vllm() {
 
 /// Ranks of a latent cache whose pages are dealt to all of them.
 fn dealt(size: u32, rank: u32) -> Geometry {
-    let layout = Layout { dcp_size: size, dcp_rank: rank, ..Layout::default() };
+    let layout = Layout::default().with(|layout| {
+        layout.dcp_size = size;
+        layout.dcp_rank = rank;
+    });
     let region = Region::dram(RegionRole::Kv, 0x1000, 2000, 1).layer(0).holds(Holds::Latent);
-    let parallel = Parallel { tp_size: size, tp_rank: rank, ..Parallel::default() };
+    let parallel = Parallel::default().with(|parallel| {
+        parallel.tp_size = size;
+        parallel.tp_rank = rank;
+    });
     let args = KvArgs::builder("e", rank).pages(2000, 1).parallel(parallel).layout(layout).region(region);
     args.build().unwrap().geometry().clone()
 }

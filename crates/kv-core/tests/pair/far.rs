@@ -106,8 +106,12 @@ fn pulls(total: u64, spacing: Duration, round_trip: Duration) -> (usize, BTreeMa
 fn begin(request: u64) -> Vec<(usize, Input)> {
     let (session, room) = (SessionId(request), Room::Number(request));
     let deadline = Some(Duration::from_secs(100));
-    let options =
-        || Box::new(SessionOptions { mode: Some(TransferMode::Pull), deadline, ..SessionOptions::default() });
+    let options = || {
+        Box::new(SessionOptions::default().with(|options| {
+            options.mode = Some(TransferMode::Pull);
+            options.deadline = deadline;
+        }))
+    };
     let page = || {
         let page = (request % u64::from(PAGES)) as u32;
         Pages::unpooled(PageList::from_pages([page]).unwrap()).unwrap()

@@ -53,12 +53,10 @@ pub fn args_with(
         true => builder.region(draft_region.layer(0).holds(Holds::Key).group(DRAFT)),
         false => builder,
     };
-    let groups = vec![
-        CacheGroup::slots(1, 1),
-        CacheGroup::pages(window, 1, 1),
-        CacheGroup { optional, ..CacheGroup::pages(draft, 1, 1) },
-    ];
-    builder.layout(Layout { groups, ..Layout::default() }).max_inflight(8).build().unwrap()
+    let drafts = CacheGroup::pages(draft, 1, 1);
+    let drafts = if optional { drafts.optional() } else { drafts };
+    let groups = vec![CacheGroup::slots(1, 1), CacheGroup::pages(window, 1, 1), drafts];
+    builder.layout(Layout::default().with(|layout| layout.groups = groups)).max_inflight(8).build().unwrap()
 }
 
 /// Two nodes with memory: every byte of the prefill side is a number of its own, as far as a byte goes.
@@ -86,7 +84,7 @@ impl World {
     }
 
     fn open(&mut self, mode: TransferMode) -> (SessionId, SessionId) {
-        let options = || SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+        let options = || SessionOptions::default().with(|options| options.mode = Some(mode));
         let sender = self.pair.open_sender_with(ROOM, 1, options());
         (sender, self.pair.open_receiver_with(ROOM, options()))
     }
@@ -460,7 +458,12 @@ fn items_of_a_dead_peers_reader_come_back_when_its_reads_have_ended_and_granted_
     let mut world = World::new();
     let given = |slot: u32| groups([items(SLOTS, 0, &[slot])]);
     let lease = Some(Lease::Fixed(Duration::from_secs(9)));
-    let options = |mode, lease| SessionOptions { mode: Some(mode), lease, ..SessionOptions::default() };
+    let options = |mode, lease| {
+        SessionOptions::default().with(|options| {
+            options.mode = Some(mode);
+            options.lease = lease;
+        })
+    };
     let sender = world.pair.open_sender_with(ROOM, 1, options(TransferMode::Pull, lease));
     let receiver = world.pair.open_receiver_with(ROOM, options(TransferMode::Pull, None));
     world.pair.init_sender(sender, 1, None);
@@ -489,12 +492,14 @@ fn a_prefix_that_is_there_does_not_shorten_the_groups() {
     for mode in BOTH {
         for prefix in [1, 2] {
             let mut world = World::new();
-            let options =
-                SessionOptions { mode: Some(mode), prefix_pages: prefix, ..SessionOptions::default() };
+            let options = SessionOptions::default().with(|options| {
+                options.mode = Some(mode);
+                options.prefix_pages = prefix;
+            });
             let sender = world.pair.open_sender_with(
                 ROOM,
                 1,
-                SessionOptions { mode: Some(mode), ..Default::default() },
+                SessionOptions::default().with(|options| options.mode = Some(mode)),
             );
             let receiver = world.pair.open_receiver_with(ROOM, options);
             let (sent, wanted) = (|| groups([items(SLOTS, 0, &[5])]), || groups([items(SLOTS, 0, &[2])]));

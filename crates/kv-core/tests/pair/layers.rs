@@ -108,10 +108,10 @@ fn a_receiver_that_comes_late_gets_what_is_final_by_then_and_the_rest_later() {
 #[test]
 fn pages_are_granted_to_readers_when_every_layer_of_every_chunk_is_final() {
     let mut pair = layered();
-    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Pull));
     let sender = pair.open_sender_with(ROOM, 1, options.clone());
     let lease_refs = vec![pair.lease_ref(sender)];
-    let receiver = pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..options });
+    let receiver = pair.open_receiver_with(ROOM, options.with(|options| options.lease_refs = lease_refs));
     pair.init_receiver(receiver, &[7, 9], None);
     pair.init_sender(sender, 2, None);
     begin(&mut pair, sender, &[1]);
@@ -189,7 +189,7 @@ fn impossible_announcements_fail_the_session_with_both_values_and_lose_no_page()
 fn layers_that_nobody_holds_end_no_chunk_a_second_time() {
     for mode in [TransferMode::Push, TransferMode::Pull] {
         let mut pair = pair_of(&[2, 3, 5]);
-        let options = || SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+        let options = || SessionOptions::default().with(|options| options.mode = Some(mode));
         let sender = pair.open_sender_with(ROOM, 1, options());
         let receiver = pair.open_receiver_with(ROOM, options());
         pair.init_receiver(receiver, &[7, 9], Some(2));
@@ -225,7 +225,7 @@ fn layers_that_nobody_holds_end_no_chunk_a_second_time() {
 #[test]
 fn pages_are_granted_once_despite_further_announcements() {
     let mut pair = pair_of(&[2, 4]);
-    let options = SessionOptions { mode: Some(TransferMode::Pull), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Pull));
     let sender = pair.open_sender_with(ROOM, 1, options);
     pair.init_sender(sender, 1, None);
     begin(&mut pair, sender, &[1]);

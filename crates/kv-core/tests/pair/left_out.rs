@@ -65,7 +65,8 @@ fn slots_that_nobody_described_are_moved_and_never_left_out() {
 fn items_given_to_a_session_that_has_failed_come_back_at_once() {
     let mut world = World::with([undescribed("prefill"), undescribed("decode")]);
     let given = || groups([items(SLOTS, 0, &[5])]);
-    let options = || kv_core::SessionOptions { mode: Some(TransferMode::Push), ..Default::default() };
+    let options =
+        || kv_core::SessionOptions::default().with(|options| options.mode = Some(TransferMode::Push));
     let sender = world.pair.open_sender_with(ROOM, 1, options());
     let receiver = world.pair.open_receiver_with(ROOM, options());
     world.pair.init_receiver(receiver, &[7, 8], None);

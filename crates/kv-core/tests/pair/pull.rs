@@ -15,7 +15,10 @@ const LEASE: Duration = Duration::from_secs(6);
 
 fn pull() -> SessionOptions {
     let lease = Some(Lease::Renewable(LEASE));
-    SessionOptions { mode: Some(TransferMode::Pull), lease, ..SessionOptions::default() }
+    SessionOptions::default().with(|options| {
+        options.mode = Some(TransferMode::Pull);
+        options.lease = lease;
+    })
 }
 
 /// A sender whose pages are complete.
@@ -29,7 +32,7 @@ fn granted(pair: &mut Pair, from: &[u32], aux: Option<u32>) -> SessionId {
 /// A receiver that acquires a sender's pages by its reference.
 fn acquire(pair: &mut Pair, sender: SessionId) -> SessionId {
     let lease_refs = vec![pair.lease_ref(sender)];
-    pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..pull() })
+    pair.open_receiver_with(ROOM, pull().with(|options| options.lease_refs = lease_refs))
 }
 
 fn leased(pair: &Pair) -> usize {
@@ -276,7 +279,7 @@ fn lease_ids_without_pages_fail_by_name_and_move_nothing() {
         ),
     ];
     for (lease_ref, cause) in cases {
-        let options = SessionOptions { lease_refs: vec![lease_ref], ..pull() };
+        let options = pull().with(|options| options.lease_refs = vec![lease_ref]);
         let receiver = pair.open_receiver_with(ROOM, options);
         pair.init_receiver(receiver, &[7, 8], None);
         assert_eq!(pair.failure(D, receiver), cause);
@@ -304,7 +307,7 @@ fn a_restarted_sender_has_no_leases_of_its_former_life() {
     let sender = granted(&mut pair, &[4, 5], None);
     let lease_refs = vec![pair.lease_ref(sender)];
     pair.restart(P);
-    let receiver = pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..pull() });
+    let receiver = pair.open_receiver_with(ROOM, pull().with(|options| options.lease_refs = lease_refs));
     assert!(matches!(pair.failure(D, receiver), Cause::StaleLease { .. }));
     pair.run_for(Duration::from_secs(1));
 }
@@ -368,7 +371,7 @@ fn a_lost_readers_pages_come_back_when_its_lease_is_over_and_not_before() {
 fn a_fixed_lease_is_not_renewed_and_its_reader_sends_no_heartbeats() {
     let mut pair = Pair::new();
     let lease = Some(Lease::Fixed(LEASE));
-    let sender = pair.open_sender_with(ROOM, 1, SessionOptions { lease, ..pull() });
+    let sender = pair.open_sender_with(ROOM, 1, pull().with(|options| options.lease = lease));
     pair.init_sender(sender, 1, None);
     pair.send(sender, &[4]);
     let receiver = acquire(&mut pair, sender);
@@ -393,12 +396,12 @@ fn conflicting_modes_fail_both_sides_and_auto_matches_any_mode() {
     assert_eq!(pair.failure(P, sender), Cause::ByPeer(cause));
 
     for mode in [TransferMode::Push, TransferMode::Pull] {
-        let auto = SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
+        let auto = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Auto));
         let sender = pair.open_sender_with(ROOM, 1, auto);
         pair.init_sender(sender, 2, Some(1));
         pair.send(sender, &[4, 5]);
-        let receiver =
-            pair.open_receiver_with(ROOM, SessionOptions { mode: Some(mode), ..SessionOptions::default() });
+        let receiver = pair
+            .open_receiver_with(ROOM, SessionOptions::default().with(|options| options.mode = Some(mode)));
         pair.command(
             D,
             kv_core::proto::Command::InitReceiver {
@@ -417,7 +420,7 @@ fn conflicting_modes_fail_both_sides_and_auto_matches_any_mode() {
 
 #[test]
 fn auto_follows_the_transport_and_prefers_a_lease_from_the_router() {
-    let auto = || SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
+    let auto = || SessionOptions::default().with(|options| options.mode = Some(TransferMode::Auto));
     for (directions, referenced, op) in [
         (Directions::BOTH, false, Op::Write),
         (Directions::BOTH, true, Op::Read),
@@ -430,7 +433,7 @@ fn auto_follows_the_transport_and_prefers_a_lease_from_the_router() {
         pair.init_sender(sender, 1, None);
         pair.send(sender, &[4]);
         let lease_refs = if referenced { vec![pair.lease_ref(sender)] } else { Vec::new() };
-        let receiver = pair.open_receiver_with(ROOM, SessionOptions { lease_refs, ..auto() });
+        let receiver = pair.open_receiver_with(ROOM, auto().with(|options| options.lease_refs = lease_refs));
         pair.init_receiver(receiver, &[7], None);
         assert_eq!(pair.only_post().op, op, "{directions:?}, referenced {referenced}");
         pair.complete_posts();

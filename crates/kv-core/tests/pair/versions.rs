@@ -22,7 +22,7 @@ fn disjoint_version_ranges_fail_both_sides_with_both_ranges_named() {
     let older = Versions { min: 1, max: VERSIONS.min - 1 };
     for (prefill, decode) in [(VERSIONS, newer), (newer, VERSIONS), (VERSIONS, older), (older, VERSIONS)] {
         for mode in [TransferMode::Push, TransferMode::Pull] {
-            let options = || SessionOptions { mode: Some(mode), ..SessionOptions::default() };
+            let options = || SessionOptions::default().with(|options| options.mode = Some(mode));
             let mut pair = pair(prefill, decode);
             let sender = pair.open_sender_with(ROOM, 1, options());
             pair.init_sender(sender, 2, None);

@@ -23,7 +23,7 @@ fn cache(page_size: u32, page_major: bool, head_major: bool) -> Geometry {
     let mut args = KvArgs::builder("engine", 0)
         .pages(pages, page_size)
         .heads(HEADS, 1)
-        .layout(Layout { axes, ..Layout::default() });
+        .layout(Layout::default().with(|layout| layout.axes = axes));
     let per_region = if page_major { LAYERS } else { 1 };
     for (number, layer) in (1..).zip((0..LAYERS).step_by(per_region as usize)) {
         let item = u64::from(per_region) * 2 * u64::from(page_size) * token;

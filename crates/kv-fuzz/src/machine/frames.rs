@@ -35,13 +35,16 @@ fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
         KvArgs::builder(engine, 0).pages(pages, page_size).heads(1, 1).max_inflight(6).max_sge(64);
     for layer in 0..2 {
         let addr = u64::from(layer) << 44;
-        builder = builder.region(Region { addr: (1 << 48) + addr, ..kv(layer).holds(Holds::KeyValue) });
+        let mut region = kv(layer).holds(Holds::KeyValue);
+        region.addr = (1 << 48) + addr;
+        builder = builder.region(region);
     }
     builder = builder.region(Region::dram(RegionRole::Aux, 1 << 32, 16 * 16, 16));
-    for (number, region) in (1..).zip([state(64, 32, 0), state(4096, 48, 1), state(64, 16, 2)]) {
-        builder = builder.region(Region { addr: number << 52, ..region });
+    for (number, mut region) in (1..).zip([state(64, 32, 0), state(4096, 48, 1), state(64, 16, 2)]) {
+        region.addr = number << 52;
+        builder = builder.region(region);
     }
-    builder.layout(Layout { groups, ..Layout::default() }).build().ok()
+    builder.layout(Layout::default().with(|layout| layout.groups = groups)).build().ok()
 }
 
 /// The arguments of the machine's own worker.

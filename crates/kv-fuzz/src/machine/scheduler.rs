@@ -25,16 +25,16 @@ pub(super) fn open(
         lease_id: SessionId(1 + number as u64),
         pages: None,
     };
-    let options = Box::new(SessionOptions {
-        mode: Some(mode),
-        deadline: script.option(|script| Duration::from_millis(script.number() % 1_000_000)),
-        prefill_dp_rank: script.option(|script| u32::from(script.below(3))),
-        lease: script.option(|script| Lease::Fixed(Duration::from_millis(script.number() % 100_000))),
-        lease_refs: (0..lease_refs).map(lease_ref).collect(),
-        source: None,
-        prefix_pages: if script.rarely() { script.size(5000) } else { 0 },
-        tokens: script.option(|script| script.size(100_000)),
-    });
+    let options = Box::new(SessionOptions::default().with(|options| {
+        options.mode = Some(mode);
+        options.deadline = script.option(|script| Duration::from_millis(script.number() % 1_000_000));
+        options.prefill_dp_rank = script.option(|script| u32::from(script.below(3)));
+        options.lease =
+            script.option(|script| Lease::Fixed(Duration::from_millis(script.number() % 100_000)));
+        options.lease_refs = (0..lease_refs).map(lease_ref).collect();
+        options.prefix_pages = if script.rarely() { script.size(5000) } else { 0 };
+        options.tokens = script.option(|script| script.size(100_000));
+    }));
     if sender {
         let receivers = script.size(5000) as u32;
         (1 + u64::from(receivers), Command::OpenSender { session, room, receivers, options })

@@ -23,18 +23,21 @@ use super::{Charge, Outcome, Reach};
 pub const MAX_INPUTS: u64 = 400;
 
 const US: Incarnation = Incarnation::from_random(9);
-const LIMITS: Limits = Limits {
-    max_peers: 3,
-    max_registrations: 8,
-    max_waiting_runs: 4096,
-    max_failed_rooms: 8,
-    max_post_bytes: 1 << 20,
-    max_attempts: 64,
-    connections_share: 2,
-    max_incarnations: 2,
-    max_addresses: 8,
-    max_ended_leases: 7,
-};
+/// Bounds so small that scripts reach them.
+fn limits() -> Limits {
+    Limits::default().with(|limits| {
+        limits.max_peers = 3;
+        limits.max_registrations = 8;
+        limits.max_waiting_runs = 4096;
+        limits.max_failed_rooms = 8;
+        limits.max_post_bytes = 1 << 20;
+        limits.max_attempts = 64;
+        limits.connections_share = 2;
+        limits.max_incarnations = 2;
+        limits.max_addresses = 8;
+        limits.max_ended_leases = 7;
+    })
+}
 
 /// Bytes of a run of pages in a frame.
 const OF_RUN: u64 = 8;
@@ -88,7 +91,7 @@ impl<'a> World<'a> {
         let args = frames::us().expect("the worker's arguments are valid");
         let us = args.geometry();
         let config = NodeConfig::new(args.clone(), US, "test", Bytes::from_static(&[0]));
-        let config = NodeConfig { limits: LIMITS, ..config };
+        let config = config.with(|config| config.limits = self::limits());
         let mut world = World {
             script,
             length,
@@ -422,17 +425,18 @@ impl<'a> World<'a> {
     }
 
     fn check_bounds(&self, gauges: &NodeGauges) {
-        let attempts = LIMITS.max_peers as u64 * LIMITS.max_attempts;
-        assert!(gauges.peers <= LIMITS.max_peers, "{gauges:?}");
-        assert!(gauges.registrations <= LIMITS.max_registrations, "{gauges:?}");
-        assert!(gauges.failed_rooms <= 2 * LIMITS.max_failed_rooms, "{gauges:?}");
+        let limits = limits();
+        let attempts = limits.max_peers as u64 * limits.max_attempts;
+        assert!(gauges.peers <= limits.max_peers, "{gauges:?}");
+        assert!(gauges.registrations <= limits.max_registrations, "{gauges:?}");
+        assert!(gauges.failed_rooms <= 2 * limits.max_failed_rooms, "{gauges:?}");
         assert!(gauges.incoming as u64 <= attempts, "{gauges:?}");
         assert!(gauges.closed_runs as u64 <= attempts, "{gauges:?}");
-        assert!(gauges.waiting_runs <= LIMITS.max_waiting_runs, "{gauges:?}");
-        assert!(gauges.addresses <= LIMITS.max_addresses, "{gauges:?}");
-        assert!(gauges.sources <= gauges.receivers * LIMITS.max_peers, "{gauges:?}");
+        assert!(gauges.waiting_runs <= limits.max_waiting_runs, "{gauges:?}");
+        assert!(gauges.addresses <= limits.max_addresses, "{gauges:?}");
+        assert!(gauges.sources <= gauges.receivers * limits.max_peers, "{gauges:?}");
         assert!(gauges.granted_runs <= gauges.sources * MAX_FRAME / OF_RUN as usize, "{gauges:?}");
-        assert!(gauges.ended_leases <= LIMITS.max_ended_leases, "{gauges:?}");
+        assert!(gauges.ended_leases <= limits.max_ended_leases, "{gauges:?}");
         if let Some(next) = self.node.next_timeout() {
             assert!(next > self.now, "a timer that is due was not run");
         }

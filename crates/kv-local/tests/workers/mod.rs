@@ -60,7 +60,7 @@ pub fn worker(place: Place, lens: &[usize]) -> Side<LocalTransport> {
 
 /// The same with other limits.
 pub fn worker_with(place: Place, lens: &[usize], config: LocalConfig) -> Side<LocalTransport> {
-    let mut transport = LocalTransport::new(LocalConfig { permit_tracing: true, ..config }).unwrap();
+    let mut transport = LocalTransport::new(config.with(|config| config.permit_tracing = true)).unwrap();
     let gap = 4096 + 64;
     let offsets: Vec<usize> = lens
         .iter()

@@ -23,6 +23,7 @@ const BY_NAME: &str = "KV_NIXL_LIB";
 /// puts NIXL; the usual prefixes of the system and its Python. A library that `library` or `KV_NIXL_LIB`
 /// names must be usable; the other places are tried one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Search {
     /// The library itself, or the directory that holds it.
     pub library: Option<PathBuf>,

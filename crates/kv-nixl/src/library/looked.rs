@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// A place where NIXL was looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Looked {
     /// The path at which the library was expected.
     pub path: PathBuf,
@@ -16,6 +17,7 @@ pub struct Looked {
 
 /// What the search found at a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outcome {
     /// There is no file.
     Absent,

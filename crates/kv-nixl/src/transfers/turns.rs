@@ -259,7 +259,8 @@ mod tests {
         let device = here.add_file(file).unwrap();
         let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096);
         here.register(&memory).unwrap();
-        here.register(&Region { memory: MemoryKind::File, device, addr: 0, ..memory }).unwrap();
+        let in_file = Region::dram(RegionRole::Kv, 0, LEN as u64, 4096).memory(MemoryKind::File, device);
+        here.register(&in_file).unwrap();
         here.connect(PEER, &here.metadata().unwrap()).unwrap();
         let desc = Desc { remote_region: 1, ..whole(1, Op::Read).descs[0] };
         here.post(PEER, Post { descs: vec![desc], ..whole(1, Op::Read) }).unwrap();

@@ -48,7 +48,7 @@ impl Cache {
     fn new(shape: &Shape) -> Option<Cache> {
         let (block, region) = (shape.block_bytes(), shape.blocks * shape.block_bytes());
         let pool = HostPool::new(shape.layers * region).unwrap();
-        let config = NixlConfig { foreign_bytes: 16 << 20, ..NixlConfig::default() };
+        let config = NixlConfig::default().with(|config| config.foreign_bytes = 16 << 20);
         let mut transport = NixlTransport::new(nixl()?, config).unwrap();
         transport.add_pool(&pool).unwrap();
         for layer in 0..shape.layers {

@@ -33,8 +33,8 @@ pub struct Workers {
 pub fn configured(kind: &str) -> NixlConfig {
     match kind {
         "default" => NixlConfig::default(),
-        "reads-over-tcp" => NixlConfig { reads_over_tcp: true, ..NixlConfig::default() },
-        backend => NixlConfig { backend: backend.to_owned(), ..NixlConfig::default() },
+        "reads-over-tcp" => NixlConfig::default().with(|config| config.reads_over_tcp = true),
+        backend => NixlConfig::default().with(|config| config.backend = backend.to_owned()),
     }
 }
 

@@ -117,8 +117,14 @@ mod tests {
     fn ranks(tp_size: u32, dcp_size: u32) -> Vec<Geometry> {
         let rank = |tp_rank| {
             let region = Region::dram(RegionRole::Kv, 0x1000, 8 * 64, 64).layer(0).holds(Holds::Latent);
-            let layout = Layout { dcp_size, dcp_rank: tp_rank % dcp_size, ..Layout::default() };
-            let parallel = Parallel { tp_size, tp_rank, ..Parallel::default() };
+            let layout = Layout::default().with(|layout| {
+                layout.dcp_size = dcp_size;
+                layout.dcp_rank = tp_rank % dcp_size;
+            });
+            let parallel = Parallel::default().with(|parallel| {
+                parallel.tp_size = tp_size;
+                parallel.tp_rank = tp_rank;
+            });
             let args = KvArgs::builder("e", tp_rank).pages(8, 16).parallel(parallel).layout(layout);
             args.region(region).build().unwrap().geometry().clone()
         };

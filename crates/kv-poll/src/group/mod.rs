@@ -207,7 +207,11 @@ impl KvManager for EngineGroup {
         let deal = Deal::new(self.geometries(), options.tokens, options.prefix_pages);
         let open = |(rank, manager): (usize, &Manager)| {
             let prefix_pages = deal.prefix(rank);
-            manager.receiver(bootstrap_addr, room.clone(), SessionOptions { prefix_pages, ..options.clone() })
+            manager.receiver(
+                bootstrap_addr,
+                room.clone(),
+                options.clone().with(|options| options.prefix_pages = prefix_pages),
+            )
         };
         let ranks = self.shared.managers.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
         Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, Vec::new(), deal))

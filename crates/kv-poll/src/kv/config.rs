@@ -9,8 +9,9 @@ use crate::worker::Setup;
 
 /// What a worker is started with.
 ///
-/// The fields may be set directly or in a chain: `WorkerConfig::new(args, role).bootstrap(addr)`.
+/// What the defaults do not fit is assigned: `config.bootstrap = Some(addr)`.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct WorkerConfig {
     /// Memory, geometry, limits.
     pub args: KvArgs,
@@ -67,51 +68,10 @@ impl WorkerConfig {
         }
     }
 
-    /// Registers the worker with this bootstrap server.
-    pub fn bootstrap(mut self, addr: &str) -> Self {
-        self.bootstrap = Some(addr.to_owned());
-        self
-    }
-
-    /// How long things may take.
-    pub fn timing(mut self, timing: Timing) -> Self {
-        self.timing = timing;
-        self
-    }
-
-    /// Bounds on what peers can make it remember.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// The versions of the wire that are offered to peers.
-    pub fn versions(mut self, versions: Spoken) -> Self {
-        self.versions = versions;
-        self
-    }
-
-    /// Most sessions open at once.
-    pub fn max_sessions(mut self, max_sessions: usize) -> Self {
-        self.max_sessions = max_sessions;
-        self
-    }
-
-    /// Commands that wait for the worker before session handles see backpressure.
-    pub fn command_queue(mut self, command_queue: usize) -> Self {
-        self.command_queue = command_queue;
-        self
-    }
-
-    /// Tells this listener each event of the worker.
-    pub fn listener(mut self, listener: Listener) -> Self {
-        self.listener = Some(listener);
-        self
-    }
-
-    /// Seed of the protocol's own random numbers.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
+    /// The same with some fields changed: `WorkerConfig::new(args, role).with(|config| config.seed = Some(7))`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
         self
     }
 }

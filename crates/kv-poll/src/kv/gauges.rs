@@ -10,6 +10,7 @@ use crate::worker;
 /// amounts of pages and of items of cache groups. Each number is exact, but the numbers are not read in one
 /// instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Gauges {
     /// The numbers that every worker counts, whatever the service.
     pub worker: worker::Gauges,
@@ -19,6 +20,7 @@ pub struct Gauges {
 
 /// Bytes of KV that a worker holds, by the reason why the memory cannot be used for anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct HeldBytes {
     /// Bytes of pages that wait for the other half of their request, or that are being moved.
     pub in_transfer: u64,

@@ -117,14 +117,10 @@ impl KvManager for Manager {
         let mut quarantine = self.port.quarantine();
         let gauges = self.port.gauges();
         if gauges.sessions_lost > 0 {
-            quarantine.push(Quarantine {
-                peer: None,
-                reason: QuarantineReason::WorkerStopped,
-                pages: gauges.quarantined.kind(Resource::PAGES),
-                items: gauges.quarantined.kind(Resource::ITEMS),
-                sessions: gauges.sessions_lost,
-                ends_within: None,
-            });
+            let (reason, pages) = (QuarantineReason::WorkerStopped, gauges.quarantined.kind(Resource::PAGES));
+            let mut lost = Quarantine::new(None, reason, gauges.sessions_lost, pages);
+            lost.items = gauges.quarantined.kind(Resource::ITEMS);
+            quarantine.push(lost);
         }
         quarantine
     }

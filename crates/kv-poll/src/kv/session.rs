@@ -89,7 +89,7 @@ impl<Role> KvSession for Session<Role> {
                     KvPoll::WaitingForInput => Phase::Rendezvous,
                     _ => Phase::Transfer,
                 };
-                TransferError { room: self.own.room.clone(), peer: None, phase, cause: Cause::WorkerStopped }
+                TransferError::new(self.own.room.clone(), phase, Cause::WorkerStopped)
             }
         })
     }

@@ -35,15 +35,13 @@ impl Worker {
         let incarnation = Incarnation::from_random(random());
         worker::attach(&mut transport, config.args.regions())?;
         let transports = transport.offers().map_err(StartError::Metadata)?;
-        let node = Node::new(NodeConfig {
-            args: config.args.clone(),
-            incarnation,
-            transports: transports.clone(),
-            versions: config.versions,
-            seed: config.seed.unwrap_or_else(random),
-            timing: config.timing,
-            limits: config.limits,
+        let node = NodeConfig::over(config.args.clone(), incarnation, transports.clone()).with(|node| {
+            node.versions = config.versions;
+            node.seed = config.seed.unwrap_or_else(random);
+            node.timing = config.timing;
+            node.limits = config.limits;
         });
+        let node = Node::new(node);
         let who = (config.args.worker().clone(), incarnation);
         let (geometry, role) = (config.args.geometry(), config.role);
         let offers = vec![ServiceOffer::kv(geometry)?.in_versions(config.versions.get())];

@@ -15,6 +15,7 @@
 /// request room for its next `reserved_tokens` tokens; the second ensures that the request can finish, if
 /// need be alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AdmissionRule {
     /// Tokens in a page. With decode context parallelism: tokens in the pages that have the same number on
     /// all ranks.
@@ -49,6 +50,11 @@ pub struct Load {
 }
 
 impl AdmissionRule {
+    /// SGLang's numbers: 512 tokens reserved, estimates clipped at 4096, running requests retractable.
+    pub const fn new(page_size: u32) -> AdmissionRule {
+        AdmissionRule { page_size, reserved_tokens: 512, clip_new_tokens: 4096, retraction: true }
+    }
+
     /// How many pages `tokens` tokens take.
     pub fn pages_for(&self, tokens: u32) -> usize {
         tokens.div_ceil(self.page_size.max(1)) as usize
@@ -82,6 +88,13 @@ impl AdmissionRule {
         }
         let need = pages.saturating_add(self.pages_for(self.reserved_tokens));
         need.saturating_sub(self.headroom(load))
+    }
+
+    /// The same with some fields changed: `AdmissionRule::new(16).with(|rule| rule.retraction = false)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 }
 

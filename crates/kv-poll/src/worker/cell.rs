@@ -269,8 +269,7 @@ mod tests {
     #[test]
     fn no_failure_is_shown_before_the_state_says_so() {
         let cell = cell();
-        let error =
-            TransferError { room: Room::from(7), peer: None, phase: Phase::Transfer, cause: Cause::PeerLost };
+        let error = TransferError::new(Room::from(7), Phase::Transfer, Cause::PeerLost);
         cell.failure.set(Failure::Machine(Box::new(error))).unwrap();
         assert!(cell.failure().is_none());
     }

@@ -6,6 +6,7 @@ use kv_core::machine::{Amounts, MAX_KINDS};
 
 /// The numbers of a worker. Each number is exact, but the numbers are not read in one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Gauges {
     /// Sessions that count against [`Setup::max_sessions`](super::Setup::max_sessions): sessions with a
     /// handle, and sessions without a handle whose end or whose resources the worker still waits for.

@@ -11,6 +11,7 @@ pub(super) const MAX_QUEUE: usize = 1 << 24;
 /// What a worker is started with, whatever the service. `W` is the type of the events that the service's
 /// machine tells listeners ([`Machine::Trace`](kv_core::machine::Machine::Trace)).
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Setup<W> {
     /// Engine and rank of the worker. The rank is in the name of the thread, and listeners are told both.
     pub worker: WorkerId,
@@ -45,9 +46,10 @@ impl<W> Setup<W> {
         Setup { worker, listeners: Vec::new(), publish: None, max_sessions: 131_072, command_queue: 4096 }
     }
 
-    /// Tells this listener each event of the machine, besides those that were added before.
-    pub fn listener(mut self, listener: Listener<W>) -> Setup<W> {
-        self.listeners.push(listener);
+    /// The same with some fields changed: `Setup::new(worker).with(|setup| setup.max_sessions = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
         self
     }
 

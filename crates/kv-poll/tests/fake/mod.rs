@@ -104,7 +104,7 @@ impl Fake {
             if poll == KvPoll::Failed && session.failure.is_none() {
                 let cause = if session.aborted { Cause::Aborted } else { Cause::PeerLost };
                 let (room, phase) = (session.room.clone(), Phase::Transfer);
-                session.failure = Some(TransferError { room, peer: None, phase, cause });
+                session.failure = Some(TransferError::new(room, phase, cause));
             }
             world.changes.push(Change { session: id, poll, reclaimable });
         });

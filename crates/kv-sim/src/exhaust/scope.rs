@@ -210,7 +210,7 @@ impl Scope {
             aux_rows: 0,
             state_items: 0,
             misfit: None,
-            limits: Limits { max_post_bytes: PAGE, ..Limits::default() },
+            limits: Limits::default().with(|limits| limits.max_post_bytes = PAGE),
             max_inflight: 64,
             max_sge: 1024,
             lossless: false,
@@ -221,14 +221,13 @@ impl Scope {
     }
 
     fn timing(&self) -> Timing {
-        Timing {
-            session_deadline: LEASE * 8,
-            retry_first: LEASE / 3,
-            retry_max: LEASE,
-            keepalive: if self.impatient { LEASE / 6 } else { LEASE * 10 / 3 },
-            peer_timeout: if self.impatient { LEASE / 2 } else { LEASE * 10 },
-            kv_lease_duration: LEASE,
-            ..Timing::default()
-        }
+        Timing::default().with(|timing| {
+            timing.session_deadline = LEASE * 8;
+            timing.retry_first = LEASE / 3;
+            timing.retry_max = LEASE;
+            timing.keepalive = if self.impatient { LEASE / 6 } else { LEASE * 10 / 3 };
+            timing.peer_timeout = if self.impatient { LEASE / 2 } else { LEASE * 10 };
+            timing.kv_lease_duration = LEASE;
+        })
     }
 }

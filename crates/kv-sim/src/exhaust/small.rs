@@ -156,7 +156,10 @@ impl Small {
         let session = self.world.begin_session(leg, self.lives[slot]);
         let long = self.world.planted == Some(Planted::LongLease);
         let lease = Some(lease(if long { LEASE * 2 } else { LEASE }));
-        let options = SessionOptions { mode: Some(TransferMode::Pull), lease, ..SessionOptions::default() };
+        let options = SessionOptions::default().with(|options| {
+            options.mode = Some(TransferMode::Pull);
+            options.lease = lease;
+        });
         if side == Side::Receiver {
             return self.open_receiver(slot, session, options);
         }
@@ -179,7 +182,7 @@ impl Small {
         let lease_refs = vec![LeaseRef { incarnation, lease_id: sender.session, pages }];
         let lease_refs = if self.scope.by_room { Vec::new() } else { lease_refs };
         self.world.note_references(self.legs[slot], &lease_refs);
-        let options = Box::new(SessionOptions { lease_refs, ..options });
+        let options = Box::new(options.with(|options| options.lease_refs = lease_refs));
         let bootstrap_addr = self.world.service.params.addr(P);
         self.command(slot, Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options })
     }

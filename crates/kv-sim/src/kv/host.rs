@@ -139,7 +139,7 @@ fn args(params: &Params, slot: Slot, memory: &Memory) -> Result<KvArgs, ArgsErro
             CacheGroup::slots(1, parallel.tp_size),
             CacheGroup::pages(16, 1, parallel.tp_size).optional(),
         ];
-        builder = builder.layout(Layout { groups, ..Layout::default() });
+        builder = builder.layout(Layout::default().with(|layout| layout.groups = groups));
     }
     builder.build()
 }

@@ -57,7 +57,11 @@ impl KvWorld {
                     Some(self.service.requests[self.service.ledger.legs[leg].request].accepts),
                     self.service.plans[leg].lease,
                 );
-                let options = Box::new(SessionOptions { deadline, mode, lease, ..SessionOptions::default() });
+                let options = Box::new(SessionOptions::default().with(|options| {
+                    options.deadline = deadline;
+                    options.mode = mode;
+                    options.lease = lease;
+                }));
                 let receivers = if self.service.plans[leg].learns { 0 } else { receivers };
                 Command::OpenSender { session, room, receivers, options }
             }
@@ -74,15 +78,14 @@ impl KvWorld {
                     self.service.params.unequal.as_ref().is_some_and(|pair| pair.engines[1].context > 1);
                 let tokens = self.service.requests[self.service.ledger.legs[leg].request].tokens;
                 let tokens = (dealt && self.rng.chance(500)).then_some(tokens);
-                let options = SessionOptions {
-                    deadline,
-                    prefill_dp_rank,
-                    mode,
-                    lease_refs,
-                    prefix_pages,
-                    tokens,
-                    ..SessionOptions::default()
-                };
+                let options = SessionOptions::default().with(|options| {
+                    options.deadline = deadline;
+                    options.prefill_dp_rank = prefill_dp_rank;
+                    options.mode = mode;
+                    options.lease_refs = lease_refs;
+                    options.prefix_pages = prefix_pages;
+                    options.tokens = tokens;
+                });
                 Command::OpenReceiver { session, room, bootstrap_addr, options: Box::new(options) }
             }
         };

@@ -154,7 +154,10 @@ impl<M: Machine + 'static, G: Copy + Default + Send + 'static> Rig<M, G> {
         };
         let desk = Desk(Arc::new(Mutex::new(state)));
         node.listen(true);
-        let setup = Setup { max_sessions: 1, command_queue: 1, ..Setup::new(worker) };
+        let setup = Setup::new(worker).with(|setup| {
+            setup.max_sessions = 1;
+            setup.command_queue = 1;
+        });
         let machine = Tap { node, ask, desk: desk.clone() };
         let (client, own) = (Box::new(desk.clone()), Box::new(desk.clone()));
         let member = |&road: &Road| Member::named(ROADS[road], Box::new(End { desk: desk.clone(), road }));

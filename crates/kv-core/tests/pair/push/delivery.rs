@@ -208,7 +208,7 @@ fn two_receivers_of_one_sender_both_get_all_pages() {
 #[test]
 fn pushed_pages_are_under_no_lease_however_long_writes_take() {
     let mut pair = Pair::new();
-    let options = SessionOptions { mode: Some(TransferMode::Push), ..SessionOptions::default() };
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Push));
     let sender = pair.open_sender_with(ROOM, 1, options);
     pair.init_sender(sender, 2, None);
     pair.send(sender, &[1, 3]);

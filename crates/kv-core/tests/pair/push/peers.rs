@@ -109,7 +109,7 @@ fn a_forgotten_conversation_is_taken_up_again() {
 #[test]
 fn a_receiver_that_is_served_again_after_a_broken_connection_counts_once() {
     let mut pair = Pair::new();
-    let auto = SessionOptions { mode: Some(TransferMode::Auto), ..SessionOptions::default() };
+    let auto = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Auto));
     let sender = pair.open_sender_with(ROOM, 2, auto);
     pair.init_sender(sender, 1, None);
     pair.send(sender, &[4]);

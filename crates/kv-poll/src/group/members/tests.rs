@@ -40,7 +40,7 @@ impl KvSession for Fake {
 
     fn failure(&self) -> Option<TransferError> {
         let cause = self.script.borrow().cause.clone()?;
-        Some(TransferError { room: self.room.clone(), peer: None, phase: Phase::Rendezvous, cause })
+        Some(TransferError::new(self.room.clone(), Phase::Rendezvous, cause))
     }
 
     fn abort(&mut self) {

@@ -10,6 +10,7 @@ use crate::queue::quarantine::QuarantineRule;
 
 /// The settings of decode queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DecodeConfig {
     /// Decides when the cache has room for another request.
     pub rule: AdmissionRule,
@@ -20,27 +21,32 @@ pub struct DecodeConfig {
 }
 
 impl DecodeConfig {
+    /// Admission by this rule, for requests without aux data. Half of the cache may be in quarantine.
+    pub const fn new(rule: AdmissionRule) -> DecodeConfig {
+        DecodeConfig { rule, aux_rows: 0, quarantine: QuarantineRule::HALF }
+    }
+
     /// SGLang's numbers for a worker with these arguments: 512 tokens reserved for each request, estimates
     /// clipped at 4096 tokens, running requests can be retracted. There are as many aux rows as the smallest
     /// aux region holds, and half of the cache may be in quarantine.
     pub fn for_args(args: &KvArgs) -> DecodeConfig {
         let aux = args.regions().iter().filter(|region| region.role == RegionRole::Aux);
         let rows = aux.map(|region| region.items()).min().unwrap_or(0);
-        DecodeConfig {
-            rule: AdmissionRule {
-                page_size: args.geometry().page_tokens(),
-                reserved_tokens: 512,
-                clip_new_tokens: 4096,
-                retraction: true,
-            },
-            aux_rows: u32::try_from(rows).unwrap_or(u32::MAX),
-            quarantine: QuarantineRule::HALF,
-        }
+        let aux_rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        DecodeConfig { aux_rows, ..DecodeConfig::new(AdmissionRule::new(args.geometry().page_tokens())) }
+    }
+
+    /// The same with some fields changed: `DecodeConfig::for_args(&args).with(|config| config.aux_rows = 8)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 }
 
 /// What [`DecodeQueues::push`](super::DecodeQueues::push) needs to open a request's receiver.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Incoming<'a> {
     /// The room that the router gave the request.
     pub room: Room,
@@ -90,6 +96,7 @@ pub enum Origin {
 
 /// A request that has failed. The queues keep its pages until they are free again.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Failed<R> {
     /// The key that `push` returned.
     pub key: RequestKey,
@@ -101,6 +108,7 @@ pub struct Failed<R> {
 
 /// How many requests are in each stage of decode queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct DecodeCounts {
     /// Requests whose handshake with the prefill side is not complete.
     pub handshake: usize,
@@ -130,6 +138,7 @@ pub struct Blocked {
 
 /// What a request lacks that waits for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Shortage {
     /// So many more free pages are needed.
     Pages(usize),
@@ -140,6 +149,7 @@ pub enum Shortage {
 }
 
 /// A retraction that was refused, with the request and the pages.
+#[non_exhaustive]
 pub struct RetractError<R> {
     /// The server's request, as given to `retract`.
     pub request: R,

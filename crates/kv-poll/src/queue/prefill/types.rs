@@ -7,6 +7,7 @@ use crate::queue::error::RequestError;
 
 /// When the forward pass of a request may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum PrefillPolicy {
     /// After the decode side has registered its pages, as in SGLang: no prompt is computed that no decode
     /// worker will fetch.
@@ -18,6 +19,7 @@ pub enum PrefillPolicy {
 
 /// What [`PrefillQueues::push`](super::PrefillQueues::push) needs to open a request's sender.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Outgoing<'a> {
     /// The room that the router gave the request.
     pub room: Room,
@@ -56,6 +58,7 @@ pub struct Finished<R> {
 
 /// How many requests are in each stage of prefill queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct PrefillCounts {
     /// Requests that wait for the decode side to register.
     pub bootstrap: usize,

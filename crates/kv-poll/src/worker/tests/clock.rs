@@ -192,7 +192,7 @@ fn no_input_is_given_as_of_a_time_before_it_came() {
         due: None,
         seen: Arc::clone(&seen),
     };
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(1 << 10);
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill).with(|config| config.max_sessions = 1 << 10);
     let mut driver = driver(Box::new(node), config, stamping(), stamping(), clock.clone());
     *clock.scheduler.lock().unwrap() = Some(manager(&driver));
     for _ in 0..4 {
@@ -206,7 +206,7 @@ fn no_input_is_given_as_of_a_time_before_it_came() {
 #[test]
 fn a_deadline_that_passes_while_the_host_is_suspended_does_not_wait_for_the_sleep_to_end() {
     let (log, wire, clock) = (Log::default(), Wire::new(), Ticking::new(0));
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64);
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill).with(|config| config.max_sessions = 64);
     let (transport, client) = (fake_transport(&log, &wire), FakeClient::new(&log));
     let mut driver = driver(Box::new(Script::new(&log)), config, transport, client, clock.clone());
     let sender = manager(&driver).sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();

@@ -36,7 +36,7 @@ fn a_region_that_the_transport_refuses_is_named() {
 fn empty_queues_are_refused_by_name() {
     let (log, wire) = (Log::default(), Wire::new());
     let client = FakeClient::new(&log);
-    let config = WorkerConfig::new(args(), WorkerRole::Decode).command_queue(0);
+    let config = WorkerConfig::new(args(), WorkerRole::Decode).with(|config| config.command_queue = 0);
     let error = Worker::start(config, fake_transport(&log, &wire), Box::new(client)).map(drop);
     assert_eq!(error, Err(StartError::Range { field: "command_queue", got: 0, max: MAX_QUEUE }));
 }
@@ -46,7 +46,10 @@ fn incarnations_differ_even_with_the_same_seed() {
     let start = || {
         let (log, wire) = (Log::default(), Wire::new());
         let client = FakeClient::new(&log);
-        let config = WorkerConfig::new(args(), WorkerRole::Decode).seed(1).max_sessions(8);
+        let config = WorkerConfig::new(args(), WorkerRole::Decode).with(|config| {
+            config.seed = Some(1);
+            config.max_sessions = 8;
+        });
         Worker::start(config, fake_transport(&log, &wire), Box::new(client)).unwrap()
     };
     assert_ne!(start().incarnation(), start().incarnation());
@@ -64,7 +67,8 @@ fn handles_may_move_between_threads_and_managers_be_shared() {
 
 #[test]
 fn the_worker_publishes_itself_and_says_how_that_went() {
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill).bootstrap("host:1");
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill)
+        .with(|config| config.bootstrap = Some("host:1".to_owned()));
     let rig = Rig::with(config);
     rig.until("the registration", || rig.worker.manager().registration() == Registration::Published);
     assert_eq!(rig.seen(), [Seen::Published("host:1".to_owned())]);

@@ -96,7 +96,7 @@ fn a_listener_is_told_the_events_of_a_service_in_its_own_words_and_order() {
         assert_eq!(worker.to_string(), "engine/0");
         events.lock().unwrap().push(event.clone());
     });
-    assert!(greet(Setup::new(args().worker().clone()).listener(listener)));
+    assert!(greet(Setup::new(args().worker().clone()).with(|setup| setup.listeners.push(listener))));
     let told = told.lock().unwrap();
     let words: Vec<Greeted> = told.iter().map(|event| event.what).collect();
     assert_eq!(words, [Greeted(7), Greeted(8)]);
@@ -117,7 +117,7 @@ fn every_listener_that_was_added_is_told_each_event() {
             count.fetch_add(1, Ordering::SeqCst);
         })
     };
-    greet(Setup::new(args().worker().clone()).listener(counting()).listener(counting()));
+    greet(Setup::new(args().worker().clone()).with(|setup| setup.listeners = vec![counting(), counting()]));
     assert_eq!(told.load(Ordering::SeqCst), 4);
 }
 
@@ -129,6 +129,6 @@ fn a_listener_that_panics_is_told_nothing_more_and_its_worker_goes_on() {
         count.fetch_add(1, Ordering::SeqCst);
         panic!("a bug in the listener");
     });
-    greet(Setup::new(args().worker().clone()).listener(listener));
+    greet(Setup::new(args().worker().clone()).with(|setup| setup.listeners.push(listener)));
     assert_eq!(told.load(Ordering::SeqCst), 1);
 }

@@ -117,7 +117,7 @@ struct Rig {
 
 impl Rig {
     fn start() -> Rig {
-        Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64))
+        Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).with(|config| config.max_sessions = 64))
     }
 
     fn with(config: WorkerConfig) -> Rig {

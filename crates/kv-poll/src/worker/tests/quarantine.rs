@@ -26,7 +26,7 @@ struct Bare {
 impl Bare {
     fn new() -> Bare {
         let (log, wire, clock) = (Log::default(), Wire::new(), Ticking::new(0));
-        let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(64);
+        let config = WorkerConfig::new(args(), WorkerRole::Prefill).with(|config| config.max_sessions = 64);
         let (transport, client) = (fake_transport(&log, &wire), FakeClient::new(&log));
         let driver = driver(Box::new(Script::new(&log)), config, transport, client, clock.clone());
         Bare { driver, log, wire, clock }
@@ -61,7 +61,7 @@ impl Bare {
 
 fn waits(sessions: usize, pages: usize) -> Quarantine {
     let (reason, peer) = (QuarantineReason::Unacknowledged, Some(peer()));
-    Quarantine { peer, reason, pages, items: 0, sessions, ends_within: None }
+    Quarantine::new(peer, reason, sessions, pages)
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn pages_that_a_stopped_worker_has_left_behind_are_told_as_such() {
     bare.turn();
     let manager = manager(&bare.driver);
     drop(bare);
-    let lost = Quarantine { peer: None, reason: QuarantineReason::WorkerStopped, ..waits(1, 2) };
+    let lost = Quarantine::new(None, QuarantineReason::WorkerStopped, 1, 2);
     assert_eq!(manager.quarantine(), [lost]);
     assert_eq!(manager.gauges().pages_quarantined(), 2);
     drop(sender);

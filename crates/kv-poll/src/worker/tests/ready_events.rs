@@ -222,7 +222,8 @@ fn a_ready_event_that_does_not_pass_is_asked_ever_less_often() {
 
 #[test]
 fn more_sessions_than_one_turn_asks_all_get_their_turn() {
-    let rig = Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(2000));
+    let rig =
+        Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).with(|config| config.max_sessions = 2000));
     let device = Device::default();
     let mut senders: Vec<_> = (0..1000).map(|_| rig.sender(SLOW)).collect();
     for sender in &mut senders {
@@ -236,7 +237,10 @@ fn more_sessions_than_one_turn_asks_all_get_their_turn() {
 
 #[test]
 fn a_full_ring_returns_the_announcement_with_its_ready_event() {
-    let rig = Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(8).command_queue(1));
+    let rig = Rig::with(WorkerConfig::new(args(), WorkerRole::Prefill).with(|config| {
+        config.max_sessions = 8;
+        config.command_queue = 1;
+    }));
     let (device, mut sender) = (Device::default(), rig.sender(SLOW));
     rig.until_seen(&Seen::Opened(0));
     // Fill the ring while the worker is busy with a ready event that takes its time.

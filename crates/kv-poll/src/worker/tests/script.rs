@@ -57,9 +57,7 @@ impl Script {
     fn end(&mut self, session: SessionId, failure: Option<Cause>) {
         let Some(room) = self.rooms.remove(&session) else { return };
         let poll = if failure.is_some() { KvPoll::Failed } else { KvPoll::Success };
-        let failure = failure.map(|cause| {
-            Box::new(TransferError { room: room.clone(), peer: None, phase: Phase::Transfer, cause })
-        });
+        let failure = failure.map(|cause| Box::new(TransferError::new(room.clone(), Phase::Transfer, cause)));
         self.outputs.push_back(Output::Status { session, poll, failure });
         if room != Room::from(STUCK) {
             self.release(Some(session));
@@ -226,13 +224,8 @@ impl Machine for Script {
     fn quarantine(&self) -> Vec<Quarantine> {
         self.see(Seen::Looked);
         let ended = self.held.iter().filter(|(session, _)| !self.rooms.contains_key(session));
-        let entry = |(_, pages): &(SessionId, Pages)| Quarantine {
-            peer: Some(peer()),
-            reason: QuarantineReason::Unacknowledged,
-            pages: pages.len(),
-            items: 0,
-            sessions: 1,
-            ends_within: None,
+        let entry = |(_, pages): &(SessionId, Pages)| {
+            Quarantine::new(Some(peer()), QuarantineReason::Unacknowledged, 1, pages.len())
         };
         Quarantine::gather(ended.map(entry), |a, b| a + b)
     }

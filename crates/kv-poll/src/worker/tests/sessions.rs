@@ -165,7 +165,10 @@ fn pages_that_die_with_their_worker_are_named_by_their_pool() {
 fn no_page_is_lost_between_many_schedulers_and_one_worker() {
     const PAGES: u32 = 64;
     const SCHEDULERS: u32 = 4;
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill).max_sessions(16).command_queue(4);
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill).with(|config| {
+        config.max_sessions = 16;
+        config.command_queue = 4;
+    });
     let rig = Rig::with(config);
     let schedulers: Vec<_> = (0..SCHEDULERS)
         .map(|number| {

@@ -1,7 +1,7 @@
 //! Who is let in, when, and in which order.
 
 use kv_core::{KvPoll, OpenError};
-use kv_poll::queue::{Accounting, Blocked, DecodeConfig, Incoming, Origin, PushRefusal, Ready, Shortage};
+use kv_poll::queue::{Accounting, Blocked, Origin, PushRefusal, Ready, Shortage};
 
 use super::{Bench, CONFIG, incoming};
 
@@ -58,7 +58,9 @@ fn priority_goes_first_and_equal_ones_in_push_order() {
     let mut bench = Bench::new(9, CONFIG);
     bench.shake_hands(1, 7);
     for (room, priority) in [(2, 0), (3, 0), (4, 9)] {
-        bench.queues.push(room, Incoming { priority, ..incoming(room, 7) }).unwrap();
+        let mut incoming = incoming(room, 7);
+        incoming.priority = priority;
+        bench.queues.push(room, incoming).unwrap();
     }
     for room in [3, 4, 2] {
         bench.fake.set(room, KvPoll::WaitingForInput, false);
@@ -77,7 +79,7 @@ fn priority_goes_first_and_equal_ones_in_push_order() {
 
 #[test]
 fn aux_rows_bound_the_transfers_and_are_cleared_before_use() {
-    let mut bench = Bench::new(60, DecodeConfig { aux_rows: 2, ..CONFIG });
+    let mut bench = Bench::new(60, CONFIG.with(|config| config.aux_rows = 2));
     bench.shake_hands(1, 1);
     bench.shake_hands(2, 1);
     let third = bench.shake_hands(3, 1);
@@ -124,7 +126,7 @@ fn requests_that_a_queue_refuses_are_handed_back() {
 
 #[test]
 fn a_step_without_changes_does_not_look_at_requests_in_flight() {
-    let mut bench = Bench::new(4, DecodeConfig { aux_rows: 0, ..CONFIG });
+    let mut bench = Bench::new(4, CONFIG.with(|config| config.aux_rows = 0));
     for room in 0..100_000 {
         bench.push(room, 1);
         bench.fake.set(room, KvPoll::WaitingForInput, false);

@@ -3,7 +3,7 @@
 use kv_core::{Cause, KvPoll, Room};
 use kv_poll::allocator::RunAllocator;
 use kv_poll::consensus::ThreadConsensus;
-use kv_poll::queue::{Blocked, DecodeConfig, DecodeQueues, RequestError, Shortage, aux_tag};
+use kv_poll::queue::{Blocked, DecodeQueues, RequestError, Shortage, aux_tag};
 
 use super::{Bench, CONFIG, incoming};
 use crate::fake::{Fake, Rows};
@@ -34,7 +34,7 @@ fn wrong_room_data_never_goes_on() {
 
 #[test]
 fn a_failed_request_is_reported_at_once_and_its_pages_when_quiet() {
-    let mut bench = Bench::new(10, DecodeConfig { aux_rows: 1, ..CONFIG });
+    let mut bench = Bench::new(10, CONFIG.with(|config| config.aux_rows = 1));
     bench.shake_hands(1, 4);
     let next = bench.shake_hands(2, 1);
     bench.fake.set(1, KvPoll::Failed, false);

@@ -10,17 +10,18 @@ mod retraction;
 use kv_core::{KvPoll, Room};
 use kv_poll::allocator::RunAllocator;
 use kv_poll::consensus::{RequestKey, SingleRank};
-use kv_poll::queue::{AdmissionRule, DecodeConfig, DecodeQueues, Demand, Incoming, QuarantineRule};
+use kv_poll::queue::{AdmissionRule, DecodeConfig, DecodeQueues, Demand, Incoming};
 
 use crate::fake::{Fake, Rows};
 
 type Queues = DecodeQueues<u64, Fake>;
 
 /// Pages of 16 tokens; each active request reserves one page.
-const CONFIG: DecodeConfig = DecodeConfig {
-    rule: AdmissionRule { page_size: 16, reserved_tokens: 16, clip_new_tokens: 4096, retraction: true },
-    aux_rows: 4,
-    quarantine: QuarantineRule::HALF,
+const CONFIG: DecodeConfig = {
+    let mut config = DecodeConfig::new(AdmissionRule::new(16));
+    config.rule.reserved_tokens = 16;
+    config.aux_rows = 4;
+    config
 };
 
 struct Bench {

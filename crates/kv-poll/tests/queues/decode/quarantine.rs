@@ -8,21 +8,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use kv_core::{EngineId, KvPoll, Quarantine, QuarantineReason, WorkerId};
 use kv_poll::allocator::RunAllocator;
 use kv_poll::consensus::{Collective, CollectiveConsensus};
-use kv_poll::queue::{Accounting, DecodeConfig, DecodeQueues, Origin, QuarantineRule, Stopped};
+use kv_poll::queue::{Accounting, DecodeQueues, Origin, QuarantineRule, Stopped};
 
 use super::{Bench, CONFIG, incoming};
 use crate::fake::{Fake, Rows};
 
 /// What the manager says of pages that wait for a silent prefill worker.
 fn silent(pages: usize) -> Quarantine {
-    Quarantine {
-        peer: Some(WorkerId { engine: EngineId::new("prefill").unwrap(), rank: 2 }),
-        reason: QuarantineReason::Unacknowledged,
-        pages,
-        items: 0,
-        sessions: 1,
-        ends_within: None,
-    }
+    let peer = WorkerId { engine: EngineId::new("prefill").unwrap(), rank: 2 };
+    Quarantine::new(Some(peer), QuarantineReason::Unacknowledged, 1, pages)
 }
 
 /// Lets the request in this room fail with its pages in quarantine.
@@ -92,7 +86,7 @@ fn admitted_requests_go_on_while_admission_is_stopped() {
 fn the_share_is_the_servers_to_choose() {
     for (stop_percent, stops) in [(20, true), (21, false), (101, false)] {
         let rule = QuarantineRule { stop_percent };
-        let mut bench = Bench::new(10, DecodeConfig { quarantine: rule, ..CONFIG });
+        let mut bench = Bench::new(10, CONFIG.with(|config| config.quarantine = rule));
         bench.shake_hands(1, 2);
         lose(&mut bench, 1, 2);
         bench.shake_hands(2, 1);

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::{AuxIndex, KvPoll, OpenError, Pages, Room};
 use kv_poll::consensus::RequestKey;
-use kv_poll::queue::Incoming;
 
 use super::{Bench, CONFIG, incoming};
 use crate::fake::{Rng, seeds};
@@ -20,8 +19,9 @@ fn random_schedules_keep_the_pages_accounted_and_end_every_request_once() {
             let healing = turn > 2_000;
             match rng.below(10) {
                 0 | 1 if !healing => {
-                    let incoming =
-                        Incoming { priority: rng.below(3) as i32, ..incoming(pushed, rng.below(14)) };
+                    let priority = rng.below(3) as i32;
+                    let mut incoming = incoming(pushed, rng.below(14));
+                    incoming.priority = priority;
                     bench.fake.world(|world| {
                         world.refuse = (rng.below(9) == 0).then_some(OpenError::Backpressure);
                     });

@@ -25,7 +25,8 @@ fn eager_requests_do_not_wait_for_the_decode_side() {
 fn the_line_is_by_priority_then_by_push_order_and_nobody_overtakes_its_head() {
     let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
     for (room, priority) in [(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)] {
-        let outgoing = Outgoing { priority, ..Outgoing::new("p:1", Room::Number(room)) };
+        let mut outgoing = Outgoing::new("p:1", Room::Number(room));
+        outgoing.priority = priority;
         queues.push(room, outgoing).unwrap();
     }
     for room in [5, 4, 3, 2, 1] {

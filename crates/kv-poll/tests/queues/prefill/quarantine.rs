@@ -7,14 +7,8 @@ use super::{Queues, popped, push, queues, step};
 use crate::fake::{Fake, pages};
 
 fn reader() -> Quarantine {
-    Quarantine {
-        peer: Some(WorkerId { engine: EngineId::new("decode").unwrap(), rank: 0 }),
-        reason: QuarantineReason::ReaderLease,
-        pages: 32,
-        items: 0,
-        sessions: 2,
-        ends_within: None,
-    }
+    let peer = WorkerId { engine: EngineId::new("decode").unwrap(), rank: 0 };
+    Quarantine::new(Some(peer), QuarantineReason::ReaderLease, 2, 32)
 }
 
 /// A request that fails during its forward pass; its pages stay in quarantine.

@@ -185,35 +185,34 @@ fn draw_timing(rng: &mut Rng) -> Timing {
     let ms = Duration::from_millis;
     let retry_first = rng.between(2, 30);
     let keepalive = rng.between(10, 150);
-    Timing {
-        session_deadline: ms(rng.between(100, 3000)),
-        retry_first: ms(retry_first),
-        retry_max: ms(retry_first * rng.between(1, 8)),
-        keepalive: ms(keepalive),
-        peer_timeout: ms(keepalive * rng.between(2, 8)),
-        write_permission: Timing::default().write_permission,
-        lookup_retry: ms(rng.between(2, 30)),
-        failed_room_ttl: ms(rng.between(20, 2000)),
-        kv_lease_duration: ms(rng.pick(&[3, 30, 100, 400, 2000])),
-    }
+    Timing::default().with(|timing| {
+        timing.session_deadline = ms(rng.between(100, 3000));
+        timing.retry_first = ms(retry_first);
+        timing.retry_max = ms(retry_first * rng.between(1, 8));
+        timing.keepalive = ms(keepalive);
+        timing.peer_timeout = ms(keepalive * rng.between(2, 8));
+        timing.write_permission = Timing::default().write_permission;
+        timing.lookup_retry = ms(rng.between(2, 30));
+        timing.failed_room_ttl = ms(rng.between(20, 2000));
+        timing.kv_lease_duration = ms(rng.pick(&[3, 30, 100, 400, 2000]));
+    })
 }
 
 fn draw_limits(rng: &mut Rng, tiny: bool) -> Limits {
     let max_post_bytes = rng.pick(&[5, 8, 16, 40, 100, 1 << 20]);
     if !tiny {
-        return Limits { max_post_bytes, ..Limits::default() };
+        return Limits::default().with(|limits| limits.max_post_bytes = max_post_bytes);
     }
-    Limits {
-        max_peers: rng.pick(&[1, 2, 3, 100]),
-        max_registrations: rng.pick(&[1, 2, 4, 100]),
-        max_waiting_runs: rng.pick(&[12, 40, 1000]),
-        max_failed_rooms: rng.pick(&[1, 2, 100]),
-        max_post_bytes,
-        max_attempts: rng.pick(&[1, 2, 4, 100]),
-        max_ended_leases: rng.pick(&[1, 2, 100]),
-        connections_share: 1,
-        ..Limits::default()
-    }
+    Limits::default().with(|limits| {
+        limits.max_peers = rng.pick(&[1, 2, 3, 100]);
+        limits.max_registrations = rng.pick(&[1, 2, 4, 100]);
+        limits.max_waiting_runs = rng.pick(&[12, 40, 1000]);
+        limits.max_failed_rooms = rng.pick(&[1, 2, 100]);
+        limits.max_post_bytes = max_post_bytes;
+        limits.max_attempts = rng.pick(&[1, 2, 4, 100]);
+        limits.max_ended_leases = rng.pick(&[1, 2, 100]);
+        limits.connections_share = 1;
+    })
 }
 
 /// A rate that is often zero, often mild, sometimes wild.

@@ -14,7 +14,8 @@ impl Planted {
     pub(crate) fn loosen(self, params: &mut Params) {
         match self {
             Planted::Boundless => {
-                params.limits = Limits { max_post_bytes: params.limits.max_post_bytes, ..Limits::default() };
+                params.limits =
+                    Limits::default().with(|limits| limits.max_post_bytes = params.limits.max_post_bytes);
             }
             Planted::Overposted => params.max_inflight = 1024,
             Planted::StageOffByOne => ranks::count_stages_wrongly(params),

@@ -18,24 +18,22 @@ impl Unequal {
         let engine = self.engine(prefill);
         let pp_size = engine.stages.len() as u32;
         let place = engine.place(rank);
-        let parallel = Parallel {
-            tp_size: engine.tp,
-            tp_rank: place.tp,
-            pp_size,
-            pp_rank: place.stage,
-            pcp_size: engine.cp,
-            pcp_rank: place.cp,
-            ..Parallel::default()
-        };
-        let layout = Layout {
-            axes: engine.axes,
-            dcp_size: engine.context,
-            dcp_rank: place.context,
-            total_kv_heads: if self.latent { 0 } else { self.heads },
-            stages: engine.stages.iter().map(|stage| (stage.start, stage.end)).collect(),
-            groups: if stateful { self.groups_of(prefill, rank) } else { Vec::new() },
-            ..Layout::default()
-        };
+        let parallel = Parallel::default().with(|parallel| {
+            parallel.tp_size = engine.tp;
+            parallel.tp_rank = place.tp;
+            parallel.pp_size = pp_size;
+            parallel.pp_rank = place.stage;
+            parallel.pcp_size = engine.cp;
+            parallel.pcp_rank = place.cp;
+        });
+        let layout = Layout::default().with(|layout| {
+            layout.axes = engine.axes;
+            layout.dcp_size = engine.context;
+            layout.dcp_rank = place.context;
+            layout.total_kv_heads = if self.latent { 0 } else { self.heads };
+            layout.stages = engine.stages.iter().map(|stage| (stage.start, stage.end)).collect();
+            layout.groups = if stateful { self.groups_of(prefill, rank) } else { Vec::new() };
+        });
         let mut builder = KvArgs::builder(if prefill { "p" } else { "d" }, rank)
             .pages(memory.pages.len() as u32, engine.page_size)
             .heads(self.heads_of(prefill, rank, Lane::Kv).len() as u32, 1)
