@@ -19,17 +19,18 @@
 //!
 //! # What is stable
 //!
-//! Everything but [`unstable`] keeps to semantic versioning: while the major version is 0, the minor version is raised
-//! when a name goes or changes. [`unstable`] holds what transports, bootstrap clients and further services are
-//! written with; a release of any kind may change it.
+//! Everything but [`unstable`] keeps to semantic versioning: while the major version is 0, the minor
+//! version is raised when a name goes or changes. [`unstable`] holds what transports, bootstrap clients and
+//! further services are written with; a release of any kind may change it.
 //!
 //! Two rules keep servers compiling when something is added:
 //!
-//! - Enums and structs that will grow are `#[non_exhaustive]`. A `match` on such an enum has a `_` arm; such a struct
-//!   is made by a constructor, never by its fields.
+//! - Enums and structs that will grow are `#[non_exhaustive]`. A `match` on such an enum has a `_` arm;
+//!   such a struct is made by a constructor, never by its fields.
 //! - Every struct of settings ([`SessionOptions`], [`WorkerConfig`], [`Timing`], [`Limits`], [`Layout`],
-//!   [`ClientConfig`](bootstrap::ClientConfig), [`LocalConfig`](local::LocalConfig) …) has public fields and no setters. It
-//!   begins as `default()` or `new(…)`, and its fields are assigned: one by one, or in an expression by its method `with`.
+//!   [`ClientConfig`](bootstrap::ClientConfig), [`LocalConfig`](local::LocalConfig) …) has public fields
+//!   and no setters. It begins as `default()` or `new(…)`, and its fields are assigned: one by one, or in
+//!   an expression by its method `with`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -245,7 +246,7 @@ pub use kv_ways as ways;
 
 pub mod unstable;
 
-/// What a server needs that pushes KV from prefill to decode workers of one host: `use kv_transfer::prelude::*`.
+/// What a server needs that pushes KV between workers of one host: `use kv_transfer::prelude::*`.
 ///
 /// Everything else is named by its module, or by the root of the crate.
 pub mod prelude {

@@ -16,10 +16,11 @@
 //! `docs/GLOSSARY.md` of the repository says in one sentence what each word means, and what SGLang,
 //! vLLM and NIXL call the same thing.
 //!
-//! A server depends on `kv-transfer`, which re-exports this crate: at its root what is stable, in its module `unstable` the
-//! rest. Stable are the vocabulary and the traits that servers program against, [`layout`], [`trace`], and of [`proto`] the
-//! settings ([`Timing`](proto::Timing), [`Limits`](proto::Limits), [`Spoken`](proto::Spoken)). **Unstable** are [`machine`],
-//! [`plan`], [`wire`], the rest of [`proto`], and the contracts of transports and bootstrap clients ([`Transport`],
+//! A server depends on `kv-transfer`, which re-exports this crate: at its root what is stable, in its
+//! module `unstable` the rest. Stable are the vocabulary and the traits that servers program against,
+//! [`layout`], [`trace`], and of [`proto`] the settings ([`Timing`](proto::Timing),
+//! [`Limits`](proto::Limits), [`Spoken`](proto::Spoken)). **Unstable** are [`machine`], [`plan`], [`wire`],
+//! the rest of [`proto`], and the contracts of transports and bootstrap clients ([`Transport`],
 //! [`BootstrapClient`], [`RankRecord`] and the types in them): a release of any kind may change these.
 //!
 //! ```

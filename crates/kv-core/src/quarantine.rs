@@ -28,7 +28,7 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// `pages` pages of `sessions` sessions, without items of cache groups, and with no time that releases them.
+    /// `pages` pages of `sessions` sessions, no items of cache groups, and no time that releases them.
     pub fn new(
         peer: Option<WorkerId>,
         reason: QuarantineReason,

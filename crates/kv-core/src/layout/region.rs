@@ -49,8 +49,8 @@ impl Region {
         Region { role, addr, len, item_len, memory, device: 0, layer, layers, holds, group }
     }
 
-    /// The same region in memory of this kind: on the GPU numbered `device`, or in the file that the transport
-    /// numbered so.
+    /// The same region in memory of this kind: on the GPU `device`, or in the file that the transport numbers
+    /// `device`.
     pub fn memory(mut self, memory: MemoryKind, device: u64) -> Region {
         (self.memory, self.device) = (memory, device);
         self

@@ -103,7 +103,7 @@ pub struct Timing {
 pub(super) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl Timing {
-    /// The same with some fields changed: `Timing::default().with(|timing| timing.keepalive = Duration::from_millis(500))`.
+    /// The same with some fields changed: `Timing::default().with(|timing| timing.retry_first = SECOND)`.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);

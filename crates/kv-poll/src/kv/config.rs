@@ -68,7 +68,8 @@ impl WorkerConfig {
         }
     }
 
-    /// The same with some fields changed: `WorkerConfig::new(args, role).with(|config| config.seed = Some(7))`.
+    /// The same with some fields changed:
+    /// `WorkerConfig::new(args, role).with(|config| config.max_sessions = 64)`.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
