@@ -231,9 +231,9 @@ pub use kv_core::proto::{Limits, Spoken, SpokenError, Timing};
 // What goes wrong, and what is told of a worker.
 pub use kv_core::trace;
 pub use kv_core::{
-    ArgsError, Backpressure, BootstrapError, Cause, IdError, LayersError, Mismatch, Obstacle, OpenError,
-    OsError, PagesError, PeerCause, Phase, Quarantine, QuarantineReason, ReadyEventError, Recovery,
-    ReleaseError, RequestGroupsError, TransferError, TransportError, UnknownMode,
+    AdoptError, ArgsError, Backpressure, BootstrapError, Cause, IdError, LayersError, Mismatch, Obstacle,
+    OpenError, OsError, PagesError, PeerCause, Phase, Quarantine, QuarantineReason, ReadyEventError,
+    Recovery, ReleaseError, RequestGroupsError, TransferError, TransportError, UnknownMode,
 };
 pub use kv_poll::{EngineGroupError, StartError};
 

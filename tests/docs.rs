@@ -1,5 +1,6 @@
-//! The documentation as a stranger meets it: hardly any comment says too little, and twenty public items are shown
-//! whose comments somebody may read: `cargo test --test docs -- --nocapture`. `SEED` chooses others.
+//! The documentation as a stranger meets it: hardly any comment says too little, twenty public items are shown whose
+//! comments somebody may read (`cargo test --test docs -- --nocapture`; `SEED` chooses others), and the README shows
+//! the program that `scripts/outside.sh` runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -93,4 +94,13 @@ fn hardly_any_doc_comment_has_three_words_or_fewer() {
         .collect();
     println!("\n{} of {} doc comments have {FEW_WORDS} words or fewer", short.len(), items.len());
     assert!(short.len() < MAX_SHORT, "{}", short.join("\n"));
+}
+
+#[test]
+fn the_readme_shows_the_program_that_runs_outside_of_the_workspace() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let program = std::fs::read_to_string(root.join("tests/outside/src/bin/local.rs")).unwrap();
+    assert!(program.lines().count() <= 40, "{} lines", program.lines().count());
+    assert!(readme.contains(&program), "README's program is not tests/outside/src/bin/local.rs");
 }
