@@ -81,7 +81,7 @@ impl Parallel {
     /// ```
     /// use kv_core::Parallel;
     ///
-    /// let rank = |pcp_rank| Parallel { pcp_size: 3, pcp_rank, ..Parallel::default() };
+    /// let rank = |pcp_rank| Parallel::default().with(|group| (group.pcp_size, group.pcp_rank) = (3, pcp_rank));
     /// assert_eq!([0, 1, 2].map(|cp| rank(cp).page_range(7)), [0..2, 2..4, 4..7]);
     /// ```
     pub fn page_range(&self, pages: usize) -> Range<usize> {

@@ -53,7 +53,7 @@ pub struct Source {
 ///     let args = KvArgs::builder("engine", tp_rank)
 ///         .pages(10, 16)
 ///         .heads(4 / tp_size, 8)
-///         .parallel(Parallel { tp_size, tp_rank, ..Parallel::default() })
+///         .parallel(Parallel::default().with(|group| (group.tp_size, group.tp_rank) = (tp_size, tp_rank)))
 ///         .region(region.holds(Holds::Key))
 ///         .build()?;
 ///     Ok(args.geometry().clone())

@@ -35,8 +35,8 @@ impl NixlTransport {
     /// transport.add_pool(&pool)?;
     /// let device = transport.add_file(file)?;
     /// transport.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
-    /// let pages = Region::dram(RegionRole::Kv, 0, 1 << 30, 1 << 20);
-    /// transport.register(&Region { memory: MemoryKind::File, device, ..pages })?;
+    /// let pages = Region::dram(RegionRole::Kv, 0, 1 << 30, 1 << 20).memory(MemoryKind::File, device);
+    /// transport.register(&pages)?;
     /// let ours = transport.metadata()?;
     /// transport.connect(PeerId(7), &ours)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
