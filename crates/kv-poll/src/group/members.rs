@@ -269,13 +269,20 @@ impl<S: KvSession> Members<S> {
         }
         // From now on sessions are gone that could be asked for their state.
         (self.told.poll, self.failure) = (self.poll(), self.failure());
-        for rank in &mut self.ranks {
+        // The first rank comes last: it alone has the tokens of the caller's pool, and what its session does not
+        // give back in one piece is free to be taken at once.
+        for rank in self.ranks.iter_mut().skip(1) {
             if let Some(reclaimed) = rank.session.as_mut().and_then(KvSession::reclaim) {
                 (rank.session, rank.reclaimed) = (None, reclaimed);
             }
         }
-        if self.ranks.iter().any(|rank| rank.session.is_some()) {
+        if self.ranks.iter().skip(1).any(|rank| rank.session.is_some()) {
             return None;
+        }
+        if let Some(rank) = self.ranks.first_mut()
+            && let Some(session) = &mut rank.session
+        {
+            (rank.reclaimed, rank.session) = (session.reclaim()?, None);
         }
         let skipped: Vec<u16> =
             self.ranks.iter().flat_map(|rank| rank.reclaimed.skipped.iter().copied()).collect();

@@ -22,6 +22,12 @@ struct State {
     answer: Option<Result<bool, ReadyEventError>>,
 }
 
+impl Drop for State {
+    fn drop(&mut self) {
+        discard(self.ready_event.take());
+    }
+}
+
 impl SharedReadyEvent {
     pub(super) fn new(ready_event: Box<dyn ReadyEvent>) -> SharedReadyEvent {
         SharedReadyEvent(Arc::new(Mutex::new(State { ready_event: Some(ready_event), answer: None })))

@@ -68,10 +68,10 @@ impl<M: Machine> PollSet<M> {
             return 0;
         }
         // What the drain before has written is seen by this one; its end is marked even if `f` panics.
-        if self.draining.swap(true, Ordering::Acquire) {
+        if self.draining.swap(true, Ordering::SeqCst) {
             return 0;
         }
-        let _draining = Draining(&self.draining);
+        let _draining = Draining(self);
         // Reset first, count second. A notifier pushes, fences, and looks at the signal: if it saw
         // SIGNALLED, its fence came before ours, so `len` counts its push; if it did not, it
         // signals anew. If there is nothing to read, the write is yet to come: nothing is reset, and
@@ -137,12 +137,19 @@ impl<M: Machine> PollSet<M> {
     }
 }
 
-/// A drain under way, until this is dropped.
-struct Draining<'a>(&'a AtomicBool);
+/// A drain under way, until this is dropped. What is in the set then, because `f` has panicked or a second drain
+/// was turned away, makes the descriptor readable again.
+struct Draining<'a, M: Machine>(&'a PollSet<M>);
 
-impl Drop for Draining<'_> {
+impl<M: Machine> Drop for Draining<'_, M> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        let Draining(set) = self;
+        set.draining.store(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if !set.queue.is_empty() {
+            set.signal.store(SIGNALLED, Ordering::SeqCst);
+            let _ = rustix::io::write(&set.event, &1_u64.to_ne_bytes());
+        }
     }
 }
 
@@ -265,12 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_that_panics_in_a_drain_can_drain_again() {
+    fn a_panic_in_a_drain_leaves_the_other_changes_and_a_descriptor_that_wakes_for_them() {
         let set = PollSet::new(8).unwrap();
         set.notify(&cell(1));
         set.notify(&cell(2));
         let drained_by = |f: &dyn Fn(Change)| catch_unwind(AssertUnwindSafe(|| set.drain(f)));
         assert!(drained_by(&|_| panic!("a bug in the scheduler")).is_err());
+        assert!(readable(&set, Duration::ZERO));
         assert_eq!(drained(&set).iter().map(|change| change.session.0).collect::<Vec<_>>(), [2]);
     }
 

@@ -13,6 +13,7 @@ use kv_core::{BootstrapError, OpenError, SessionId};
 use super::cell::{Cell, Side};
 use super::gauges::{Counters, Gauges};
 use super::poll_set::PollSet;
+use super::ready_events::discard;
 use super::wake::Waker;
 
 /// A command, with the cell of its session, by which resources that the command lends come back.
@@ -257,7 +258,8 @@ impl<M: Machine> Shared<M> {
             return;
         }
         while self.aborts.pop().is_some() {}
-        while let Some(Message { cell, command, .. }) = self.ring.pop() {
+        while let Some(Message { cell, mut command, .. }) = self.ring.pop() {
+            discard(command.take_ready());
             self.return_unseen(&cell, command);
             if cell.fail_stopped() {
                 self.poll_set.notify(&cell);

@@ -232,3 +232,16 @@ fn pages_that_a_failed_rank_was_never_told_of_are_free_on_it_and_lost_ones_are_n
     scripts[2].borrow_mut().heard = vec![pages(&[1])];
     assert_eq!(members.reclaim().map(|reclaimed| reclaimed.pages), Some(pages(&[1])));
 }
+
+#[test]
+fn the_first_rank_keeps_the_pages_until_no_other_rank_has_a_wire_at_them() {
+    let (mut members, scripts) = three();
+    say(&mut members, &[4, 9]).unwrap();
+    for (rank, script) in scripts.iter().enumerate() {
+        set(script, &mut members, rank, KvPoll::Failed, rank != 2);
+    }
+    assert_eq!(members.reclaim(), None);
+    assert_eq!(scripts[0].borrow().heard, [pages(&[4, 9])], "the owner of the pages has let go of them");
+    set(&scripts[2], &mut members, 2, KvPoll::Failed, true);
+    assert_eq!(members.reclaim().map(|back| back.pages), Some(pages(&[4, 9])));
+}
