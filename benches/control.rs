@@ -14,7 +14,7 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use kv_transfer::layout::{Axes, HND, Holds, Layout, NHD};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
-use kv_transfer::unstable::Desc;
+use kv_transfer::unstable::Descriptor;
 use kv_transfer::unstable::plan::{PagePlan, Plan, RegionMap, Side};
 use kv_transfer::unstable::wire::{Body, ConversationId, Delivery, Destination, Frame, Register};
 use kv_transfer::{Attempt, AuxIndex, Change, Geometry, Manager, PageRun, Parallel};
@@ -144,7 +144,7 @@ fn plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
     let mut group = criterion.benchmark_group("plan 8192 pages x 160 regions");
     for (name, local, remote) in [("contiguous", &contiguous, &contiguous), ("random", &random, &contiguous)]
     {
-        let mut descs: Vec<Desc> = Vec::with_capacity(1024);
+        let mut descriptors: Vec<Descriptor> = Vec::with_capacity(1024);
         let mut count = 0;
         let mut failure = None;
         group.bench_function(name, |b| {
@@ -152,9 +152,9 @@ fn plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
                 count = 0;
                 match PagePlan::new(local, remote).and_then(|pages| Plan::pages(&map, pages)) {
                     Ok(mut plan) => loop {
-                        descs.clear();
-                        let progress = plan.fill(black_box(&mut descs), 1024, u64::MAX);
-                        count += progress.descs;
+                        descriptors.clear();
+                        let progress = plan.fill(black_box(&mut descriptors), 1024, u64::MAX);
+                        count += progress.descriptors;
                         if progress.done {
                             break;
                         }
@@ -190,13 +190,13 @@ fn uneven_plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
     group.sample_size(10);
     for (name, axes) in [("head-major", HND), ("token-major", NHD)] {
         let map = RegionMap::directed(&rank(PAGES, 4, 1, axes)?, &rank(PAGES, 2, 0, axes)?, Side::Local)?;
-        let mut descs: Vec<Desc> = Vec::with_capacity(1024);
+        let mut descriptors: Vec<Descriptor> = Vec::with_capacity(1024);
         let mut failure = None;
         group.bench_function(name, |b| {
             b.iter(|| match Plan::chunk(&map, &pages, 0, &registered) {
                 Ok(mut plan) => loop {
-                    descs.clear();
-                    if plan.fill(black_box(&mut descs), 1024, u64::MAX).done {
+                    descriptors.clear();
+                    if plan.fill(black_box(&mut descriptors), 1024, u64::MAX).done {
                         break;
                     }
                 },
@@ -207,7 +207,7 @@ fn uneven_plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
             return Err(error.into());
         }
         let counts = Plan::chunk(&map, &pages, 0, &registered)?.counts();
-        println!("{name}: {} parts of pages in {} descriptors", counts.pieces, counts.descs);
+        println!("{name}: {} parts of pages in {} descriptors", counts.pieces, counts.descriptors);
     }
     group.finish();
     Ok(())

@@ -23,10 +23,12 @@
 //! version is raised when a name goes or changes. [`unstable`] holds what transports, bootstrap clients and
 //! further services are written with; a release of any kind may change it.
 //!
-//! Two rules keep servers compiling when something is added:
+//! Three rules keep servers compiling when something is added:
 //!
 //! - Enums and structs that will grow are `#[non_exhaustive]`. A `match` on such an enum has a `_` arm;
 //!   such a struct is made by a constructor, never by its fields.
+//! - Descriptions that are checked as a whole ([`KvArgs`], [`Region`], [`CacheGroup`]) are built by chained
+//!   methods.
 //! - Every struct of settings ([`SessionOptions`], [`WorkerConfig`], [`Timing`], [`Limits`], [`Layout`],
 //!   [`ClientConfig`](bootstrap::ClientConfig), [`LocalConfig`](local::LocalConfig) …) has public fields
 //!   and no setters. It begins as `default()` or `new(…)`, and its fields are assigned: one by one, or in
@@ -204,6 +206,7 @@ pub use kv_poll::{
     Change, EngineGroup, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Listener, Manager,
     PollSet, Receiver, Registration, Sender, Session, StopReport, Stopping, Worker, WorkerConfig,
 };
+pub use kv_poll::{Receiving, Sending};
 pub use kv_poll::{allocator, consensus, queue};
 
 // Memory, and how pages lie in it.
@@ -227,6 +230,10 @@ pub use kv_core::{
 
 // Settings of the protocol.
 pub use kv_core::proto::{Limits, Spoken, SpokenError, Timing};
+pub use kv_core::wire::{VERSIONS, Versions};
+
+// The names of what a server hands to a worker; writing one's own is unstable.
+pub use kv_core::{BootstrapClient, Directions, GroupSpan, Op, RecordError, Transport, WriteFence};
 
 // What goes wrong, and what is told of a worker.
 pub use kv_core::trace;
@@ -252,8 +259,8 @@ pub mod unstable;
 pub mod prelude {
     pub use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
     pub use kv_core::{
-        BootstrapServer, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession, PageList, PagePool,
-        Pages, Region, RegionRole, Room, SessionOptions, WorkerRole,
+        Backpressure, BootstrapServer, KvArgs, KvManager, KvPoll, KvReceiver, KvSender, KvSession, PageList,
+        PagePool, Pages, Reclaimed, Recovery, Region, RegionRole, Room, SessionOptions, WorkerRole,
     };
     pub use kv_local::{Arena, LocalConfig, LocalTransport};
     pub use kv_poll::{Worker, WorkerConfig};

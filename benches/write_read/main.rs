@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::local::Arena;
 use kv_transfer::unstable::random::SplitMix64;
-use kv_transfer::unstable::{Desc, Op};
+use kv_transfer::unstable::{Descriptor, Op};
 
 use peer::Pair;
 
@@ -84,7 +84,7 @@ fn figures(
                 let mut failure = None;
                 group.bench_function(BenchmarkId::from_parameter(name), |b| {
                     b.iter(|| {
-                        if let Err(error) = pair.run(op, moves.descs()) {
+                        if let Err(error) = pair.run(op, moves.descriptors()) {
                             failure = Some(error);
                         }
                     });
@@ -117,8 +117,8 @@ fn ratios(pair: &mut Pair, copy: &mut Memcpy, region: usize) -> Result<(), Error
                 copy.run(&moves);
                 Ok(())
             })?;
-            let write = timed(|| pair.run(Op::Write, moves.descs()))?;
-            let read = timed(|| pair.run(Op::Read, moves.descs()))?;
+            let write = timed(|| pair.run(Op::Write, moves.descriptors()))?;
+            let read = timed(|| pair.run(Op::Read, moves.descriptors()))?;
             if round > 0 {
                 rounds.push([memcpy, write, read]);
             }
@@ -151,7 +151,7 @@ fn timed(run: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
 /// Blocks to move, each with its destination.
 struct Moves {
     block: usize,
-    descs: Vec<Desc>,
+    descriptors: Vec<Descriptor>,
 }
 
 impl Moves {
@@ -159,18 +159,18 @@ impl Moves {
     fn random(block: usize, count: usize, region: usize) -> Moves {
         let places = region / block;
         let (from, to) = (shuffled(places, 1), shuffled(places, 2));
-        let descs = from.iter().zip(&to).take(count).map(|(&from, &to)| Desc {
+        let descriptors = from.iter().zip(&to).take(count).map(|(&from, &to)| Descriptor {
             local_region: 0,
             remote_region: 0,
             local_offset: (from * block) as u64,
             remote_offset: (to * block) as u64,
             len: block as u64,
         });
-        Moves { block, descs: descs.collect() }
+        Moves { block, descriptors: descriptors.collect() }
     }
 
-    fn descs(&self) -> &[Desc] {
-        &self.descs
+    fn descriptors(&self) -> &[Descriptor] {
+        &self.descriptors
     }
 }
 
@@ -195,8 +195,8 @@ impl Memcpy {
     }
 
     fn run(&mut self, moves: &Moves) {
-        for desc in &moves.descs {
-            let (from, to) = (desc.local_offset as usize, desc.remote_offset as usize);
+        for descriptor in &moves.descriptors {
+            let (from, to) = (descriptor.local_offset as usize, descriptor.remote_offset as usize);
             self.to[to..to + moves.block].copy_from_slice(&self.from[from..from + moves.block]);
         }
         black_box(&mut self.to);

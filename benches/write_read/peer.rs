@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
-use kv_transfer::unstable::{Desc, Op, Post, Transport, TransportEvent, TransportWait};
+use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::{Error, fill};
@@ -84,8 +84,13 @@ impl Pair {
         let stdin = child.stdin.take();
         let mut pair = Pair { transport, _arena: arena, child, _stdin: stdin, next: 0 };
         // The first transfer waits for the connection; all pages of the peer are present after it.
-        let everything =
-            Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: region as u64 };
+        let everything = Descriptor {
+            local_region: 0,
+            remote_region: 0,
+            local_offset: 0,
+            remote_offset: 0,
+            len: region as u64,
+        };
         pair.run(Op::Read, &[everything])?;
         let mut events = Vec::new();
         while pair.transport.wait() == TransportWait::Now {
@@ -96,17 +101,17 @@ impl Pair {
     }
 
     /// Moves the blocks, in posts of at most `MAX_SGE`, and returns when all are in place.
-    pub(crate) fn run(&mut self, op: Op, descs: &[Desc]) -> Result<(), Error> {
-        let mut posts = descs.chunks(MAX_SGE);
+    pub(crate) fn run(&mut self, op: Op, descriptors: &[Descriptor]) -> Result<(), Error> {
+        let mut posts = descriptors.chunks(MAX_SGE);
         let mut in_flight = 0;
         let mut events = Vec::new();
         loop {
             while in_flight < MAX_INFLIGHT
-                && let Some(descs) = posts.next()
+                && let Some(descriptors) = posts.next()
             {
                 let id = PostId(self.next);
                 self.next += 1;
-                let post = Post { id, op, descs: descs.to_vec(), notify: None };
+                let post = Post { id, op, descriptors: descriptors.to_vec(), notify: None };
                 if let Err(error) = self.transport.post(OTHER, post) {
                     return Err(self.cause(format!("{op:?} was refused: {error}")));
                 }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
-use kv_transfer::unstable::{Desc, Directions, Op, Post, Transport, TransportEvent};
+use kv_transfer::unstable::{Descriptor, Directions, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 /// The size of the region of each process, in bytes.
@@ -79,9 +79,10 @@ impl Side {
     }
 
     /// Runs one post to its end. Returns its duration in seconds.
-    fn post(&mut self, id: u64, op: Op, descs: &[Desc]) -> Result<f64, Error> {
+    fn post(&mut self, id: u64, op: Op, descriptors: &[Descriptor]) -> Result<f64, Error> {
         let begun = Instant::now();
-        self.transport.post(PEER, Post { id: PostId(id), op, descs: descs.to_vec(), notify: None })?;
+        self.transport
+            .post(PEER, Post { id: PostId(id), op, descriptors: descriptors.to_vec(), notify: None })?;
         let mut events = Vec::new();
         while begun.elapsed() < PATIENCE {
             self.transport.poll(Time::ZERO, &mut events);
@@ -137,12 +138,12 @@ fn probe() -> Result<(), Error> {
     side.transport.permit(PEER, Time::MAX);
 
     let there = scattered();
-    let back = there.iter().map(|desc| Desc {
+    let back = there.iter().map(|descriptor| Descriptor {
         // Where it came from, but one block on: what is read is not what was there before.
-        local_offset: (desc.local_offset + BLOCK as u64) % REGION as u64,
-        ..*desc
+        local_offset: (descriptor.local_offset + BLOCK as u64) % REGION as u64,
+        ..*descriptor
     });
-    let back: Vec<Desc> = back.collect();
+    let back: Vec<Descriptor> = back.collect();
     let pattern: Vec<u8> = (0..REGION).step_by(8).flat_map(|at| (at as u64 * 31).to_le_bytes()).collect();
     let mut speeds = [Vec::new(), Vec::new()];
     let first = side.post(0, Op::Write, &there[..1])?;
@@ -188,17 +189,17 @@ fn advice(directions: Directions) -> &'static str {
 }
 
 /// All blocks of a region, each to another place.
-fn scattered() -> Vec<Desc> {
+fn scattered() -> Vec<Descriptor> {
     let count = REGION / BLOCK;
     // Steps of a number that has no divisor in common with the count reach every block once.
-    let desc = |index: usize| Desc {
+    let descriptor = |index: usize| Descriptor {
         local_region: 0,
         remote_region: 0,
         local_offset: (index * BLOCK) as u64,
         remote_offset: (index * 389 % count * BLOCK) as u64,
         len: BLOCK as u64,
     };
-    (0..count).map(desc).collect()
+    (0..count).map(descriptor).collect()
 }
 
 /// The serving process, which is killed when the handle is dropped.

@@ -50,9 +50,9 @@ impl<P> TimedTransport<P> {
 
     /// The page of the first descriptor that is in one.
     fn first_page(&self, post: &Post) -> Option<u32> {
-        post.descs.iter().find_map(|desc| {
-            let page_bytes = (*self.page_bytes.get(desc.local_region as usize)?)?;
-            u32::try_from(desc.local_offset / page_bytes).ok()
+        post.descriptors.iter().find_map(|descriptor| {
+            let page_bytes = (*self.page_bytes.get(descriptor.local_region as usize)?)?;
+            u32::try_from(descriptor.local_offset / page_bytes).ok()
         })
     }
 }
@@ -120,7 +120,7 @@ impl<P: Transport> Transport for TimedTransport<P> {
 
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         let (id, page) = (post.id, self.first_page(&post));
-        let bytes = post.descs.iter().map(|desc| desc.len).sum();
+        let bytes = post.descriptors.iter().map(|descriptor| descriptor.len).sum();
         let from = Instant::now();
         self.inner.post(peer, post)?;
         if let Some(page) = page {

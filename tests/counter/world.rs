@@ -368,9 +368,9 @@ impl kv_sim::net::Service for Leasing {
 impl Leasing {
     /// The session by which a life holds numbers, if there is one.
     fn holder(&self, life: LifeId) -> Option<SessionId> {
-        let mut of_life = self.sessions.range((life, SessionId(0))..=(life, SessionId(u64::MAX)));
+        let mut of_incarnation = self.sessions.range((life, SessionId(0))..=(life, SessionId(u64::MAX)));
         let holds = |known: &Session| known.numbers.is_some() && !known.state.is_terminal();
-        of_life.find(|(_, known)| holds(known)).map(|((_, session), _)| *session)
+        of_incarnation.find(|(_, known)| holds(known)).map(|((_, session), _)| *session)
     }
 
     /// The number of clients' sessions that had a number to the end of its lease.

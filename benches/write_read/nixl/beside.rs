@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_transfer::unstable::{Desc, Op, Transport, TransportEvent};
+use kv_transfer::unstable::{Descriptor, Op, Transport, TransportEvent};
 use kv_transfer::{PostId, Time};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -94,19 +94,19 @@ fn probe(
             break;
         }
         while let (Some(op), false) = (large, ending || large_posts >= in_flight) {
-            pair.post(op, large_post.descs().to_vec())?;
+            pair.post(op, large_post.descriptors().to_vec())?;
             large_posts += 1;
         }
         if !ending && now() >= due && small.is_none() && !frame_out {
             let at = (pair.next * (64 << 10)) % (region as u64 - (64 << 10));
-            let desc = Desc {
+            let descriptor = Descriptor {
                 local_region: 0,
                 remote_region: 0,
                 local_offset: at,
                 remote_offset: at,
                 len: 64 << 10,
             };
-            small = Some((pair.post(Op::Write, vec![desc])?, due));
+            small = Some((pair.post(Op::Write, vec![descriptor])?, due));
             pair.ends.transport.send(OTHER, question(due))?;
             frame_out = true;
             while due <= now() {

@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
-use kv_transfer::unstable::{Desc, Op, Post, Transport, TransportEvent, TransportWait};
+use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 use nixl_sys::NotificationMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -178,24 +178,24 @@ impl Pair {
         let stdin = child.stdin.take();
         let mut pair = Pair { ends, route, there, child, _stdin: stdin, next: 0 };
         let first = Moves::random(64 << 10, 16, region);
-        pair.transport(Op::Write, first.descs())?;
-        pair.raw(Op::Write, first.descs())?;
+        pair.transport(Op::Write, first.descriptors())?;
+        pair.raw(Op::Write, first.descriptors())?;
         Ok(pair)
     }
 
-    fn raw(&self, op: Op, descs: &[Desc]) -> Result<(), Error> {
-        self.ends.raw.run(op, descs, self.ends.pool.addr(), self.there)
+    fn raw(&self, op: Op, descriptors: &[Descriptor]) -> Result<(), Error> {
+        self.ends.raw.run(op, descriptors, self.ends.pool.addr(), self.there)
     }
 
-    fn transport(&mut self, op: Op, descs: &[Desc]) -> Result<(), Error> {
-        self.post(op, descs.to_vec())?;
+    fn transport(&mut self, op: Op, descriptors: &[Descriptor]) -> Result<(), Error> {
+        self.post(op, descriptors.to_vec())?;
         self.await_posts(1)
     }
 
-    fn post(&mut self, op: Op, descs: Vec<Desc>) -> Result<PostId, Error> {
+    fn post(&mut self, op: Op, descriptors: Vec<Descriptor>) -> Result<PostId, Error> {
         let id = PostId(self.next);
         self.next += 1;
-        self.ends.transport.post(OTHER, Post { id, op, descs, notify: None })?;
+        self.ends.transport.post(OTHER, Post { id, op, descriptors, notify: None })?;
         Ok(id)
     }
 

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use kv_transfer::nixl::{HostPool, Nixl};
-use kv_transfer::unstable::{Desc, Op};
+use kv_transfer::unstable::{Descriptor, Op};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Pair, Route};
@@ -36,12 +36,12 @@ pub(super) fn large(pair: &mut Pair, region: usize) -> Result<(), Error> {
             for op in [Op::Write, Op::Read] {
                 let times = compare(
                     pair,
-                    || moves.descs().to_vec(),
-                    |pair, descs| {
-                        pair.post(op, descs)?;
+                    || moves.descriptors().to_vec(),
+                    |pair, descriptors| {
+                        pair.post(op, descriptors)?;
                         pair.await_posts(1)
                     },
-                    |pair| pair.raw(op, moves.descs()),
+                    |pair| pair.raw(op, moves.descriptors()),
                 )?;
                 let rate = |seconds: f64| total as f64 / seconds / 1e9;
                 let rates = format!("{:.2} / {:.2}", rate(times.transport), rate(times.raw));
@@ -70,22 +70,22 @@ pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Erro
     println!("{:>12} {:>14} {:>16} {:>7} {:>13}", "", "descriptors", "ms together", "ratio", "of CPU times");
     // A cache of fewer pages gives some of them to several requests.
     let random = Moves::random(layers * piece, requests.min(pages), region);
-    let page: Vec<Desc> = random.descs().iter().cycle().take(requests).copied().collect();
-    let layer_major: Vec<Vec<Desc>> = page
+    let page: Vec<Descriptor> = random.descriptors().iter().cycle().take(requests).copied().collect();
+    let layer_major: Vec<Vec<Descriptor>> = page
         .iter()
         .map(|page| {
             // The same pages, but the layers lie apart.
             let at = |offset: u64, layer: usize| (layer * pages * piece) as u64 + offset / layers as u64;
-            let desc = |layer| Desc {
+            let descriptor = |layer| Descriptor {
                 local_offset: at(page.local_offset, layer),
                 remote_offset: at(page.remote_offset, layer),
                 len: piece as u64,
                 ..*page
             };
-            (0..layers).map(desc).collect()
+            (0..layers).map(descriptor).collect()
         })
         .collect();
-    let page_major: Vec<Vec<Desc>> = page.iter().map(|page| vec![*page]).collect();
+    let page_major: Vec<Vec<Descriptor>> = page.iter().map(|page| vec![*page]).collect();
     let mut took = Vec::new();
     let mut copied = f64::NAN;
     let layouts = [("layer-major", &layer_major, piece), ("page-major", &page_major, layers * piece)];
@@ -96,12 +96,12 @@ pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Erro
             || posts.clone(),
             |pair, posts| {
                 let count = posts.len();
-                for descs in posts {
-                    pair.post(Op::Write, descs)?;
+                for descriptors in posts {
+                    pair.post(Op::Write, descriptors)?;
                 }
                 pair.await_posts(count)
             },
-            |pair| posts.iter().try_for_each(|descs| pair.raw(Op::Write, descs)),
+            |pair| posts.iter().try_for_each(|descriptors| pair.raw(Op::Write, descriptors)),
         )?;
         println!(
             "{layout:>12} {:>14} {:>16} {:>7.3} {:>13.3}",
@@ -128,18 +128,18 @@ pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Erro
 }
 
 /// How long one thread of this process takes to copy the same pages, in seconds: the limit that memory sets.
-fn memcpy(pair: &Pair, region: usize, pages: &[Desc]) -> Result<f64, Error> {
+fn memcpy(pair: &Pair, region: usize, pages: &[Descriptor]) -> Result<f64, Error> {
     let (from, to) = (&pair.ends.pool, HostPool::new(region)?);
     let mut rounds = Vec::new();
     for _ in 0..*ROUNDS.start() {
         let begun = Instant::now();
-        for desc in pages {
+        for descriptor in pages {
             // SAFETY: both pools have `region` bytes, in which the descriptors lie; they are apart.
             #[allow(unsafe_code)]
             unsafe {
-                let from = (from.addr() + desc.local_offset) as *const u8;
-                let to = (to.addr() + desc.remote_offset) as *mut u8;
-                std::ptr::copy_nonoverlapping(from, to, desc.len as usize);
+                let from = (from.addr() + descriptor.local_offset) as *const u8;
+                let to = (to.addr() + descriptor.remote_offset) as *mut u8;
+                std::ptr::copy_nonoverlapping(from, to, descriptor.len as usize);
             }
         }
         rounds.push(begun.elapsed().as_secs_f64());
@@ -168,15 +168,15 @@ struct Took {
 /// code reads them where they are: neither measurement includes making them.
 fn compare<D>(
     pair: &mut Pair,
-    mut descs: impl FnMut() -> D,
+    mut descriptors: impl FnMut() -> D,
     mut transport: impl FnMut(&mut Pair, D) -> Result<(), Error>,
     mut raw: impl FnMut(&mut Pair) -> Result<(), Error>,
 ) -> Result<Times, Error> {
     let mut rounds: Vec<(Took, Took)> = Vec::new();
     // The first one warms up.
     let mut transport = |pair: &mut Pair| {
-        let descs = descs();
-        took(|| transport(pair, descs))
+        let descriptors = descriptors();
+        took(|| transport(pair, descriptors))
     };
     transport(pair)?;
     took(|| raw(pair))?;

@@ -1,7 +1,7 @@
 //! Plain `nixl-sys` code, with which the transport is compared.
 
 use kv_transfer::nixl::HostPool;
-use kv_transfer::unstable::{Desc, Op};
+use kv_transfer::unstable::{Descriptor, Op};
 use nixl_sys::{
     Agent, AgentConfig, MemType, MemoryRegion, NixlDescriptor, NotificationMap, OptArgs, RegistrationHandle,
     XferDescList, XferOp, XferStatus,
@@ -47,12 +47,12 @@ impl Raw {
     }
 
     /// Runs one transfer of all descriptors, from its creation to its end.
-    pub(super) fn run(&self, op: Op, descs: &[Desc], here: u64, there: u64) -> Result<(), Error> {
+    pub(super) fn run(&self, op: Op, descriptors: &[Descriptor], here: u64, there: u64) -> Result<(), Error> {
         let mut local = XferDescList::new(MemType::Dram)?;
         let mut remote = XferDescList::new(MemType::Dram)?;
-        for desc in descs {
-            local.add_desc((here + desc.local_offset) as usize, desc.len as usize, 0);
-            remote.add_desc((there + desc.remote_offset) as usize, desc.len as usize, 0);
+        for descriptor in descriptors {
+            local.add_desc((here + descriptor.local_offset) as usize, descriptor.len as usize, 0);
+            remote.add_desc((there + descriptor.remote_offset) as usize, descriptor.len as usize, 0);
         }
         let op = match op {
             Op::Write => XferOp::Write,

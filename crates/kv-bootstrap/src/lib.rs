@@ -13,7 +13,7 @@
 //!
 //! # Why there is no HTTP library
 //!
-//! `httparse` reads the heads of messages; the rest is about 400 lines of this crate. The server's promises
+//! `httparse` reads the heads of messages; the rest is about 600 lines of this crate. The server's promises
 //! need control that the libraries do not give: every byte of an unfinished request counts against its client
 //! (429, 503), a slow client is answered 408 at a deadline of its own, a client that is still sending gets
 //! its refusal before the connection closes, and no line and no trailer is unbounded or searched twice. The

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use kv_core::{Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent};
 
-use crate::pair::desc;
+use crate::pair::descriptor;
 use crate::{Harness, Random, Side, connect};
 
 const PAGE: usize = 12_000;
@@ -45,13 +45,13 @@ pub(crate) fn three_workers_exchange_pages_at_once<H: Harness>(harness: &H) {
                 let giver = if read { them } else { us };
                 wanted[owner].insert(at, (giver, source));
                 let (room, given) = ((0, at as u64), (1, source as u64));
-                let (op, desc) = match read {
-                    true => (Op::Read, desc(room, given, PAGE as u64)),
-                    false => (Op::Write, desc(given, room, PAGE as u64)),
+                let (op, descriptor) = match read {
+                    true => (Op::Read, descriptor(room, given, PAGE as u64)),
+                    false => (Op::Write, descriptor(given, room, PAGE as u64)),
                 };
                 let id = PostId((them * 2 * PAGES + page) as u64);
                 let notify = (!read).then(|| Bytes::copy_from_slice(&(at as u64).to_le_bytes()));
-                to_post.push((PeerId(them as u64), Post { id, op, descs: vec![desc], notify }));
+                to_post.push((PeerId(them as u64), Post { id, op, descriptors: vec![descriptor], notify }));
             }
         }
         for index in (1..to_post.len()).rev() {

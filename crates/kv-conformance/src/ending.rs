@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use kv_core::{Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent, TransportWait};
 
-use crate::pair::desc;
+use crate::pair::descriptor;
 use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, connect, snapshot};
 
 pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harness: &H) {
@@ -18,7 +18,7 @@ pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harne
         let post = Post {
             id: PostId(number),
             op,
-            descs: vec![desc((0, 0), (0, 0), 1 + random.below(LENS[0]) as u64)],
+            descriptors: vec![descriptor((0, 0), (0, 0), 1 + random.below(LENS[0]) as u64)],
             notify: (random.below(2) == 0).then(|| Bytes::from_static(b"notify")),
         };
         match pair.a.transport.post(A_KNOWS_B, post) {
@@ -60,8 +60,8 @@ fn quiet_after_the_events<H: Harness>(harness: &H, op: Op, give_up: impl Fn(&mut
         pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
         pair.b.memory.write(0, 0, &vec![2; LENS[0]]);
         for id in 0..posts {
-            let descs = vec![desc((0, 0), (0, 0), len)];
-            pair.a.transport.post(A_KNOWS_B, Post { id: PostId(id), op, descs, notify: None }).unwrap();
+            let descriptors = vec![descriptor((0, 0), (0, 0), len)];
+            pair.a.transport.post(A_KNOWS_B, Post { id: PostId(id), op, descriptors, notify: None }).unwrap();
         }
         for _ in 0..turns {
             pair.turn();
@@ -100,16 +100,16 @@ pub(crate) fn disconnected_posts_are_quiet_once_they_have_ended<H: Harness>(harn
 pub(crate) fn disconnect_ends_the_posts<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
     for id in 0..50 {
-        let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
+        let descriptors = vec![descriptor((0, 0), (0, 0), LENS[0] as u64)];
         pair.a
             .transport
-            .post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None })
+            .post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descriptors, notify: None })
             .unwrap();
     }
     pair.turn();
     pair.a.transport.disconnect(A_KNOWS_B);
-    let descs = vec![desc((0, 0), (0, 0), 1)];
-    let late = Post { id: PostId(50), op: Op::Write, descs, notify: None };
+    let descriptors = vec![descriptor((0, 0), (0, 0), 1)];
+    let late = Post { id: PostId(50), op: Op::Write, descriptors, notify: None };
     assert_eq!(pair.a.transport.post(A_KNOWS_B, late), Err(TransportError::PeerGone));
     assert_eq!(pair.a.transport.send(A_KNOWS_B, Bytes::new()), Err(TransportError::PeerGone));
     pair.until("posts end", |pair| pair.a_events.len() >= 50);
@@ -125,7 +125,12 @@ pub(crate) fn disconnect_ends_the_posts<H: Harness>(harness: &H) {
     // The peer can be connected again, under another id.
     let metadata = pair.b.transport.metadata().unwrap();
     connect(&mut pair.a.transport, PeerId(12), &metadata).unwrap();
-    let post = Post { id: PostId(60), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };
+    let post = Post {
+        id: PostId(60),
+        op: Op::Write,
+        descriptors: vec![descriptor((0, 0), (0, 0), 1)],
+        notify: None,
+    };
     pair.a.transport.post(PeerId(12), post).unwrap();
     assert_eq!(pair.await_post(PostId(60)), Ok(()));
 }
@@ -133,7 +138,8 @@ pub(crate) fn disconnect_ends_the_posts<H: Harness>(harness: &H) {
 pub(crate) fn strangers_are_refused<H: Harness>(harness: &H) {
     let mut pair = Pair::strangers(harness, &LENS);
     let nobody = PeerId(77);
-    let post = Post { id: PostId(1), op: Op::Read, descs: vec![desc((0, 0), (0, 0), 1)], notify: None };
+    let post =
+        Post { id: PostId(1), op: Op::Read, descriptors: vec![descriptor((0, 0), (0, 0), 1)], notify: None };
     assert_eq!(pair.a.transport.post(nobody, post), Err(TransportError::PeerGone));
     assert_eq!(pair.a.transport.send(nobody, Bytes::new()), Err(TransportError::PeerGone));
     pair.a.transport.disconnect(nobody);

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, Origin, PeerId, Post, PostId, Transport, TransportEvent};
+use kv_core::{Descriptor, Op, Origin, PeerId, Post, PostId, Transport, TransportEvent};
 
 use crate::here::Here;
 use crate::other::whole;
-use crate::pair::{desc, ended};
+use crate::pair::{descriptor, ended};
 use crate::{Harness, Job, Other, Random, connect, heard, pattern, snapshot};
 
 const PEER: PeerId = PeerId(1);
@@ -28,11 +28,11 @@ pub(crate) fn pages_move_to_and_from_a_worker_elsewhere<H: Harness>(harness: &H)
 
     let order = random.order(H::FAR_LEN / PAGE);
     let pairs = order.iter().enumerate();
-    let descs: Vec<Desc> = pairs
-        .map(|(at, target)| desc((0, (at * PAGE) as u64), (0, (target * PAGE) as u64), PAGE as u64))
+    let descriptors: Vec<Descriptor> = pairs
+        .map(|(at, target)| descriptor((0, (at * PAGE) as u64), (0, (target * PAGE) as u64), PAGE as u64))
         .collect();
     let id = PostId(2);
-    here.side.transport.post(PEER, Post { id, op: Op::Write, descs, notify: None }).unwrap();
+    here.side.transport.post(PEER, Post { id, op: Op::Write, descriptors, notify: None }).unwrap();
     here.until(&mut [&mut other], "a post", |events, _| ended(events, id).is_some());
     assert_eq!(ended(&here.events, id), Some(Ok(())));
     here.side.memory.write(0, 0, &vec![0; H::FAR_LEN]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::{MAX_FRAME, Op, Post, PostId, Transport, TransportError, TransportEvent};
 
-use crate::pair::desc;
+use crate::pair::descriptor;
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, connect, heard};
 
 pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
@@ -23,7 +23,7 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
             let post = Post {
                 id: PostId(posted),
                 op: Op::Write,
-                descs: vec![desc((0, at), (0, at), len as u64)],
+                descriptors: vec![descriptor((0, at), (0, at), len as u64)],
                 notify: Some(Bytes::copy_from_slice(&posted.to_le_bytes())),
             };
             match pair.a.transport.post(A_KNOWS_B, post) {
@@ -54,8 +54,12 @@ pub(crate) fn frames_arrive_whole_in_both_directions<H: Harness>(harness: &H) {
         pair.a.transport.send(A_KNOWS_B, too_long.clone()),
         Err(TransportError::Size { got, max: MAX_FRAME, .. }) if got == MAX_FRAME + 1
     ));
-    let post =
-        Post { id: PostId(0), op: Op::Write, descs: vec![desc((0, 0), (0, 0), 1)], notify: Some(too_long) };
+    let post = Post {
+        id: PostId(0),
+        op: Op::Write,
+        descriptors: vec![descriptor((0, 0), (0, 0), 1)],
+        notify: Some(too_long),
+    };
     assert!(matches!(pair.a.transport.post(A_KNOWS_B, post), Err(TransportError::Size { .. })));
 
     let mut random = Random::new("frames_arrive_whole_in_both_directions");
@@ -107,7 +111,12 @@ pub(crate) fn the_first_frame_arrives_before_the_receiver_connects<H: Harness>(h
     pair.send_until_heard(b"who I am");
     // A post, too, needs only the poster's connect.
     pair.a.memory.write(0, 0, b"early bytes");
-    let post = Post { id: PostId(1), op: Op::Write, descs: vec![desc((0, 0), (0, 8192), 11)], notify: None };
+    let post = Post {
+        id: PostId(1),
+        op: Op::Write,
+        descriptors: vec![descriptor((0, 0), (0, 8192), 11)],
+        notify: None,
+    };
     pair.a.transport.post(A_KNOWS_B, post).unwrap();
     assert_eq!(pair.await_post(PostId(1)), Ok(()));
     let mut bytes = [0; 11];
@@ -125,7 +134,7 @@ pub(crate) fn both_sides_may_connect_at_once<H: Harness>(harness: &H) {
     let post = |id| Post {
         id: PostId(id),
         op: Op::Write,
-        descs: vec![desc((0, 0), (1, 0), 6)],
+        descriptors: vec![descriptor((0, 0), (1, 0), 6)],
         notify: Some(Bytes::from_static(b"done")),
     };
     pair.a.transport.post(A_KNOWS_B, post(1)).unwrap();

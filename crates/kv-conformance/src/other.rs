@@ -1,7 +1,7 @@
 //! What workers elsewhere do, in a process of their own or on a virtual host.
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, PeerId, Post, PostId, Time, Transport, TransportEvent};
+use kv_core::{Descriptor, Op, PeerId, Post, PostId, Time, Transport, TransportEvent};
 
 use crate::{Side, connect};
 
@@ -115,6 +115,7 @@ pub fn pattern(len: usize) -> Vec<u8> {
 
 /// A post of the first `len` bytes of the first region on both sides.
 pub(crate) fn whole(id: u64, op: Op, len: usize) -> Post {
-    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
-    Post { id: PostId(id), op, descs: vec![desc], notify: None::<Bytes> }
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
+    Post { id: PostId(id), op, descriptors: vec![descriptor], notify: None::<Bytes> }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{Desc, PeerId, PostId, Time, Transport, TransportError, TransportEvent};
+use kv_core::{Descriptor, PeerId, PostId, Time, Transport, TransportError, TransportEvent};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Harness, Random};
@@ -156,8 +156,8 @@ pub fn snapshot<P>(side: &Side<P>) -> Vec<Vec<u8>> {
 }
 
 /// A descriptor of `len` bytes, with region and offset of each side.
-pub(crate) fn desc(local: (u32, u64), remote: (u32, u64), len: u64) -> Desc {
-    Desc {
+pub(crate) fn descriptor(local: (u32, u64), remote: (u32, u64), len: u64) -> Descriptor {
+    Descriptor {
         local_region: local.0,
         local_offset: local.1,
         remote_region: remote.0,

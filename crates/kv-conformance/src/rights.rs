@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kv_core::{Op, Post, PostId, Time, Transport, TransportError, TransportEvent, WriteFence};
 
-use crate::pair::desc;
+use crate::pair::descriptor;
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, snapshot};
 
 /// Posts that are under way at the same time.
@@ -16,10 +16,10 @@ const LAST_SLICES: Duration = Duration::from_millis(100);
 
 fn write_all<P: Transport>(pair: &mut Pair<P>, ids: std::ops::Range<u64>) {
     for id in ids {
-        let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
+        let descriptors = vec![descriptor((0, 0), (0, 0), LENS[0] as u64)];
         pair.a
             .transport
-            .post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descs, notify: None })
+            .post(A_KNOWS_B, Post { id: PostId(id), op: Op::Write, descriptors, notify: None })
             .unwrap();
     }
 }
@@ -48,8 +48,8 @@ pub(crate) fn a_write_waits_for_its_permission_and_moves_nothing_before<H: Harne
     assert_eq!(pair.a_events, []);
     // Reads need no permission, and do not permit writes.
     if harness.reads() {
-        let descs = vec![desc((1, 0), (1, 0), LENS[1] as u64)];
-        let read = Post { id: PostId(POSTS), op: Op::Read, descs, notify: None };
+        let descriptors = vec![descriptor((1, 0), (1, 0), LENS[1] as u64)];
+        let read = Post { id: PostId(POSTS), op: Op::Read, descriptors, notify: None };
         pair.a.transport.post(A_KNOWS_B, read).unwrap();
         assert_eq!(pair.await_post(PostId(POSTS)), Ok(()));
         assert_eq!(pair.a_events.len(), 1);
@@ -147,8 +147,8 @@ pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) 
         assert!(holds_only(&pair, 4), "bytes arrived after the right was revoked");
         assert_eq!(pair.b_events, [revoked]);
         if harness.reads() {
-            let descs = vec![desc((0, 0), (0, 0), LENS[0] as u64)];
-            let read = Post { id: PostId(101), op: Op::Read, descs, notify: None };
+            let descriptors = vec![descriptor((0, 0), (0, 0), LENS[0] as u64)];
+            let read = Post { id: PostId(101), op: Op::Read, descriptors, notify: None };
             pair.a.transport.post(A_KNOWS_B, read).unwrap();
             assert_eq!(pair.await_post(PostId(101)), Ok(()));
             assert!(snapshot(&pair.a)[0].iter().all(|byte| *byte == 4));

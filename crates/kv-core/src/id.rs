@@ -95,7 +95,8 @@ macro_rules! text_id {
 }
 
 text_id!(
-    /// Names one engine (one copy of the model with all its ranks); 1 to [`MAX_ENGINE_ID`] bytes.
+    /// Names one engine: all ranks that are registered under this id, of one or more replicas; 1 to
+    /// [`MAX_ENGINE_ID`] bytes.
     EngineId, "engine_id", MAX_ENGINE_ID
 );
 text_id!(

@@ -16,7 +16,7 @@ use crate::pages::PageList;
 /// `kv_lease_duration`).
 pub const KV_LEASE_DURATION: Duration = Duration::from_secs(30);
 /// How long a decode worker keeps pages for the next turn of a chat (vLLM:
-/// `decoder_kv_blocks_ttl`).
+/// `decoder_kv_blocks_ttl`). The deadline of the session that keeps the pages must be longer.
 pub const DECODER_KV_BLOCKS_TTL: Duration = Duration::from_secs(480);
 
 /// Which side moves the bytes.

@@ -122,6 +122,6 @@ pub use session_options::SessionOptions;
 pub use time::Time;
 pub use token::Pages;
 pub use transport::{
-    Desc, Directions, MAX_FRAME, Op, Origin, Post, Transport, TransportError, TransportEvent, TransportWait,
-    WayEnd, WriteFence,
+    Descriptor, Directions, MAX_FRAME, Op, Origin, Post, Transport, TransportError, TransportEvent,
+    TransportWait, WayEnd, WriteFence,
 };

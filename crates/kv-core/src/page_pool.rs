@@ -113,7 +113,7 @@ impl PagePool {
     /// Mints a token of all lost pages, which then are lost no longer.
     ///
     /// The pool cannot know whether a wire may still touch the pages. The caller must: for example
-    /// because every worker that had registered the cache has stopped, and its peers have ended.
+    /// because every worker that had registered the cache has stopped, and all of their peers have ended.
     pub fn recover_lost(&self) -> Pages {
         Pages::of(self.ledger.take_lost(), &self.ledger)
     }

@@ -17,7 +17,8 @@ use crate::quarantine::Quarantine;
 use crate::session_options::SessionOptions;
 use crate::token::Pages;
 
-/// Opens the sessions of one worker. A manager is a handle that one scheduler thread owns.
+/// Opens the sessions of one worker. A manager is a handle: all its clones share one poll set, which one thread
+/// should drain.
 pub trait KvManager {
     /// The type of sessions that send.
     type Sender: KvSender;
@@ -28,10 +29,10 @@ pub trait KvManager {
     fn args(&self) -> &KvArgs;
 
     /// Opens the sending session of a request on a prefill worker. `bootstrap_addr` is the address
-    /// of the bootstrap server at which this worker is registered. `dest_ranks` are the decode
-    /// ranks that will register for the room. If the list is empty, [`KvArgs::num_receivers`] ranks
-    /// will; if that is 0, too, the first receiver tells how many ranks its engine has for this
-    /// rank.
+    /// of the bootstrap server at which this worker is registered. The length of `dest_ranks` says how
+    /// many decode ranks register for the room; which ranks register is not checked. If the list is
+    /// empty, [`KvArgs::num_receivers`] ranks register; if that is 0, too, the first receiver tells how
+    /// many ranks its engine has for this rank.
     fn sender(
         &self,
         bootstrap_addr: &str,
@@ -65,7 +66,8 @@ pub trait KvManager {
 ///
 /// Everything that a scheduler tells a session is a [`Command`] that the session [submits](Submit).
 /// Methods that return [`Backpressure`], here and in [`KvSender`] and [`KvReceiver`], are
-/// shorthands for that. A command that came back may be submitted again as it is.
+/// shorthands for that. A command that came back may be submitted again as it is,
+/// unless the session was reclaimed: such a session refuses every command.
 ///
 /// Sessions are usable as trait objects, boxed ones wherever a session is:
 ///

@@ -12,13 +12,15 @@ pub struct SessionOptions {
     /// How long the session may take from its opening to its end; `None` for the worker's default.
     pub deadline: Option<Duration>,
     /// On a receiver: the data-parallel replica of the prefill engine that serves the request.
-    /// `None` follows the room as SGLang does: the room's number modulo the number of replicas.
+    /// `None` follows the room as SGLang does: the room's number modulo the number of replicas; for a
+    /// request id, the FNV-1a hash of the id without its suffix.
     pub prefill_dp_rank: Option<u32>,
     /// Which side moves the bytes; `None` for the worker's own
     /// [`transfer_mode`](crate::KvArgs::transfer_mode).
     pub mode: Option<TransferMode>,
     /// On a sender: how long the pages stay pinned for readers; `None` for a renewable lease of the
-    /// worker's `kv_lease_duration`.
+    /// worker's `kv_lease_duration`. The session's `deadline` counts, too: the session fails if the deadline
+    /// comes before the lease is over.
     pub lease: Option<Lease>,
     /// On a receiver that pulls: the reference to the sender's pages that the router carried. For
     /// an engine of several ranks, either one reference or one of each rank. If the list is empty,

@@ -89,7 +89,7 @@ impl Pages {
 
     /// Appends the pages of `other`, in order. Two tokens of one pool never share a page, so the result is
     /// distinct. If another pool minted `other`, or the sum exceeds [`MAX_PAGES`], `other` comes back
-    /// untouched, and this token stays as it was.
+    /// untouched, and this token stays as it was. A token without pages takes any `other`.
     pub fn append(&mut self, mut other: Pages) -> Result<(), Pages> {
         if self.is_empty() {
             *self = other;

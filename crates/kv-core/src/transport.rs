@@ -173,7 +173,7 @@ pub struct Post {
     /// Whether the post writes or reads.
     pub op: Op,
     /// The descriptors, at least one and at most [`KvArgs::max_sge`](crate::KvArgs::max_sge).
-    pub descs: Vec<Desc>,
+    pub descriptors: Vec<Descriptor>,
     /// A frame that the peer gets once all bytes of the post are in place.
     pub notify: Option<Bytes>,
 }
@@ -190,7 +190,7 @@ pub enum Op {
 /// A descriptor: one contiguous range of `len` bytes here, and one at the peer. Each range is named
 /// by region number and offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Desc {
+pub struct Descriptor {
     /// The number of the region here, as registered.
     pub local_region: u32,
     /// The number of the region at the peer.
@@ -296,11 +296,11 @@ pub enum TransportError {
     },
     /// A descriptor leaves its region, here or at the peer.
     #[error(
-        "descriptor {desc}: {side} region {region} has {len} bytes, but {size} bytes at offset {offset} were asked for"
+        "descriptor {descriptor}: {side} region {region} has {len} bytes, but {size} bytes at offset {offset} were asked for"
     )]
     OutOfBounds {
         /// The position of the descriptor in the post.
-        desc: usize,
+        descriptor: usize,
         /// The side on which the range lies: `local` or `remote`.
         side: &'static str,
         /// The number of the region on that side.

@@ -13,8 +13,8 @@ use kv_core::wire::{
     Welcome, hello_transport,
 };
 use kv_core::{
-    Attempt, AuxIndex, CacheGroup, Desc, GroupItems, GroupList, GroupLists, Incarnation, KvArgs, Layout,
-    Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, RequestGroups, Room, SessionId,
+    Attempt, AuxIndex, CacheGroup, Descriptor, GroupItems, GroupList, GroupLists, Incarnation, KvArgs,
+    Layout, Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, RequestGroups, Room, SessionId,
     SessionOptions, Time, TransferMode, TransportOffer, meter,
 };
 
@@ -426,13 +426,14 @@ fn a_machine_survives_arbitrary_frames_and_stays_within_its_bounds() {
                         }
                     }
                     Output::Post { post, .. } => {
-                        said += (post.descs.len() * size_of::<Desc>()) as u64;
-                        for desc in &post.descs {
+                        said += (post.descriptors.len() * size_of::<Descriptor>()) as u64;
+                        for descriptor in &post.descriptors {
                             let len =
                                 |region: u32| [32 * 64, 4 * 16, 8 * 32, 12 * 48, 6 * 16][region as usize];
                             assert!(
-                                desc.local_offset + desc.len <= len(desc.local_region)
-                                    && desc.remote_offset + desc.len <= len(desc.remote_region)
+                                descriptor.local_offset + descriptor.len <= len(descriptor.local_region)
+                                    && descriptor.remote_offset + descriptor.len
+                                        <= len(descriptor.remote_region)
                             );
                         }
                     }

@@ -7,8 +7,8 @@ use std::ops::Range;
 use kv_core::plan::{PagePlan, Plan, RegionMap};
 use kv_core::random::SplitMix64;
 use kv_core::{
-    AuxIndex, Axis, CacheGroup, Desc, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList, Parallel,
-    Region, RegionRole, RegionShape,
+    AuxIndex, Axis, CacheGroup, Descriptor, Geometry, Holds, KvArgs, Layout, MemoryKind, Op, PageList,
+    Parallel, Region, RegionRole, RegionShape,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -26,7 +26,7 @@ struct Case {
     rows: [u32; 2],
     /// Pages of each chunk, repeated until all pages are sent.
     chunks: Vec<usize>,
-    max_descs: usize,
+    max_descriptors: usize,
     max_bytes: u64,
     write: bool,
 }
@@ -83,14 +83,14 @@ fn case() -> impl Strategy<Value = Case> {
     let chunks = proptest::collection::vec(1_usize..12, 1..4);
     let bounds = (1_usize..12, 1_u64..200);
     (placed, prop_oneof![layer_major, page_major], aux, rows, chunks, bounds, any::<bool>()).prop_map(
-        |((num_pages, pages), kv, aux, rows, chunks, (max_descs, max_bytes), write)| Case {
+        |((num_pages, pages), kv, aux, rows, chunks, (max_descriptors, max_bytes), write)| Case {
             kv,
             aux,
             num_pages,
             pages,
             rows,
             chunks,
-            max_descs,
+            max_descriptors,
             max_bytes,
             write,
         },
@@ -146,9 +146,9 @@ impl Memory {
     }
 
     /// Carries out descriptors. A piece outside its region panics.
-    fn carry_out(&mut self, op: Op, descs: &[Desc]) {
-        for desc in descs {
-            self.copy(op, [desc.local_region, desc.remote_region], ranges(desc));
+    fn carry_out(&mut self, op: Op, descriptors: &[Descriptor]) {
+        for descriptor in descriptors {
+            self.copy(op, [descriptor.local_region, descriptor.remote_region], ranges(descriptor));
         }
     }
 }
@@ -157,41 +157,42 @@ fn mix(seed: u64) -> u8 {
     (SplitMix64::new(seed).bits() >> 56) as u8
 }
 
-fn ranges(desc: &Desc) -> [Range<usize>; 2] {
-    [desc.local_offset, desc.remote_offset].map(|offset| offset as usize..(offset + desc.len) as usize)
+fn ranges(descriptor: &Descriptor) -> [Range<usize>; 2] {
+    [descriptor.local_offset, descriptor.remote_offset]
+        .map(|offset| offset as usize..(offset + descriptor.len) as usize)
 }
 
-fn all(mut plan: Plan) -> Vec<Desc> {
-    let mut descs = Vec::new();
-    assert!(plan.fill(&mut descs, usize::MAX, u64::MAX).done);
-    descs
+fn all(mut plan: Plan) -> Vec<Descriptor> {
+    let mut descriptors = Vec::new();
+    assert!(plan.fill(&mut descriptors, usize::MAX, u64::MAX).done);
+    descriptors
 }
 
 /// The posts of a plan, all of the same bounds.
-fn posts(mut plan: Plan, max_descs: usize, max_bytes: u64) -> Vec<Vec<Desc>> {
+fn posts(mut plan: Plan, max_descriptors: usize, max_bytes: u64) -> Vec<Vec<Descriptor>> {
     let mut posts = Vec::new();
     while !plan.is_done() {
-        let mut descs = Vec::new();
-        assert!(plan.fill(&mut descs, max_descs, max_bytes).descs > 0, "no progress");
-        posts.push(descs);
+        let mut descriptors = Vec::new();
+        assert!(plan.fill(&mut descriptors, max_descriptors, max_bytes).descriptors > 0, "no progress");
+        posts.push(descriptors);
     }
     posts
 }
 
 /// True if one descriptor could stand for both.
-fn mergeable(first: &Desc, second: &Desc) -> bool {
+fn mergeable(first: &Descriptor, second: &Descriptor) -> bool {
     first.local_region == second.local_region
         && first.remote_region == second.remote_region
         && first.local_offset + first.len == second.local_offset
         && first.remote_offset + first.len == second.remote_offset
 }
 
-fn merged(descs: &[Desc]) -> Vec<Desc> {
-    let mut merged: Vec<Desc> = Vec::new();
-    for desc in descs {
+fn merged(descriptors: &[Descriptor]) -> Vec<Descriptor> {
+    let mut merged: Vec<Descriptor> = Vec::new();
+    for descriptor in descriptors {
         match merged.last_mut() {
-            Some(last) if mergeable(last, desc) => last.len += desc.len,
-            _ => merged.push(*desc),
+            Some(last) if mergeable(last, descriptor) => last.len += descriptor.len,
+            _ => merged.push(*descriptor),
         }
     }
     merged
@@ -239,8 +240,8 @@ proptest! {
             }
         }
         for plan in plans.into_iter().chain(aux) {
-            for descs in posts(plan, case.max_descs, case.max_bytes) {
-                chunked.carry_out(op, &descs);
+            for descriptors in posts(plan, case.max_descriptors, case.max_bytes) {
+                chunked.carry_out(op, &descriptors);
             }
         }
         prop_assert!(chunked == expected, "sent in chunks, the memories differ from the copy");
@@ -248,16 +249,16 @@ proptest! {
 
     #[test]
     fn descriptors_are_as_few_and_as_long_as_the_pages_allow(case in case()) {
-        let descs = all(case.plan());
-        for pair in descs.windows(2) {
+        let descriptors = all(case.plan());
+        for pair in descriptors.windows(2) {
             prop_assert!(!mergeable(&pair[0], &pair[1]), "{pair:?} could be one");
         }
         let count = case.pages[0].len();
         let jumps = |at: &usize| (0..2).any(|side| case.pages[side][at - 1] + 1 != case.pages[side][*at]);
         let segments = if count == 0 { 0 } else { 1 + (1..count).filter(jumps).count() };
-        prop_assert_eq!(descs.len(), segments * case.kv.len());
+        prop_assert_eq!(descriptors.len(), segments * case.kv.len());
         // Region by region.
-        prop_assert!(descs.is_sorted_by_key(|desc| desc.local_region));
+        prop_assert!(descriptors.is_sorted_by_key(|descriptor| descriptor.local_region));
     }
 
     #[test]
@@ -265,11 +266,11 @@ proptest! {
         for side in 0..2 {
             let regions = case.geometry(side).regions;
             let mut touched: Vec<Vec<u8>> = regions.iter().map(|region| vec![0; region.len as usize]).collect();
-            for desc in all(case.plan()) {
-                let region = if side == 0 { desc.local_region } else { desc.remote_region } as usize;
+            for descriptor in all(case.plan()) {
+                let region = if side == 0 { descriptor.local_region } else { descriptor.remote_region } as usize;
                 prop_assert!(region < case.kv.len());
-                let bytes = touched[region].get_mut(ranges(&desc)[side].clone());
-                prop_assert!(bytes.is_some(), "{desc:?} leaves its region");
+                let bytes = touched[region].get_mut(ranges(&descriptor)[side].clone());
+                prop_assert!(bytes.is_some(), "{descriptor:?} leaves its region");
                 bytes.unwrap_or_default().iter_mut().for_each(|byte| *byte += 1);
             }
             let twice = touched.iter().flatten().any(|&times| times > 1);
@@ -285,35 +286,35 @@ proptest! {
         bounds in proptest::collection::vec((1_usize..6, 1_u64..120), 1..5),
     ) {
         let mut plan = case.plan();
-        let mut descs = Vec::new();
+        let mut descriptors = Vec::new();
         let mut left = plan.bytes_left();
-        for &(max_descs, max_bytes) in bounds.iter().cycle() {
+        for &(max_descriptors, max_bytes) in bounds.iter().cycle() {
             if plan.is_done() {
                 break;
             }
             let mut new = Vec::new();
-            let progress = plan.fill(&mut new, max_descs, max_bytes);
+            let progress = plan.fill(&mut new, max_descriptors, max_bytes);
             left -= progress.bytes;
-            prop_assert_eq!(progress.descs, new.len());
-            prop_assert_eq!(progress.bytes, new.iter().map(|desc| desc.len).sum::<u64>());
+            prop_assert_eq!(progress.descriptors, new.len());
+            prop_assert_eq!(progress.bytes, new.iter().map(|descriptor| descriptor.len).sum::<u64>());
             prop_assert_eq!(progress.done, left == 0);
-            prop_assert!((1..=max_descs).contains(&progress.descs));
+            prop_assert!((1..=max_descriptors).contains(&progress.descriptors));
             prop_assert!((1..=max_bytes).contains(&progress.bytes));
             prop_assert_eq!(plan.bytes_left(), left);
             prop_assert!(!new.windows(2).any(|pair| mergeable(&pair[0], &pair[1])));
-            descs.append(&mut new);
+            descriptors.append(&mut new);
         }
-        prop_assert_eq!(merged(&descs), all(case.plan()));
+        prop_assert_eq!(merged(&descriptors), all(case.plan()));
     }
 
     #[test]
     fn a_page_that_fits_a_post_is_never_cut(case in case()) {
         let largest = case.kv.iter().copied().max().unwrap_or(1);
         let max_bytes = case.max_bytes.max(largest);
-        for desc in posts(case.plan(), case.max_descs, max_bytes).concat() {
-            let item_len = case.kv[desc.local_region as usize];
-            prop_assert_eq!(desc.local_offset % item_len, 0);
-            prop_assert_eq!(desc.len % item_len, 0);
+        for descriptor in posts(case.plan(), case.max_descriptors, max_bytes).concat() {
+            let item_len = case.kv[descriptor.local_region as usize];
+            prop_assert_eq!(descriptor.local_offset % item_len, 0);
+            prop_assert_eq!(descriptor.len % item_len, 0);
         }
     }
 }
@@ -432,10 +433,10 @@ proptest! {
             prop_assert_eq!(plan.is_ok(), row < rows);
             plans.extend(plan);
         }
-        for desc in plans.into_iter().flat_map(all) {
-            let region = &geometry.regions[desc.local_region as usize];
-            let end = desc.local_offset.checked_add(desc.len);
-            prop_assert!(end.is_some_and(|end| end <= region.len), "{desc:?} leaves {region:?}");
+        for descriptor in plans.into_iter().flat_map(all) {
+            let region = &geometry.regions[descriptor.local_region as usize];
+            let end = descriptor.local_offset.checked_add(descriptor.len);
+            prop_assert!(end.is_some_and(|end| end <= region.len), "{descriptor:?} leaves {region:?}");
         }
     }
 }
@@ -477,12 +478,12 @@ proptest! {
             Plan::window(&map, 0, (&here, 0), (&there, first as usize)),
         ];
         for mut plan in plans.into_iter().flatten() {
-            let mut descs = Vec::new();
-            plan.fill(&mut descs, 10_000, u64::MAX);
-            for desc in descs {
-                let (local, remote) = (&ours.regions[desc.local_region as usize], &geometry.regions[desc.remote_region as usize]);
-                prop_assert!(desc.local_offset.checked_add(desc.len).is_some_and(|end| end <= local.len));
-                prop_assert!(desc.remote_offset.checked_add(desc.len).is_some_and(|end| end <= remote.len));
+            let mut descriptors = Vec::new();
+            plan.fill(&mut descriptors, 10_000, u64::MAX);
+            for descriptor in descriptors {
+                let (local, remote) = (&ours.regions[descriptor.local_region as usize], &geometry.regions[descriptor.remote_region as usize]);
+                prop_assert!(descriptor.local_offset.checked_add(descriptor.len).is_some_and(|end| end <= local.len));
+                prop_assert!(descriptor.remote_offset.checked_add(descriptor.len).is_some_and(|end| end <= remote.len));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Checks that every transport makes of what its owner or a peer asks for: lengths, offsets, limits, ranges.
 
-use kv_core::{Desc, MAX_FRAME, TransportError};
+use kv_core::{Descriptor, MAX_FRAME, TransportError};
 
 use crate::error::{Limit, MemoryError};
 
@@ -21,26 +21,33 @@ pub fn frame(field: &'static str, len: usize) -> Result<(), TransportError> {
 /// [`TransportError::Size`] for a post without descriptors, or an empty descriptor;
 /// [`TransportError::OutOfBounds`] for the first descriptor that leaves its region.
 pub fn descriptors(
-    descs: &[Desc],
+    descriptors: &[Descriptor],
     local: impl Fn(u32) -> Option<u64>,
     remote: impl Fn(u32) -> Option<u64>,
 ) -> Result<(), TransportError> {
     let empty = |field| TransportError::Size { field, got: 0, min: 1, max: usize::MAX };
-    if descs.is_empty() {
-        return Err(empty("descs.len"));
+    if descriptors.is_empty() {
+        return Err(empty("descriptors.len"));
     }
-    for (index, desc) in descs.iter().enumerate() {
-        if desc.len == 0 {
-            return Err(empty("desc.len"));
+    for (index, descriptor) in descriptors.iter().enumerate() {
+        if descriptor.len == 0 {
+            return Err(empty("descriptor.len"));
         }
         for (side, region, len, offset) in [
-            ("local", desc.local_region, local(desc.local_region), desc.local_offset),
-            ("remote", desc.remote_region, remote(desc.remote_region), desc.remote_offset),
+            ("local", descriptor.local_region, local(descriptor.local_region), descriptor.local_offset),
+            ("remote", descriptor.remote_region, remote(descriptor.remote_region), descriptor.remote_offset),
         ] {
             let len = len.unwrap_or(0);
-            if offset.checked_add(desc.len).is_none_or(|end| end > len) {
-                let size = desc.len;
-                return Err(TransportError::OutOfBounds { desc: index, side, region, len, offset, size });
+            if offset.checked_add(descriptor.len).is_none_or(|end| end > len) {
+                let size = descriptor.len;
+                return Err(TransportError::OutOfBounds {
+                    descriptor: index,
+                    side,
+                    region,
+                    len,
+                    offset,
+                    size,
+                });
             }
         }
     }
@@ -68,36 +75,38 @@ pub fn range(addr: u64, len: u64) -> Result<(), MemoryError> {
 mod tests {
     use super::*;
 
-    fn checked(descs: &[Desc]) -> Result<(), TransportError> {
+    fn checked(descriptors: &[Descriptor]) -> Result<(), TransportError> {
         let lens = |lens: [u64; 2]| move |region: u32| lens.get(region as usize).copied();
-        descriptors(descs, lens([100, 200]), lens([1000, u64::MAX]))
+        super::descriptors(descriptors, lens([100, 200]), lens([1000, u64::MAX]))
     }
 
     #[test]
     fn a_descriptor_that_leaves_its_region_on_either_side_is_named() {
-        let good = Desc { local_region: 1, remote_region: 0, local_offset: 190, remote_offset: 990, len: 10 };
+        let good =
+            Descriptor { local_region: 1, remote_region: 0, local_offset: 190, remote_offset: 990, len: 10 };
         assert_eq!(checked(&[good; 3]), Ok(()));
-        let refused = |desc: Desc| match checked(&[good, desc]) {
-            Err(TransportError::OutOfBounds { desc: 1, side, region, len, offset, size }) => {
+        let refused = |descriptor: Descriptor| match checked(&[good, descriptor]) {
+            Err(TransportError::OutOfBounds { descriptor: 1, side, region, len, offset, size }) => {
                 (side, region, len, offset, size)
             }
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(Desc { local_offset: 191, ..good }), ("local", 1, 200, 191, 10));
-        assert_eq!(refused(Desc { local_region: 0, ..good }), ("local", 0, 100, 190, 10));
-        assert_eq!(refused(Desc { local_region: 2, ..good }), ("local", 2, 0, 190, 10));
-        assert_eq!(refused(Desc { remote_offset: 991, ..good }), ("remote", 0, 1000, 991, 10));
-        assert_eq!(refused(Desc { remote_region: u32::MAX, ..good }), ("remote", u32::MAX, 0, 990, 10));
-        let wraps = Desc { remote_region: 1, remote_offset: u64::MAX - 5, ..good };
+        assert_eq!(refused(Descriptor { local_offset: 191, ..good }), ("local", 1, 200, 191, 10));
+        assert_eq!(refused(Descriptor { local_region: 0, ..good }), ("local", 0, 100, 190, 10));
+        assert_eq!(refused(Descriptor { local_region: 2, ..good }), ("local", 2, 0, 190, 10));
+        assert_eq!(refused(Descriptor { remote_offset: 991, ..good }), ("remote", 0, 1000, 991, 10));
+        assert_eq!(refused(Descriptor { remote_region: u32::MAX, ..good }), ("remote", u32::MAX, 0, 990, 10));
+        let wraps = Descriptor { remote_region: 1, remote_offset: u64::MAX - 5, ..good };
         assert_eq!(refused(wraps), ("remote", 1, u64::MAX, u64::MAX - 5, 10));
     }
 
     #[test]
     fn posts_without_descriptors_and_descriptors_without_bytes_are_refused() {
         let empty = |field| Err(TransportError::Size { field, got: 0, min: 1, max: usize::MAX });
-        assert_eq!(checked(&[]), empty("descs.len"));
-        let none = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 0 };
-        assert_eq!(checked(&[none]), empty("desc.len"));
+        assert_eq!(checked(&[]), empty("descriptors.len"));
+        let none =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 0 };
+        assert_eq!(checked(&[none]), empty("descriptor.len"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! | module or type | what a transport gets from it |
 //! |---|---|
 //! | [`Arena`], [`HostPool`] | memory to register: a sealed memory file that peers can map; private memory on huge pages |
-//! | [`Memory`], [`Mapping`], [`MemoryFile`] | ranges, mappings and files: they and [`descriptors`] hold every `unsafe` block of this crate |
+//! | [`Memory`], [`Mapping`], [`MemoryFile`] | ranges, mappings and files; the private module `sys` below them holds every `unsafe` block of this crate |
 //! | [`descriptors`] | file descriptors that travel in a message of a Unix socket |
 //! | [`Host`], [`ProcessIdentity`], [`Process`], [`Life`] | which process a peer is, and whether that process has ended |
 //! | [`clock`] | the clock in which leases and permissions to write are measured |

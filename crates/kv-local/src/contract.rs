@@ -66,7 +66,7 @@ impl Transport for LocalTransport {
         let theirs = &link.identity.as_ref().ok_or(TransportError::PeerGone)?.metadata.regions;
         let ours = self.given.regions();
         check::descriptors(
-            &post.descs,
+            &post.descriptors,
             |region| ours.get(region as usize).map(|memory: &Memory| memory.len() as u64),
             |region| theirs.get(region as usize).map(|place| place.len),
         )?;

@@ -26,7 +26,7 @@
 //! memory.
 //!
 //! ```
-//! use kv_core::{Desc, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};
+//! use kv_core::{Descriptor, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};
 //! use kv_local::{Arena, LocalConfig, LocalTransport};
 //!
 //! fn worker(arena: &Arena) -> Result<LocalTransport, Box<dyn std::error::Error>> {
@@ -44,8 +44,8 @@
 //! prefill.connect(peer, &decode.metadata()?)?;
 //! // Writes wait until the peer allows them.
 //! prefill.permit(peer, Time::MAX);
-//! let page = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 4096, len: 4096 };
-//! prefill.post(peer, Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
+//! let page = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 4096, len: 4096 };
+//! prefill.post(peer, Post { id: PostId(1), op: Op::Write, descriptors: vec![page], notify: None })?;
 //!
 //! let mut events = Vec::new();
 //! while events.is_empty() {
@@ -93,5 +93,5 @@ mod watch;
 
 pub use config::LocalConfig;
 pub use error::LocalError;
-pub use kv_host::{Arena, Limit, MemoryError, OsError};
+pub use kv_host::{Arena, Limit, Memory, MemoryError, MemoryFile, OsError};
 pub use transport::{LocalStats, LocalTransport};

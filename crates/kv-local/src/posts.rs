@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn post(id: u64) -> Post {
-        Post { id: PostId(id), op: Op::Write, descs: Vec::new(), notify: None }
+        Post { id: PostId(id), op: Op::Write, descriptors: Vec::new(), notify: None }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One accepted post, which is copied in slices, so that many posts can share one thread.
 
 use bytes::Bytes;
-use kv_core::{Desc, Op, Post, TransportError};
+use kv_core::{Descriptor, Op, Post, TransportError};
 use kv_host::{Memory, OsError, Process};
 
 use crate::link::LinkId;
@@ -22,7 +22,7 @@ pub(crate) struct Transfer {
     pub(crate) link: LinkId,
     pub(crate) notify: Option<Bytes>,
     op: Op,
-    descs: Vec<Desc>,
+    descriptors: Vec<Descriptor>,
     /// Position of the next descriptor.
     next: usize,
     /// Bytes of the next descriptor that are copied already.
@@ -41,7 +41,7 @@ pub(crate) enum Progress {
 impl Transfer {
     /// A transfer whose descriptors have been [checked](kv_host::check::descriptors).
     pub(crate) fn new(link: LinkId, post: Post) -> Transfer {
-        Transfer { link, notify: post.notify, op: post.op, descs: post.descs, next: 0, done: 0 }
+        Transfer { link, notify: post.notify, op: post.op, descriptors: post.descriptors, next: 0, done: 0 }
     }
 
     /// The direction of the post: write or read.
@@ -58,16 +58,16 @@ impl Transfer {
         quantum: usize,
     ) -> Result<Progress, TransportError> {
         let mut left = quantum;
-        while let Some(desc) = self.descs.get(self.next) {
+        while let Some(descriptor) = self.descriptors.get(self.next) {
             if left == 0 {
                 return Ok(Progress::More);
             }
-            match remote.region(desc.remote_region).ok_or(UNREACHABLE)? {
+            match remote.region(descriptor.remote_region).ok_or(UNREACHABLE)? {
                 PeerRegion::Mapped(memory) => {
-                    let here = local.get(desc.local_region as usize).ok_or(UNREACHABLE)?;
-                    let len = piece(desc.len as usize - self.done, left);
-                    let at = desc.local_offset as usize + self.done;
-                    let peer_at = desc.remote_offset as usize + self.done;
+                    let here = local.get(descriptor.local_region as usize).ok_or(UNREACHABLE)?;
+                    let len = piece(descriptor.len as usize - self.done, left);
+                    let at = descriptor.local_offset as usize + self.done;
+                    let peer_at = descriptor.remote_offset as usize + self.done;
                     let copied = match self.op {
                         Op::Write => here.copy_to(at, memory, peer_at, len),
                         Op::Read => memory.copy_to(peer_at, here, at, len),
@@ -94,17 +94,17 @@ impl Transfer {
         let mut batch = ProcessBatch::new();
         let mut left = quantum;
         let mut done = self.done;
-        for desc in self.descs.get(self.next..).unwrap_or_default() {
-            let Some(PeerRegion::Adopted(base)) = remote.region(desc.remote_region) else {
+        for descriptor in self.descriptors.get(self.next..).unwrap_or_default() {
+            let Some(PeerRegion::Adopted(base)) = remote.region(descriptor.remote_region) else {
                 break;
             };
             if left == 0 || batch.is_full() {
                 break;
             }
-            let here = local.get(desc.local_region as usize).ok_or(UNREACHABLE)?;
-            let len = piece(desc.len as usize - done, left);
-            let peer_at = base + desc.remote_offset as usize + done;
-            if !batch.push(here, desc.local_offset as usize + done, peer_at, len) {
+            let here = local.get(descriptor.local_region as usize).ok_or(UNREACHABLE)?;
+            let len = piece(descriptor.len as usize - done, left);
+            let peer_at = base + descriptor.remote_offset as usize + done;
+            if !batch.push(here, descriptor.local_offset as usize + done, peer_at, len) {
                 return Err(UNREACHABLE);
             }
             left = left.saturating_sub(len + PROCESS_DESC_COST);
@@ -119,8 +119,8 @@ impl Transfer {
     }
 
     fn advance(&mut self, mut bytes: usize) {
-        while let Some(desc) = self.descs.get(self.next) {
-            let rest = desc.len as usize - self.done;
+        while let Some(descriptor) = self.descriptors.get(self.next) {
+            let rest = descriptor.len as usize - self.done;
             if bytes < rest {
                 self.done += bytes;
                 return;

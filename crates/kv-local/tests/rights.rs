@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kv_conformance::process::{self, Process};
 use kv_conformance::{A_KNOWS_B, Job, Other, Pair, Side, boottime, connect, rest};
 use kv_core::{
-    Desc, Op, PeerId, Post, PostId, Time, Transport, TransportError, TransportEvent, TransportWait, WayEnd,
-    WriteFence,
+    Descriptor, Op, PeerId, Post, PostId, Time, Transport, TransportError, TransportEvent, TransportWait,
+    WayEnd, WriteFence,
 };
 use kv_local::LocalTransport;
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,8 +28,9 @@ fn child() {
 }
 
 fn write(id: u64, len: usize) -> Post {
-    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
-    Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
+    Post { id: PostId(id), op: Op::Write, descriptors: vec![descriptor], notify: None }
 }
 
 /// Two workers whose first may not write yet.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_conformance::{Pair, Side, boottime, heard, snapshot};
 use kv_core::{
-    Desc, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Transport, TransportError,
-    TransportEvent, TransportWait, WayEnd,
+    Descriptor, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Transport,
+    TransportError, TransportEvent, TransportWait, WayEnd,
 };
 use kv_local::{Arena, LocalConfig, LocalTransport, MemoryError};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -28,14 +28,14 @@ fn pair(a: Place, b: Place, lens: &[usize]) -> Pair<LocalTransport> {
 }
 
 fn post(id: u64, op: Op, len: usize, piece: usize) -> Post {
-    let desc = |at: usize| Desc {
+    let descriptor = |at: usize| Descriptor {
         local_region: 0,
         remote_region: 0,
         local_offset: at as u64,
         remote_offset: at as u64,
         len: piece.min(len - at) as u64,
     };
-    Post { id: PostId(id), op, descs: (0..len).step_by(piece).map(desc).collect(), notify: None }
+    Post { id: PostId(id), op, descriptors: (0..len).step_by(piece).map(descriptor).collect(), notify: None }
 }
 
 fn ended(events: &[TransportEvent]) -> Vec<u64> {

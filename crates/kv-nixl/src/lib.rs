@@ -54,7 +54,7 @@
 //! listener for metadata: the bootstrap server carries metadata.
 //!
 //! ```no_run
-//! use kv_core::{Desc, Op, PeerId, Transport, Post, PostId, Region, RegionRole, Time};
+//! use kv_core::{Descriptor, Op, PeerId, Transport, Post, PostId, Region, RegionRole, Time};
 //! use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
 //!
 //! # let metadata_of_the_peer = Vec::new();
@@ -71,8 +71,8 @@
 //! transport.connect(PeerId(1), &metadata_of_the_peer)?;
 //! // The peer has said that writes may begin; until then, writes wait.
 //! transport.permit(PeerId(1), Time::MAX);
-//! let page = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 << 20 };
-//! transport.post(PeerId(1), Post { id: PostId(1), op: Op::Write, descs: vec![page], notify: None })?;
+//! let page = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 << 20 };
+//! transport.post(PeerId(1), Post { id: PostId(1), op: Op::Write, descriptors: vec![page], notify: None })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![deny(unsafe_code)]
@@ -103,7 +103,7 @@ pub use connections::route::Route;
 pub use error::{DiscoveryError, NixlError};
 pub use foreign::error::ForeignError;
 pub use foreign::region::ForeignRegion;
-pub use kv_host::{HostPool, Limit, MemoryError, OsError};
+pub use kv_host::{HostPool, Limit, Memory, MemoryError, OsError};
 pub use library::discovery::{Nixl, Search};
 pub use library::guards;
 pub use library::looked::{Looked, Outcome};

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use kv_core::{Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
+use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
 
 use crate::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
 
@@ -49,8 +49,9 @@ pub(crate) fn worker_with(nixl: &Nixl, config: NixlConfig) -> (NixlTransport, Ho
 
 /// A post of the whole region.
 pub(crate) fn whole(id: u64, op: Op) -> Post {
-    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
-    Post { id: PostId(id), op, descs: vec![desc], notify: None }
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
+    Post { id: PostId(id), op, descriptors: vec![descriptor], notify: None }
 }
 
 /// Polls transports, of which the first one reports, until `done`; fails after a minute.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use kv_core::{Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
+use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
 use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, NotSet, Search, guards};
 
 const ROLE: &str = "KV_NIXL_TEST_PROCESS";
@@ -103,8 +103,10 @@ fn move_bytes(nixl: &Nixl) {
     from.connect(PEER, &to.metadata().unwrap()).unwrap();
     to.connect(PEER, &from.metadata().unwrap()).unwrap();
     from.permit(PEER, Time::MAX);
-    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
-    from.post(PEER, Post { id: PostId(7), op: Op::Write, descs: vec![desc], notify: None }).unwrap();
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
+    from.post(PEER, Post { id: PostId(7), op: Op::Write, descriptors: vec![descriptor], notify: None })
+        .unwrap();
     let (mut events, mut others) = (Vec::new(), Vec::new());
     let deadline = Instant::now() + Duration::from_secs(60);
     while events.is_empty() {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_conformance::{Pair, Random, rest};
 use kv_core::{
-    Desc, Directions, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport,
+    Descriptor, Directions, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport,
     TransportError, TransportEvent,
 };
 use kv_nixl::{HostPool, MemoryError, Nixl, NixlConfig, NixlError, NixlTransport, Route};
@@ -60,8 +60,8 @@ fn worker(nixl: &Nixl, scratch: &Scratch) -> (NixlTransport, HostPool) {
     (transport, pool)
 }
 
-fn desc(memory: usize, file: usize, len: usize) -> Desc {
-    Desc {
+fn descriptor(memory: usize, file: usize, len: usize) -> Descriptor {
+    Descriptor {
         local_region: 0,
         remote_region: 1,
         local_offset: memory as u64,
@@ -101,12 +101,12 @@ fn pages_go_to_a_file_and_come_back() {
         let content = random.bytes(LEN);
         pool.write(0, &content).unwrap();
         let order = random.order(PAGES);
-        let pages = |step: usize| -> Vec<Desc> {
+        let pages = |step: usize| -> Vec<Descriptor> {
             let places = order.iter().enumerate();
-            places.map(|(at, to)| desc((at + step) % PAGES * PAGE, to * PAGE, PAGE)).collect()
+            places.map(|(at, to)| descriptor((at + step) % PAGES * PAGE, to * PAGE, PAGE)).collect()
         };
         let notify = Some(Bytes::from_static(b"stored"));
-        let post = Post { id: PostId(1), op: Op::Write, descs: pages(0), notify };
+        let post = Post { id: PostId(1), op: Op::Write, descriptors: pages(0), notify };
         let (result, others) = run(&mut transport, post);
         assert_eq!(result, Ok(()));
         assert!(
@@ -125,7 +125,7 @@ fn pages_go_to_a_file_and_come_back() {
 
         // And back, each page one further.
         pool.write(0, &vec![0; LEN]).unwrap();
-        let post = Post { id: PostId(2), op: Op::Read, descs: pages(1), notify: None };
+        let post = Post { id: PostId(2), op: Op::Read, descriptors: pages(1), notify: None };
         assert_eq!(run(&mut transport, post).0, Ok(()));
         let mut got = vec![0; LEN];
         pool.read(0, &mut got).unwrap();
@@ -133,7 +133,8 @@ fn pages_go_to_a_file_and_come_back() {
 
         // Others may have written to it meanwhile.
         scratch.open().write_all_at(b"from elsewhere", (PAGE + 100) as u64).unwrap();
-        let post = Post { id: PostId(3), op: Op::Read, descs: vec![desc(5, 100, 14)], notify: None };
+        let post =
+            Post { id: PostId(3), op: Op::Read, descriptors: vec![descriptor(5, 100, 14)], notify: None };
         assert_eq!(run(&mut transport, post).0, Ok(()));
         let mut got = [0; 14];
         pool.read(5, &mut got).unwrap();
@@ -163,20 +164,20 @@ fn what_cannot_be_done_with_a_file_is_refused_with_its_reason() {
     assert_eq!(transport.add_file(scratch.open()).unwrap_err(), NixlError::Memory(MemoryError::Frozen));
 
     let (mut transport, _pool) = worker(nixl, &scratch);
-    let post = |descs| Post { id: PostId(1), op: Op::Write, descs, notify: None };
-    let outside = transport.post(STORAGE, post(vec![desc(0, LEN, 1)]));
+    let post = |descriptors| Post { id: PostId(1), op: Op::Write, descriptors, notify: None };
+    let outside = transport.post(STORAGE, post(vec![descriptor(0, LEN, 1)]));
     assert!(matches!(outside, Err(TransportError::OutOfBounds { side: "remote", .. })), "{outside:?}");
-    let memory = Desc { remote_region: 0, ..desc(0, 0, 1) };
-    let file = Desc { local_region: 1, ..desc(0, 0, 1) };
+    let memory = Descriptor { remote_region: 0, ..descriptor(0, 0, 1) };
+    let file = Descriptor { local_region: 1, ..descriptor(0, 0, 1) };
     for wrong in [memory, file] {
         let refused = transport.post(STORAGE, post(vec![wrong]));
         assert!(matches!(refused, Err(TransportError::Unsupported(_))), "{refused:?}");
     }
     // A file that was cut off behind our back has no bytes to give.
     scratch.open().set_len(PAGE as u64 + 10).unwrap();
-    let read = Post { op: Op::Read, ..post(vec![desc(0, 0, PAGE)]) };
+    let read = Post { op: Op::Read, ..post(vec![descriptor(0, 0, PAGE)]) };
     assert!(matches!(transport.post(STORAGE, read), Err(TransportError::Unsupported(_))));
-    let (result, _) = run(&mut transport, Post { op: Op::Read, ..post(vec![desc(0, 0, 10)]) });
+    let (result, _) = run(&mut transport, Post { op: Op::Read, ..post(vec![descriptor(0, 0, 10)]) });
     assert_eq!(result, Ok(()));
 }
 
@@ -193,15 +194,15 @@ fn a_file_region_is_out_of_reach_for_peers_and_for_posts_to_them() {
     other.permit(peer, Time::MAX);
     transport.connect(peer, &other.metadata().unwrap()).unwrap();
     transport.permit(peer, Time::MAX);
-    let descs = vec![desc(0, 0, 10)];
-    let post = Post { id: PostId(1), op: Op::Write, descs, notify: None };
+    let descriptors = vec![descriptor(0, 0, 10)];
+    let post = Post { id: PostId(1), op: Op::Write, descriptors, notify: None };
     assert!(matches!(other.post(peer, post.clone()), Err(TransportError::Unsupported(_))));
-    let ours = Desc { local_region: 1, remote_region: 0, ..desc(0, 0, 10) };
-    let refused = transport.post(peer, Post { descs: vec![ours], ..post.clone() });
+    let ours = Descriptor { local_region: 1, remote_region: 0, ..descriptor(0, 0, 10) };
+    let refused = transport.post(peer, Post { descriptors: vec![ours], ..post.clone() });
     assert!(matches!(refused, Err(TransportError::Unsupported(_))));
     // Memory beside the file is reached as ever.
-    let memory = Desc { remote_region: 0, ..desc(0, 0, 10) };
-    other.post(peer, Post { descs: vec![memory], ..post }).unwrap();
+    let memory = Descriptor { remote_region: 0, ..descriptor(0, 0, 10) };
+    other.post(peer, Post { descriptors: vec![memory], ..post }).unwrap();
     let mut events = Vec::new();
     while events.is_empty() {
         other.poll(Time::ZERO, &mut events);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Other, Random, pattern, rest};
 use kv_core::{
-    Desc, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent,
+    Descriptor, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent,
 };
 use kv_nixl::{MemoryError, NixlConfig, NixlError, NixlTransport};
 use workers::{Workers, nixl};
@@ -99,9 +99,14 @@ fn pages_of_a_gpu_go_to_another_process_and_come_back() {
     transport.permit(PEER, Time::MAX);
 
     let whole = |id, op| {
-        let desc =
-            Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
-        Post { id: PostId(id), op, descs: vec![desc], notify: None }
+        let descriptor = Descriptor {
+            local_region: 0,
+            remote_region: 0,
+            local_offset: 0,
+            remote_offset: 0,
+            len: LEN as u64,
+        };
+        Post { id: PostId(id), op, descriptors: vec![descriptor], notify: None }
     };
     let mut run = |post: Post| {
         let id = post.id;

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use kv_conformance::process::Process;
 use kv_conformance::{A_KNOWS_B, Harness, Job, LENS, Other, Pair, Side, pattern, rest, snapshot};
 use kv_core::{
-    Desc, Directions, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportError, TransportEvent,
-    WayEnd,
+    Descriptor, Directions, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportError,
+    TransportEvent, WayEnd,
 };
 use kv_nixl::{ForeignRegion, Nixl, NixlTransport, Route};
 use rustix::process::{Pid, Signal, kill_process};
@@ -51,8 +51,9 @@ fn reads_are_refused_before_anything_moves_unless_they_are_allowed() {
         assert_eq!(pair.a.transport.route(A_KNOWS_B), Some(Route::Tcp));
         assert_eq!(pair.a.transport.directions(Some(A_KNOWS_B)), Directions::WRITE);
         assert_eq!(pair.a.transport.directions(None), Directions::WRITE);
-        let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 5 };
-        let post = Post { id: PostId(1), op: Op::Read, descs: vec![desc], notify: None };
+        let descriptor =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 5 };
+        let post = Post { id: PostId(1), op: Op::Read, descriptors: vec![descriptor], notify: None };
         let taken = pair.a.transport.post(A_KNOWS_B, post);
         let mut bytes = [0; 5];
         if allowed {
@@ -108,9 +109,14 @@ fn a_cancelled_post_is_not_over_before_its_bytes_are() {
     side.transport.connect(PEER, other.metadata()).unwrap();
     side.transport.permit(PEER, Time::MAX);
     let whole = |id| {
-        let desc =
-            Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
-        Post { id: PostId(id), op: Op::Read, descs: vec![desc], notify: None }
+        let descriptor = Descriptor {
+            local_region: 0,
+            remote_region: 0,
+            local_offset: 0,
+            remote_offset: 0,
+            len: LEN as u64,
+        };
+        Post { id: PostId(id), op: Op::Read, descriptors: vec![descriptor], notify: None }
     };
     let mut events = Vec::new();
     let begun = Instant::now();
@@ -203,8 +209,9 @@ fn kill_amid_reads(nixl: &Nixl, stopped: bool, connect: impl Fn(&mut NixlTranspo
     let mut side = workers::worker_with(nixl, &[LEN], config);
     let mut other = Process::start("default", Job::Serve, &side.transport.metadata().unwrap());
     connect(&mut side.transport, other.metadata());
-    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
-    let read = |id| Post { id: PostId(id), op: Op::Read, descs: vec![desc], notify: None };
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: LEN as u64 };
+    let read = |id| Post { id: PostId(id), op: Op::Read, descriptors: vec![descriptor], notify: None };
     let mut events = Vec::new();
     side.transport.post(PEER, read(0)).unwrap();
     until(&mut side, &mut events, "a read", |events| !events.is_empty());

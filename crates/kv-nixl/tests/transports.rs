@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
+    Descriptor, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
     TransportEvent, WayEnd,
 };
 use kv_nixl::{HostPool, MemoryError, NixlConfig, NixlError, NixlTransport};
@@ -69,7 +69,7 @@ fn transports_posts_and_memory_leave_nothing_behind() {
         here.transport.connect(PEER, &there.transport.metadata().unwrap()).unwrap();
         here.transport.permit(PEER, Time::MAX);
         for id in 0..rounds as u64 {
-            let descs = (0..64).map(|at| Desc {
+            let descriptors = (0..64).map(|at| Descriptor {
                 local_region: 0,
                 remote_region: 0,
                 local_offset: at << 16,
@@ -77,7 +77,7 @@ fn transports_posts_and_memory_leave_nothing_behind() {
                 len: 5000,
             });
             let notify = Some(Bytes::from(vec![7; 1000]));
-            let post = Post { id: PostId(id), op: Op::Write, descs: descs.collect(), notify };
+            let post = Post { id: PostId(id), op: Op::Write, descriptors: descriptors.collect(), notify };
             here.transport.post(PEER, post).unwrap();
             // Memory that has nothing to do with the transport comes and goes.
             let other = HostPool::new(4 << 20).unwrap();
@@ -144,8 +144,9 @@ fn a_short_post_passes_the_long_ones_before_it() {
     here.transport.connect(PEER, &there.transport.metadata().unwrap()).unwrap();
     here.transport.permit(PEER, Time::MAX);
     let post = |id, len| {
-        let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
-        Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
+        let descriptor =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
+        Post { id: PostId(id), op: Op::Write, descriptors: vec![descriptor], notify: None }
     };
     for id in 0..50 {
         here.transport.post(PEER, post(id, len as u64)).unwrap();
@@ -180,11 +181,18 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
     // Both directions in turn: one request has one.
     for id in 0..posts {
         let at = (id * item) as u64;
-        let desc =
-            Desc { local_region: 0, remote_region: 0, local_offset: at, remote_offset: at, len: item as u64 };
+        let descriptor = Descriptor {
+            local_region: 0,
+            remote_region: 0,
+            local_offset: at,
+            remote_offset: at,
+            len: item as u64,
+        };
         let op = if id % 100 < 90 { Op::Write } else { Op::Read };
         let notify = Some(Bytes::from(id.to_string()));
-        here.transport.post(PEER, Post { id: PostId(id as u64), op, descs: vec![desc], notify }).unwrap();
+        here.transport
+            .post(PEER, Post { id: PostId(id as u64), op, descriptors: vec![descriptor], notify })
+            .unwrap();
     }
     here.transport.cancel(PostId(7));
     let (mut ended, mut frames) = (Vec::new(), Vec::new());
@@ -251,25 +259,25 @@ fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
         for (id, op) in [(1, Op::Write), (2, Op::Read)] {
             // Every third item, to another place in the other region, some two at a time.
             let places = (0..ITEMS / 3).map(|n| (n * 3, (n * 29 * 3) % (ITEMS - 1), 1 + n % 2));
-            let descs = places.map(|(from, to, count)| Desc {
+            let descriptors = places.map(|(from, to, count)| Descriptor {
                 local_region: (id % 2) as u32,
                 remote_region: (1 - id % 2) as u32,
                 local_offset: from * ITEM,
                 remote_offset: to * ITEM,
                 len: count * ITEM,
             });
-            let descs: Vec<Desc> = descs.collect();
-            for desc in &descs {
-                let here = (u64::from(desc.local_region) << 20) + desc.local_offset;
-                let there = (u64::from(desc.remote_region) << 20) + desc.remote_offset;
-                let range = |at: u64| at as usize..(at + desc.len) as usize;
+            let descriptors: Vec<Descriptor> = descriptors.collect();
+            for descriptor in &descriptors {
+                let here = (u64::from(descriptor.local_region) << 20) + descriptor.local_offset;
+                let there = (u64::from(descriptor.remote_region) << 20) + descriptor.remote_offset;
+                let range = |at: u64| at as usize..(at + descriptor.len) as usize;
                 let [ours, theirs] = &mut image;
                 match op {
                     Op::Write => theirs[range(there)].copy_from_slice(&ours[range(here)]),
                     Op::Read => ours[range(here)].copy_from_slice(&theirs[range(there)]),
                 }
             }
-            here.post(PEER, Post { id: PostId(id), op, descs, notify: None }).unwrap();
+            here.post(PEER, Post { id: PostId(id), op, descriptors, notify: None }).unwrap();
             let mut events = Vec::new();
             while events.is_empty() {
                 here.poll(Time::ZERO, &mut events);

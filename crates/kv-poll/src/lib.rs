@@ -7,7 +7,7 @@
 //! that have changed, behind a descriptor that fits any event loop.
 //!
 //! It is not an executor and not a transport: it runs no futures, and the bytes are the transport's
-//! business. A [`EngineGroup`] makes one manager of the workers of several ranks. The [`queue`]s,
+//! business. An [`EngineGroup`] makes one manager of the workers of several ranks. The [`queue`]s,
 //! [`allocator`]s and [`consensus`] start no thread; a server may use them, or its own.
 //! All of this is the KV cache's; what it shares with other services is in [`worker`].
 //!

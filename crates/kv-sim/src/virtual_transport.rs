@@ -176,7 +176,11 @@ impl Transport for VirtualTransport {
             memory.regions().get(region as usize).map(|region| region.bytes.len() as u64)
         };
         let (local, remote) = (&world.memories[self.life], &world.memories[target]);
-        check::descriptors(&post.descs, |region| len_of(local, region), |region| len_of(remote, region))?;
+        check::descriptors(
+            &post.descriptors,
+            |region| len_of(local, region),
+            |region| len_of(remote, region),
+        )?;
         world.post(self.life, peer, post);
         Ok(())
     }

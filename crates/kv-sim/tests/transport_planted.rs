@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
+    Descriptor, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
     TransportWait, WayEnd, WriteFence,
 };
 use kv_sim::{VirtualNet, VirtualTransport};
@@ -183,39 +183,47 @@ impl Transport for Faulty {
         let (id, mut to) = (post.id, peer);
         self.has_read |= post.op == Op::Read;
         match self.bug {
-            Bug::ForgetsADescriptor if post.descs.len() >= 10 => {
-                let numbered = post.descs.iter().enumerate();
-                post.descs = numbered.filter(|(at, _)| at % 10 != 9).map(|(_, desc)| *desc).collect();
+            Bug::ForgetsADescriptor if post.descriptors.len() >= 10 => {
+                let numbered = post.descriptors.iter().enumerate();
+                post.descriptors =
+                    numbered.filter(|(at, _)| at % 10 != 9).map(|(_, descriptor)| *descriptor).collect();
             }
             Bug::MovesBeforeItChecks => {
-                for (at, desc) in post.descs.iter().enumerate() {
+                for (at, descriptor) in post.descriptors.iter().enumerate() {
                     let id = PostId(1 << 40 | at as u64);
                     self.told.insert(id);
                     self.inner
-                        .post(peer, Post { id, descs: vec![*desc], op: post.op, notify: None })
+                        .post(peer, Post { id, descriptors: vec![*descriptor], op: post.op, notify: None })
                         .map_err(|error| match error {
                             TransportError::OutOfBounds { side, region, len, offset, size, .. } => {
-                                TransportError::OutOfBounds { desc: at, side, region, len, offset, size }
+                                TransportError::OutOfBounds {
+                                    descriptor: at,
+                                    side,
+                                    region,
+                                    len,
+                                    offset,
+                                    size,
+                                }
                             }
                             error => error,
                         })?;
                 }
             }
-            Bug::CutsLongPosts => post.descs.truncate(1 << 16),
+            Bug::CutsLongPosts => post.descriptors.truncate(1 << 16),
             Bug::NotifiesEarly => {
                 if let Some(notify) = post.notify.take() {
                     self.inner.send(peer, notify)?;
                 }
             }
             Bug::OneConnectsOnly if peer == kv_conformance::B_KNOWS_A => {
-                post.descs = vec![Desc { len: 1, ..post.descs[0] }];
+                post.descriptors = vec![Descriptor { len: 1, ..post.descriptors[0] }];
             }
             Bug::MixesPeersUp if id.0 % 16 == 3 => {
                 to = self.known.keys().copied().find(|known| *known != peer).unwrap_or(peer);
             }
             Bug::WritesHalves if post.op == Op::Write => {
-                for desc in &mut post.descs {
-                    desc.len = desc.len.div_ceil(2);
+                for descriptor in &mut post.descriptors {
+                    descriptor.len = descriptor.len.div_ceil(2);
                 }
             }
             _ => {}

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, Directions, Op, Origin, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
-    TransportEvent, TransportOffer, TransportWait, WayEnd, WriteFence,
+    Descriptor, Directions, Op, Origin, PeerId, Post, PostId, Region, RegionRole, Time, Transport,
+    TransportError, TransportEvent, TransportOffer, TransportWait, WayEnd, WriteFence,
 };
 use kv_ways::{MAX_MEMBERS, Member, Ways, WaysError};
 use told::{Told, Wire};
@@ -35,8 +35,9 @@ fn gone(end: WayEnd) -> TransportEvent {
 }
 
 fn write(id: u64) -> Post {
-    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 };
-    Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 };
+    Post { id: PostId(id), op: Op::Write, descriptors: vec![descriptor], notify: None }
 }
 
 /// One turn for each member.

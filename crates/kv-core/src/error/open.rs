@@ -1,6 +1,7 @@
 //! Why a call is refused for now: the command queue is full, or too many sessions are open.
 
-/// The bounded command queue is full. The argument comes back untouched; retry after the next poll.
+/// The command queue is full: the argument comes back untouched; retry after the next poll. A session that was
+/// reclaimed refuses every command for good.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the command queue is full; retry after the next poll")]
 pub struct Backpressure<T>(pub T);

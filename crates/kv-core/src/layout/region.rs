@@ -96,7 +96,8 @@ pub enum RegionRole {
     Kv,
     /// Per-request rows (first token, logprobs, room …): item *i* is aux row *i*.
     Aux,
-    /// Per-request state slots of recurrent layers: item *i* is slot *i*.
+    /// Items of a cache group: slots of recurrent layers, pages of sliding windows or of a draft model. Item
+    /// *i* of the region is item *i* of the group.
     State,
 }
 

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Most cache groups of one worker.
+/// Most cache groups of one worker, of which one request names at most
+/// [`MAX_REQUEST_GROUPS`](crate::MAX_REQUEST_GROUPS).
 pub const MAX_GROUPS: usize = 64;
 
 /// What the items of a region hold.

@@ -22,12 +22,12 @@
 //! let destination = registered.slice(2, 4).ok_or("the chunk is longer than the registration")?;
 //! let mut plan = Plan::pages(&map, PagePlan::new(&chunk, &destination)?)?;
 //! // … and once for each post.
-//! let mut descs = Vec::new();
-//! let progress = plan.fill(&mut descs, 1024, 8 << 20);
+//! let mut descriptors = Vec::new();
+//! let progress = plan.fill(&mut descriptors, 1024, 8 << 20);
 //! assert!(progress.done);
-//! assert_eq!(descs.len(), 2);
-//! assert_eq!((descs[1].local_region, descs[1].local_offset), (1, 3 * 4096));
-//! assert_eq!((descs[1].remote_offset, descs[1].len), (40 * 4096, 4 * 4096));
+//! assert_eq!(descriptors.len(), 2);
+//! assert_eq!((descriptors[1].local_region, descriptors[1].local_offset), (1, 3 * 4096));
+//! assert_eq!((descriptors[1].remote_offset, descriptors[1].len), (40 * 4096, 4 * 4096));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -45,7 +45,7 @@ use crate::error::PagesError;
 use crate::id::AuxIndex;
 use crate::meter::{each, step};
 use crate::pages::PageList;
-use crate::transport::Desc;
+use crate::transport::Descriptor;
 
 pub use error::{PlanError, Side};
 use map::Lane;
@@ -80,7 +80,7 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// How many descriptors were appended.
-    pub descs: usize,
+    pub descriptors: usize,
     /// How many bytes the appended descriptors have together.
     pub bytes: u64,
     /// True if the whole plan has been handed out.
@@ -94,7 +94,7 @@ pub struct Counts {
     pub pieces: u64,
     /// Descriptors after neighbours were joined, if no post cuts one. Where pages are cut, `fill`
     /// may rarely produce a few less.
-    pub descs: u64,
+    pub descriptors: u64,
 }
 
 impl Plan {
@@ -249,7 +249,7 @@ impl Plan {
     /// How many ranges the whole plan has, before and after joining neighbours. Where pages are
     /// cut, the ranges are counted one by one.
     pub fn counts(&self) -> Counts {
-        let mut counts = Counts { pieces: 0, descs: 0 };
+        let mut counts = Counts { pieces: 0, descriptors: 0 };
         let units: u64 = self.segments.iter().map(|segment| u64::from(segment.len)).sum();
         for pair in self.pairs.iter() {
             let each = u64::from(pair.rows) * u64::from(pair.tokens);
@@ -262,28 +262,30 @@ impl Plan {
                     runs += 1;
                 }
             }
-            counts.descs += each * runs;
+            counts.descriptors += each * runs;
         }
         counts
     }
 
-    /// Appends the next descriptors to `out`, as many as fit a post: at most `max_descs`, with at
+    /// Appends the next descriptors to `out`, as many as fit a post: at most `max_descriptors`, with at
     /// most `max_bytes` together. Descriptors that `out` holds already do not count.
     ///
     /// A range that does not fit is cut at the end of an item (page, row), or of a part of the item
     /// that is contiguous on both sides. If that part alone is larger than `max_bytes` and `out` is
     /// empty, the part is cut, too. So an empty `out` gets at least one descriptor, unless a bound
     /// is zero or the plan is done.
-    pub fn fill(&mut self, out: &mut Vec<Desc>, max_descs: usize, max_bytes: u64) -> Progress {
+    pub fn fill(&mut self, out: &mut Vec<Descriptor>, max_descriptors: usize, max_bytes: u64) -> Progress {
         let before = out.len();
-        let mut slots = max_descs;
+        let mut slots = max_descriptors;
         let mut budget = max_bytes;
         while let Some(&pair) = self.pairs.get(self.pair) {
             step(1);
             if self.offset == 0 && self.unit == 0 && pair.is_linear() {
                 let whole = self.whole_segments(slots, budget / pair.block);
                 let piece = |segment: &Segment| u64::from(segment.len) * pair.block;
-                out.extend(whole.iter().map(|segment| pair.desc((0, 0), segment, 0, 0, piece(segment))));
+                out.extend(
+                    whole.iter().map(|segment| pair.descriptor((0, 0), segment, 0, 0, piece(segment))),
+                );
                 budget -= pair.block * items(whole);
                 slots -= whole.len();
                 self.segment += whole.len();
@@ -302,22 +304,22 @@ impl Plan {
             }
             let units = pair.together(&segment, self.unit);
             let len = u64::from(units) * pair.block;
-            let desc = pair.desc(self.base, &segment, self.unit, self.token, len);
+            let descriptor = pair.descriptor(self.base, &segment, self.unit, self.token, len);
             let rest = len - self.offset;
             let part = if rest <= budget { rest } else { pair.cut(self.offset, budget, out.is_empty()) };
             if slots == 0 || part == 0 {
                 break;
             }
             // A row may by chance go on where the one before it ended.
-            let last = out.get_mut(before..).and_then(<[Desc]>::last_mut);
-            match last.filter(|last| self.begins_row() && goes_on(last, &desc)) {
+            let last = out.get_mut(before..).and_then(<[Descriptor]>::last_mut);
+            match last.filter(|last| self.begins_row() && goes_on(last, &descriptor)) {
                 Some(last) => last.len += part,
                 None => {
-                    out.push(Desc {
-                        local_offset: desc.local_offset + self.offset,
-                        remote_offset: desc.remote_offset + self.offset,
+                    out.push(Descriptor {
+                        local_offset: descriptor.local_offset + self.offset,
+                        remote_offset: descriptor.remote_offset + self.offset,
                         len: part,
-                        ..desc
+                        ..descriptor
                     });
                     slots -= 1;
                 }
@@ -332,7 +334,7 @@ impl Plan {
         step(out.len() - before);
         let bytes = max_bytes - budget;
         self.bytes_left -= bytes;
-        Progress { descs: out.len() - before, bytes, done: self.is_done() }
+        Progress { descriptors: out.len() - before, bytes, done: self.is_done() }
     }
 
     /// Hands out tokens of the current unit, as many as fit whole, and returns how many.
@@ -342,13 +344,13 @@ impl Plan {
         segment: &Segment,
         slots: usize,
         budget: u64,
-        out: &mut Vec<Desc>,
+        out: &mut Vec<Descriptor>,
     ) -> u32 {
         let fit = u32::try_from((budget / pair.block).min(slots as u64)).unwrap_or(u32::MAX);
         let count = (pair.tokens - self.token).min(fit);
-        let first = pair.desc(self.base, segment, self.unit, self.token, pair.block);
-        let descs = std::iter::successors(Some(first), |desc| Some(pair.next_token(*desc)));
-        out.extend(descs.take(count as usize));
+        let first = pair.descriptor(self.base, segment, self.unit, self.token, pair.block);
+        let descriptors = std::iter::successors(Some(first), |descriptor| Some(pair.next_token(*descriptor)));
+        out.extend(descriptors.take(count as usize));
         self.token += count;
         if self.token == pair.tokens {
             self.token = 0;
@@ -402,7 +404,7 @@ impl Plan {
     }
 }
 
-fn goes_on(last: &Desc, next: &Desc) -> bool {
+fn goes_on(last: &Descriptor, next: &Descriptor) -> bool {
     (last.local_region, last.remote_region) == (next.local_region, next.remote_region)
         && last.local_offset + last.len == next.local_offset
         && last.remote_offset + last.len == next.remote_offset

@@ -1,7 +1,7 @@
 //! Two regions that share bytes: the pattern of ranges that repeats from unit to unit.
 
 use crate::layout::{Axis, Geometry, Overlap};
-use crate::transport::Desc;
+use crate::transport::Descriptor;
 
 use super::segment::Segment;
 
@@ -177,8 +177,15 @@ impl Pair {
     }
 
     /// The range that starts at a token of a unit of a segment, `len` bytes long.
-    pub(super) fn desc(&self, row: (u64, u64), segment: &Segment, unit: u32, token: u32, len: u64) -> Desc {
-        Desc {
+    pub(super) fn descriptor(
+        &self,
+        row: (u64, u64),
+        segment: &Segment,
+        unit: u32,
+        token: u32,
+        len: u64,
+    ) -> Descriptor {
+        Descriptor {
             local_region: self.local,
             remote_region: self.remote,
             local_offset: row.0
@@ -191,11 +198,11 @@ impl Pair {
         }
     }
 
-    /// The range after `desc` among the tokens of a unit.
-    pub(super) fn next_token(&self, mut desc: Desc) -> Desc {
-        desc.local_offset += self.local_token;
-        desc.remote_offset += self.remote_token;
-        desc
+    /// The range after `descriptor` among the tokens of a unit.
+    pub(super) fn next_token(&self, mut descriptor: Descriptor) -> Descriptor {
+        descriptor.local_offset += self.local_token;
+        descriptor.remote_offset += self.remote_token;
+        descriptor
     }
 
     /// How many bytes of a range to hand out from `offset` on, if `budget` does not cover the rest:

@@ -34,10 +34,10 @@ fn plan(map: &RegionMap, local: &[u32], remote: &[u32]) -> Result<Plan, PlanErro
     Plan::pages(map, PagePlan::new(&list(local), &list(remote))?)
 }
 
-fn all(mut plan: Plan) -> Vec<Desc> {
-    let mut descs = Vec::new();
-    assert!(plan.fill(&mut descs, usize::MAX, u64::MAX).done);
-    descs
+fn all(mut plan: Plan) -> Vec<Descriptor> {
+    let mut descriptors = Vec::new();
+    assert!(plan.fill(&mut descriptors, usize::MAX, u64::MAX).done);
+    descriptors
 }
 
 #[test]
@@ -57,11 +57,11 @@ fn descriptors_come_in_the_order_that_vllm_numbers_them() {
         [(&[5, 2, 9], &[5, 2, 9, 15, 12, 19, 25, 22, 29]), (&[5, 2, 7], &[5, 2, 7, 15, 12, 17, 25, 22, 27])];
     let map = RegionMap::new(&geometry(3, 10), &geometry(3, 10)).unwrap();
     for (blocks, expected) in rows {
-        let descs = all(plan(&map, blocks, &[0, 1, 2]).unwrap());
-        let ids = descs.iter().map(|desc| {
-            let item_len = 8 * (u64::from(desc.local_region) + 1);
-            assert_eq!((desc.local_offset % item_len, desc.len), (0, item_len));
-            u64::from(desc.local_region) * 10 + desc.local_offset / item_len
+        let descriptors = all(plan(&map, blocks, &[0, 1, 2]).unwrap());
+        let ids = descriptors.iter().map(|descriptor| {
+            let item_len = 8 * (u64::from(descriptor.local_region) + 1);
+            assert_eq!((descriptor.local_offset % item_len, descriptor.len), (0, item_len));
+            u64::from(descriptor.local_region) * 10 + descriptor.local_offset / item_len
         });
         assert_eq!(ids.collect::<Vec<_>>(), expected);
     }
@@ -70,16 +70,16 @@ fn descriptors_come_in_the_order_that_vllm_numbers_them() {
 #[test]
 fn contiguous_pages_make_one_descriptor_for_each_region() {
     let map = RegionMap::new(&geometry(160, 10), &geometry(160, 20)).unwrap();
-    let descs = all(plan(&map, &[2, 3, 4, 5], &[16, 17, 18, 19]).unwrap());
-    assert_eq!(descs.len(), 160);
-    let last = Desc {
+    let descriptors = all(plan(&map, &[2, 3, 4, 5], &[16, 17, 18, 19]).unwrap());
+    assert_eq!(descriptors.len(), 160);
+    let last = Descriptor {
         local_region: 159,
         remote_region: 159,
         local_offset: 2 * 1280,
         remote_offset: 16 * 1280,
         len: 4 * 1280,
     };
-    assert_eq!(descs[159], last);
+    assert_eq!(descriptors[159], last);
 }
 
 #[test]
@@ -90,9 +90,9 @@ fn a_post_ends_with_a_whole_page_and_only_larger_pages_are_cut_within() {
         let mut plan = plan(&map, &[0, 1, 2], &[4, 5, 6]).unwrap();
         let mut posts = Vec::new();
         while !plan.is_done() {
-            let mut descs = Vec::new();
-            assert!(plan.fill(&mut descs, 10, max_bytes).descs > 0);
-            posts.push(descs.iter().map(|desc| desc.len).collect::<Vec<_>>());
+            let mut descriptors = Vec::new();
+            assert!(plan.fill(&mut descriptors, 10, max_bytes).descriptors > 0);
+            posts.push(descriptors.iter().map(|descriptor| descriptor.len).collect::<Vec<_>>());
         }
         posts
     };
@@ -108,39 +108,39 @@ fn a_post_ends_with_a_whole_page_and_only_larger_pages_are_cut_within() {
 #[test]
 fn a_page_is_not_cut_to_fill_up_a_post_that_another_plan_began() {
     let map = RegionMap::new(&geometry(1, 10), &geometry(1, 10)).unwrap();
-    let mut descs = all(plan(&map, &[0], &[0]).unwrap());
+    let mut descriptors = all(plan(&map, &[0], &[0]).unwrap());
     let mut next = plan(&map, &[5], &[7]).unwrap();
-    assert_eq!(next.fill(&mut descs, 10, 7), Progress { descs: 0, bytes: 0, done: false });
-    assert_eq!(next.fill(&mut descs, 10, 8), Progress { descs: 1, bytes: 8, done: true });
+    assert_eq!(next.fill(&mut descriptors, 10, 7), Progress { descriptors: 0, bytes: 0, done: false });
+    assert_eq!(next.fill(&mut descriptors, 10, 8), Progress { descriptors: 1, bytes: 8, done: true });
 }
 
 #[test]
 fn a_bound_of_zero_hands_out_nothing_and_an_empty_plan_is_done() {
     let map = RegionMap::new(&geometry(2, 10), &geometry(2, 10)).unwrap();
     let mut some = plan(&map, &[1], &[2]).unwrap();
-    let mut descs = Vec::new();
-    let nothing = Progress { descs: 0, bytes: 0, done: false };
-    assert_eq!(some.fill(&mut descs, 0, 100), nothing);
-    assert_eq!(some.fill(&mut descs, 100, 0), nothing);
+    let mut descriptors = Vec::new();
+    let nothing = Progress { descriptors: 0, bytes: 0, done: false };
+    assert_eq!(some.fill(&mut descriptors, 0, 100), nothing);
+    assert_eq!(some.fill(&mut descriptors, 100, 0), nothing);
     assert_eq!(some.bytes_left(), 24);
     let mut empty = plan(&map, &[], &[]).unwrap();
     assert!(empty.is_done());
-    assert_eq!(empty.fill(&mut descs, 100, 100), Progress { done: true, ..nothing });
-    assert!(descs.is_empty());
+    assert_eq!(empty.fill(&mut descriptors, 100, 100), Progress { done: true, ..nothing });
+    assert!(descriptors.is_empty());
 }
 
 #[test]
 fn one_row_of_every_aux_region_goes_with_the_aux_plan() {
     let map = RegionMap::new(&geometry(1, 10), &geometry(1, 10)).unwrap();
-    let descs = all(Plan::aux(&map, AuxIndex(1), AuxIndex(0)).unwrap());
-    let desc = |region, local_offset, len| Desc {
+    let descriptors = all(Plan::aux(&map, AuxIndex(1), AuxIndex(0)).unwrap());
+    let descriptor = |region, local_offset, len| Descriptor {
         local_region: region,
         remote_region: region,
         local_offset,
         remote_offset: 0,
         len,
     };
-    assert_eq!(descs, [desc(1, 10, 10), desc(2, 20, 20)]);
+    assert_eq!(descriptors, [descriptor(1, 10, 10), descriptor(2, 20, 20)]);
     // The second region has two rows only.
     let row = |side| PlanError::Row { side, row: 2, rows: 2 };
     assert_eq!(Plan::aux(&map, AuxIndex(2), AuxIndex(0)).unwrap_err(), row(Side::Local));
@@ -194,7 +194,7 @@ fn some_layers_take_only_opaque_regions_that_lie_within_them() {
     let args = args.region(region(1, 0..3)).region(region(2, 3..4)).region(region(3, 4..6)).build().unwrap();
     let regions_in = |layers: std::ops::Range<u32>| -> Vec<u32> {
         let map = RegionMap::layers(args.geometry(), args.geometry(), Side::Local, layers).unwrap();
-        all(plan(&map, &[1], &[2]).unwrap()).iter().map(|desc| desc.local_region).collect()
+        all(plan(&map, &[1], &[2]).unwrap()).iter().map(|descriptor| descriptor.local_region).collect()
     };
     assert_eq!(regions_in(0..6), [0, 1, 2]);
     assert_eq!(regions_in(0..3), [0]);
@@ -225,8 +225,10 @@ fn slots_that_nobody_described_go_item_by_item_as_far_as_every_region_reaches() 
     assert!(map.has_group(0) && !map.has_group(1));
     let state = |local: &[u32], remote: &[u32]| Plan::state(&map, 0, &list(local), &list(remote));
     let moved = all(state(&[3], &[1]).unwrap());
-    let moved: Vec<_> =
-        moved.iter().map(|desc| (desc.local_region, desc.local_offset, desc.remote_offset)).collect();
+    let moved: Vec<_> = moved
+        .iter()
+        .map(|descriptor| (descriptor.local_region, descriptor.local_offset, descriptor.remote_offset))
+        .collect();
     assert_eq!(moved, [(1, 24, 8), (2, 24, 8)]);
     let out = |side| PlanError::Pages { side, error: PagesError::OutOfRange { page: 4, num_pages: 4 } };
     assert_eq!(state(&[4], &[0]).unwrap_err(), out(Side::Local));

@@ -11,7 +11,7 @@ use super::posts::{InFlight, Posting};
 use super::rendezvous::Rendezvous;
 use crate::id::SessionId;
 use crate::meter::each;
-use crate::transport::{Desc, Post};
+use crate::transport::{Descriptor, Post};
 
 /// The shared parts of a machine, each with its own state.
 #[derive(Debug)]
@@ -46,12 +46,12 @@ impl Context {
 
     /// Starts a data operation, and counts it for its peer until the operation has ended. `notify`
     /// is the frame that the peer gets when all bytes are in place.
-    pub(super) fn start_post(&mut self, post: InFlight, descs: Vec<Desc>, notify: Option<Bytes>) {
+    pub(super) fn start_post(&mut self, post: InFlight, descriptors: Vec<Descriptor>, notify: Option<Bytes>) {
         let (peer, op) = (post.peer, post.op);
         let id = self.posts.start(post, self.fx.now());
         self.peers.post_started(peer);
-        self.fx.post_started(id, &post, &descs);
-        self.fx.output(Output::Post { peer, post: Post { id, op, descs, notify } });
+        self.fx.post_started(id, &post, &descriptors);
+        self.fx.output(Output::Post { peer, post: Post { id, op, descriptors, notify } });
     }
 
     /// Asks for an early end of all posts of a session.

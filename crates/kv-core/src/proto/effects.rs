@@ -18,7 +18,7 @@ use crate::quarantine::Quarantine;
 use crate::random::SplitMix64;
 use crate::time::Time;
 use crate::trace::{Dropped, DroppedFrames, Event, KvWhat, Who};
-use crate::transport::{Desc, TransportError};
+use crate::transport::{Descriptor, TransportError};
 
 /// The effects of one input, with the state from which they are made.
 #[derive(Debug)]
@@ -137,8 +137,8 @@ impl Effects {
 
     /// Tells that a data operation has started.
     #[inline(always)]
-    pub(super) fn post_started(&mut self, id: PostId, post: &InFlight, descs: &[Desc]) {
-        self.trace.post_started(self.now, id, post, descs);
+    pub(super) fn post_started(&mut self, id: PostId, post: &InFlight, descriptors: &[Descriptor]) {
+        self.trace.post_started(self.now, id, post, descriptors);
     }
 
     /// Tells that a data operation has ended.

@@ -7,7 +7,7 @@ use crate::id::{PostId, SessionId};
 use crate::quarantine::{Quarantine, QuarantineReason};
 use crate::time::Time;
 use crate::trace::{Event, KvWhat, Log, Who};
-use crate::transport::{Desc, TransportError};
+use crate::transport::{Descriptor, TransportError};
 
 /// The events that were not fetched yet. Empty while nobody listens.
 #[derive(Debug, Clone, Default)]
@@ -40,14 +40,25 @@ impl Tracer {
     }
 
     /// Tells that a data operation has started.
-    pub(super) fn post_started(&mut self, now: Time, id: PostId, post: &InFlight, descs: &[Desc]) {
+    pub(super) fn post_started(
+        &mut self,
+        now: Time,
+        id: PostId,
+        post: &InFlight,
+        descriptors: &[Descriptor],
+    ) {
         if !self.is_heard() {
             return;
         }
-        let bytes = descs.iter().map(|desc| desc.len).sum();
+        let bytes = descriptors.iter().map(|descriptor| descriptor.len).sum();
         self.posts.insert(id, (bytes, now));
-        let (op, descs) = (post.op, descs.len());
-        self.tell(now, (post.session, post.peer), || KvWhat::PostStarted { post: id, op, bytes, descs });
+        let (op, descriptors) = (post.op, descriptors.len());
+        self.tell(now, (post.session, post.peer), || KvWhat::PostStarted {
+            post: id,
+            op,
+            bytes,
+            descriptors,
+        });
     }
 
     /// Tells that a data operation has ended.
@@ -99,19 +110,20 @@ mod tests {
     fn the_tracer_forgets_sessions_and_posts_that_have_ended() {
         let (session, peer) = (SessionId(1), PeerId(2));
         let post = InFlight { op: Op::Read, session, target: 0, part: 0, peer, origin: None };
-        let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 64 };
+        let descriptor =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 64 };
         let reason = QuarantineReason::OwnPosts;
         let waits = Quarantine { peer: None, reason, pages: 1, items: 0, sessions: 1, ends_within: None };
         let (began, span) = (Time::ZERO, Duration::from_secs(3));
         let mut tracer = Tracer::default();
         tracer.listen(true);
-        tracer.post_started(began, PostId(7), &post, &[desc, desc]);
+        tracer.post_started(began, PostId(7), &post, &[descriptor, descriptor]);
         tracer.quarantine_began(began, session, &waits);
         tracer.post_ended(began + span, PostId(7), &post, &Ok(()));
         tracer.closed(began + span, session);
         assert!(tracer.posts.is_empty() && tracer.quarantined.is_empty());
         let told: Vec<KvWhat> = std::iter::from_fn(|| tracer.next()).map(|event| event.what).collect();
-        let started = KvWhat::PostStarted { post: PostId(7), op: Op::Read, bytes: 128, descs: 2 };
+        let started = KvWhat::PostStarted { post: PostId(7), op: Op::Read, bytes: 128, descriptors: 2 };
         let ended = KvWhat::PostEnded { post: PostId(7), bytes: 128, took: span, error: None };
         let quarantine = KvWhat::QuarantineBegan { reason, pages: 1, items: 0 };
         let over = KvWhat::QuarantineEnded { reason, lasted: span };

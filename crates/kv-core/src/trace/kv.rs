@@ -72,7 +72,7 @@ pub enum KvWhat {
         /// How many bytes the post moves.
         bytes: u64,
         /// How many descriptors the post has.
-        descs: usize,
+        descriptors: usize,
     },
     /// A data operation has ended: no wire touches its memory any more.
     PostEnded {
@@ -294,9 +294,9 @@ impl KvWhat {
             KvWhat::ReceiverCame => f.write_str("meets its receiver"),
             KvWhat::ChunkGiven { chunk, pages } => write!(f, "is given {pages} pages as chunk {chunk}"),
             KvWhat::PagesGiven { pages } => write!(f, "is given {pages} pages"),
-            KvWhat::PostStarted { post, op, bytes, descs } => {
+            KvWhat::PostStarted { post, op, bytes, descriptors } => {
                 let op = if *op == Op::Write { "write" } else { "read" };
-                write!(f, "begins to {op} {bytes} bytes in {descs} descriptors, post {post}")
+                write!(f, "begins to {op} {bytes} bytes in {descriptors} descriptors, post {post}")
             }
             KvWhat::PostEnded { post, bytes, took, error: None } => {
                 write!(f, "has moved {bytes} bytes in {took:?}, post {post}")

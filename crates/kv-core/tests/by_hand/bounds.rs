@@ -350,11 +350,11 @@ fn a_page_number_that_cannot_be_counted_in_physical_pages_is_never_written_elsew
             // Refused at any stage will do.
             let Ok(map) = RegionMap::layers(&ours, &theirs, Side::Local, layers) else { continue };
             let Ok(mut plan) = Plan::suffix(&map, (&list(&[0]), 0), (&remote, 0)) else { continue };
-            let mut descs = Vec::new();
-            plan.fill(&mut descs, 10, u64::MAX);
-            for desc in descs {
+            let mut descriptors = Vec::new();
+            plan.fill(&mut descriptors, 10, u64::MAX);
+            for descriptor in descriptors {
                 let item = u64::from(page) * 8192;
-                let there = desc.remote_offset;
+                let there = descriptor.remote_offset;
                 assert!((item..item + 8192).contains(&there), "page {page} is written at {there}");
             }
         }

@@ -284,7 +284,7 @@ fn slow_peers_of_a_connection_do_not_slow_down_a_healthy_peer() {
                 break;
             }
             for post in posts {
-                match slow.get_mut((post.descs[0].local_offset / 64 / 4) as usize) {
+                match slow.get_mut((post.descriptors[0].local_offset / 64 / 4) as usize) {
                     Some(lane) => lane.push_back(post.id),
                     None => {
                         done += 1;

@@ -224,7 +224,7 @@ fn a_hello_in_the_name_of_a_speaking_peer_changes_nothing() {
     assert_eq!((&solo.said[..], solo.node().gauges().dropped.total()), (&[][..], dropped + 1));
     solo.send(sender, 1, &[&[3]]);
     let post = solo.take_posts().remove(0);
-    assert_eq!(post.descs[0].remote_offset, 5 * 64);
+    assert_eq!(post.descriptors[0].remote_offset, 5 * 64);
     let notify = Frame::decode(post.notify.as_ref().unwrap()).unwrap();
     assert_eq!(notify.conversation, ConversationId::new(1, 1), "the number that the peer itself wants");
     solo.posted(post.id, Ok(()));
@@ -326,8 +326,11 @@ fn a_permission_of_a_former_conversation_permits_nothing_in_the_next() {
     assert_eq!(solo.take_posts(), [], "page 0 of the peer may be anybody's");
     solo.says(1, permits(asked.unwrap(), 10_000));
     let posts = solo.take_posts();
-    let written: Vec<u64> =
-        posts.iter().flat_map(|post| &post.descs).map(|desc| desc.remote_offset / 64).collect();
+    let written: Vec<u64> = posts
+        .iter()
+        .flat_map(|post| &post.descriptors)
+        .map(|descriptor| descriptor.remote_offset / 64)
+        .collect();
     assert_eq!(written, [0, 2]);
 }
 
@@ -440,9 +443,9 @@ fn an_abort_before_the_welcome_is_sent_after_the_welcome() {
         assert_eq!(solo.released(sessions[0]), [list(&[3, 4])], "nobody can write these pages");
         if !answers {
             solo.abort(sessions[1]);
-            assert_eq!(solo.node().gauges().releasing, 2);
+            assert_eq!(solo.node().gauges().draining, 2);
             solo.run_for(Duration::from_secs(60));
-            assert_eq!((solo.node().gauges().releasing, solo.node().gauges().peers), (0, 0));
+            assert_eq!((solo.node().gauges().draining, solo.node().gauges().peers), (0, 0));
             continue;
         }
         solo.welcome(1, 1);
@@ -454,7 +457,7 @@ fn an_abort_before_the_welcome_is_sent_after_the_welcome() {
         let repeated = solo.run_for(Duration::from_secs(3));
         assert!(repeated.iter().any(|(_, body)| *body == said), "{repeated:?}");
         solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
-        assert_eq!(solo.node().gauges().releasing, 0);
+        assert_eq!(solo.node().gauges().draining, 0);
         let repeated = solo.run_for(Duration::from_secs(3));
         assert!(!repeated.iter().any(|(_, body)| *body == said), "{repeated:?}");
     }

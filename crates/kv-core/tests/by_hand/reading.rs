@@ -345,9 +345,9 @@ fn a_release_is_repeated_until_acknowledged_and_holds_the_low_watermark() {
     solo.says(1, Body::Released(Released { attempts: vec![(1, 0)] }));
     let said = solo.run_for(Duration::from_secs(5));
     assert!(said.iter().filter(|(_, body)| *body == release).count() >= 3, "{said:?}");
-    assert_eq!(solo.node().gauges().releasing, 1);
+    assert_eq!(solo.node().gauges().draining, 1);
     solo.says(1, Body::Released(Released { attempts: vec![(0, 9)] }));
-    assert_eq!(solo.node().gauges().releasing, 0);
+    assert_eq!(solo.node().gauges().draining, 0);
     let said = solo.run_for(Duration::from_secs(60));
     assert!(said.iter().all(|(_, body)| !matches!(body, Body::Release(_))), "{said:?}");
 }
@@ -364,7 +364,7 @@ fn an_abort_names_its_lease_cancels_reads_and_is_repeated_until_acknowledged() {
     let said = solo.run_for(Duration::from_secs(5));
     assert!(said.iter().filter(|(_, body)| *body == abort).count() >= 3, "{said:?}");
     solo.says(1, Body::AbortAck(AbortAck { attempt }));
-    assert_eq!((solo.node().gauges().releasing, solo.released(session)), (0, vec![]));
+    assert_eq!((solo.node().gauges().draining, solo.released(session)), (0, vec![]));
     solo.posted(post, Err(TransportError::Cancelled));
     assert_eq!(solo.released(session), [list(&[7, 8])]);
     assert_eq!(solo.node().gauges().receivers, 0);
@@ -440,7 +440,7 @@ fn a_read_has_not_ended_while_some_of_its_posts_wait() {
         solo.init_receiver(session, &own, None);
         sessions.push(session);
     }
-    let page = |post: &Post| post.descs[0].local_offset / 64;
+    let page = |post: &Post| post.descriptors[0].local_offset / 64;
     let mut posts: std::collections::VecDeque<Post> = solo.take_posts().into();
     assert_eq!(posts.iter().map(page).collect::<Vec<_>>(), [0, 2, 4, 6]);
     let first = posts.pop_front().unwrap();

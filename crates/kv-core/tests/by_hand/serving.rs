@@ -475,7 +475,7 @@ fn many_sessions_to_a_peer_make_progress_side_by_side() {
         let post = posts.pop_front().unwrap();
         solo.posted(post.id, Ok(()));
         let next = solo.take_posts();
-        turns.extend(next.iter().map(|post| post.descs[0].local_offset / 640));
+        turns.extend(next.iter().map(|post| post.descriptors[0].local_offset / 640));
         posts.extend(next);
     }
     for room in 0..3 {

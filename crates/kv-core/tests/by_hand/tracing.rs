@@ -82,7 +82,7 @@ fn the_trace_reports_quarantine_from_failure_to_the_last_post() {
     let begun = story(&mut solo, sender);
     assert_eq!(
         begun.last(),
-        Some(&KvWhat::PostStarted { post, op: kv_core::Op::Write, bytes: 64, descs: 1 })
+        Some(&KvWhat::PostStarted { post, op: kv_core::Op::Write, bytes: 64, descriptors: 1 })
     );
 
     solo.says(1, abort(1, ROOM));

@@ -16,7 +16,7 @@ use std::ops::Range;
 use engine::{Engine, Model, Request};
 use kv_core::layout::{consumers, receivers_of, sources};
 use kv_core::plan::{Plan, PlanError, RegionMap, Side};
-use kv_core::{Desc, Geometry, Op, PageList};
+use kv_core::{Descriptor, Geometry, Op, PageList};
 use memory::Memory;
 use rng::Rng;
 
@@ -52,33 +52,40 @@ fn list(pages: &[u32]) -> PageList {
 }
 
 /// The descriptors of a plan, in posts of random bounds; checks the count that the plan gave before.
-fn posts(rng: &mut Rng, mut plan: Plan) -> Vec<Desc> {
+fn posts(rng: &mut Rng, mut plan: Plan) -> Vec<Descriptor> {
     let counts = plan.counts();
     let bytes = plan.bytes_left();
     if rng.chance(2) {
-        let mut descs = Vec::new();
-        assert!(plan.fill(&mut descs, usize::MAX, u64::MAX).done);
-        assert!(descs.len() as u64 <= counts.descs, "the plan counted its descriptors wrongly");
-        assert!(counts.descs <= counts.pieces);
-        assert_eq!(descs.iter().map(|desc| desc.len).sum::<u64>(), bytes);
-        assert!(!descs.windows(2).any(|pair| joins(&pair[0], &pair[1])), "two descriptors could be one");
-        return descs;
+        let mut descriptors = Vec::new();
+        assert!(plan.fill(&mut descriptors, usize::MAX, u64::MAX).done);
+        assert!(descriptors.len() as u64 <= counts.descriptors, "the plan counted its descriptors wrongly");
+        assert!(counts.descriptors <= counts.pieces);
+        assert_eq!(descriptors.iter().map(|descriptor| descriptor.len).sum::<u64>(), bytes);
+        assert!(
+            !descriptors.windows(2).any(|pair| joins(&pair[0], &pair[1])),
+            "two descriptors could be one"
+        );
+        return descriptors;
     }
     let mut all = Vec::new();
     while !plan.is_done() {
         // What one post had no room for, a larger one may have.
-        let (max_descs, max_bytes) = (1 + rng.below(9), 1 + rng.below(60) as u64);
-        let mut descs = Vec::new();
-        let progress = plan.fill(&mut descs, max_descs, max_bytes);
-        assert!(progress.descs > 0 && progress.descs <= max_descs && progress.bytes <= max_bytes);
-        assert_eq!(progress.bytes, descs.iter().map(|desc| desc.len).sum::<u64>());
-        all.append(&mut descs);
+        let (max_descriptors, max_bytes) = (1 + rng.below(9), 1 + rng.below(60) as u64);
+        let mut descriptors = Vec::new();
+        let progress = plan.fill(&mut descriptors, max_descriptors, max_bytes);
+        assert!(
+            progress.descriptors > 0
+                && progress.descriptors <= max_descriptors
+                && progress.bytes <= max_bytes
+        );
+        assert_eq!(progress.bytes, descriptors.iter().map(|descriptor| descriptor.len).sum::<u64>());
+        all.append(&mut descriptors);
     }
-    assert_eq!(all.iter().map(|desc| desc.len).sum::<u64>(), bytes);
+    assert_eq!(all.iter().map(|descriptor| descriptor.len).sum::<u64>(), bytes);
     all
 }
 
-fn joins(first: &Desc, second: &Desc) -> bool {
+fn joins(first: &Descriptor, second: &Descriptor) -> bool {
     (first.local_region, first.remote_region) == (second.local_region, second.remote_region)
         && first.local_offset + first.len == second.local_offset
         && first.remote_offset + first.len == second.remote_offset
@@ -221,9 +228,9 @@ fn run(seed: u64) {
                 || (source.bytes && (request.is_short() || geometry.parallel.pcp_size > 1))
         );
         for plan in plans {
-            for desc in posts(&mut rng, plan) {
-                moved += desc.len;
-                memory.take(&from, &desc, case.op);
+            for descriptor in posts(&mut rng, plan) {
+                moved += descriptor.len;
+                memory.take(&from, &descriptor, case.op);
             }
         }
         check_pages(&case, source.index);

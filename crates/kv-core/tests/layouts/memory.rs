@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_core::{Axis, Desc, Geometry, Holds, Op, Parallel, RegionRole, RegionShape};
+use kv_core::{Axis, Descriptor, Geometry, Holds, Op, Parallel, RegionRole, RegionShape};
 
 use crate::engine::{Engine, Lists, Model, Request};
 
@@ -59,10 +59,13 @@ impl Memory {
     }
 
     /// Carries out a descriptor between this memory and that of a source.
-    pub fn take(&mut self, source: &Memory, desc: &Desc, op: Op) {
-        let ends = [(desc.local_region, desc.local_offset), (desc.remote_region, desc.remote_offset)];
+    pub fn take(&mut self, source: &Memory, descriptor: &Descriptor, op: Op) {
+        let ends = [
+            (descriptor.local_region, descriptor.local_offset),
+            (descriptor.remote_region, descriptor.remote_offset),
+        ];
         let [from, to] = if op == Op::Write { ends } else { [ends[1], ends[0]] };
-        let range = |offset: u64| offset as usize..(offset + desc.len) as usize;
+        let range = |offset: u64| offset as usize..(offset + descriptor.len) as usize;
         let bytes = &source.0[from.0 as usize][range(from.1)];
         self.0[to.0 as usize][range(to.1)].copy_from_slice(bytes);
     }

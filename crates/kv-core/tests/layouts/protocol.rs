@@ -162,9 +162,9 @@ impl World {
             let (node, peer, post) = self.posts.swap_remove(pick - self.wire.len());
             let (from, to) = if post.op == Op::Write { (node, peer) } else { (peer, node) };
             let source = std::mem::replace(&mut self.memories[from], Memory::none());
-            for desc in &post.descs {
-                self.memories[to].take(&source, desc, post.op);
-                self.moved += desc.len;
+            for descriptor in &post.descriptors {
+                self.memories[to].take(&source, descriptor, post.op);
+                self.moved += descriptor.len;
             }
             self.memories[from] = source;
             self.wire.extend(post.notify.map(|frame| (node, peer, frame)));

@@ -2,7 +2,7 @@
 
 use kv_core::layout::{consumers, receivers_of, sources};
 use kv_core::plan::{PagePlan, Plan, RegionMap, Side};
-use kv_core::{CacheGroup, Desc, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole, Room};
+use kv_core::{CacheGroup, Descriptor, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole, Room};
 use serde_json::Value;
 
 use crate::list;
@@ -22,10 +22,10 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as u32).collect()
 }
 
-fn descs(mut plan: Plan) -> Vec<Desc> {
-    let mut descs = Vec::new();
-    assert!(plan.fill(&mut descs, usize::MAX, u64::MAX).done);
-    descs
+fn descriptors(mut plan: Plan) -> Vec<Descriptor> {
+    let mut descriptors = Vec::new();
+    assert!(plan.fill(&mut descriptors, usize::MAX, u64::MAX).done);
+    descriptors
 }
 
 /// One layer, pages of one token, heads of one byte; with a state of eight shares for hybrid models.
@@ -73,17 +73,21 @@ fn ranks_heads_and_consumer_counts_match_vllm() {
             assert_eq!(consumers(there, &ours) as u64, row["consumers"].as_u64().unwrap(), "{row}");
             assert_eq!(receivers_of(there, here) as u64, row["consumers"].as_u64().unwrap(), "{row}");
             let map = RegionMap::directed(here, there, Side::Remote).unwrap();
-            let kv = descs(Plan::chunk(&map, &list(&[0]), 0, &list(&[0])).unwrap());
-            if let Some(desc) = kv.first() {
+            let kv = descriptors(Plan::chunk(&map, &list(&[0]), 0, &list(&[0])).unwrap());
+            if let Some(descriptor) = kv.first() {
                 pages.push(index);
-                let slot = desc.local_offset / desc.len;
+                let slot = descriptor.local_offset / descriptor.len;
                 assert_eq!(Some(slot), row["slot"][index.to_string()].as_u64(), "{row}");
                 if ratio > 0 {
-                    assert_eq!(Some(desc.remote_offset / desc.len), row["offset"].as_u64(), "{row}");
+                    assert_eq!(
+                        Some(descriptor.remote_offset / descriptor.len),
+                        row["offset"].as_u64(),
+                        "{row}"
+                    );
                 }
             }
             if row["mamba"] == true
-                && !descs(Plan::state(&map, 0, &list(&[1]), &list(&[2])).unwrap()).is_empty()
+                && !descriptors(Plan::state(&map, 0, &list(&[1]), &list(&[2])).unwrap()).is_empty()
             {
                 states.push(index);
             }
@@ -124,18 +128,22 @@ fn dcp_pages_are_paired_as_in_vllm() {
         let cached = number(&row, "cached") as usize;
         let wanted: Vec<u32> = of_rank(local, local_rank).skip(cached).map(|block| 1000 + block).collect();
         let map = RegionMap::directed(&here, &there, Side::Remote).unwrap();
-        let descs = descs(Plan::chunk(&map, &list(&wanted), cached, &list(&registered)).unwrap());
-        let pages = |start: fn(&Desc) -> u64| -> Vec<u32> {
-            descs.iter().flat_map(|desc| start(desc)..start(desc) + desc.len).map(|at| at as u32).collect()
+        let descriptors = descriptors(Plan::chunk(&map, &list(&wanted), cached, &list(&registered)).unwrap());
+        let pages = |start: fn(&Descriptor) -> u64| -> Vec<u32> {
+            descriptors
+                .iter()
+                .flat_map(|descriptor| start(descriptor)..start(descriptor) + descriptor.len)
+                .map(|at| at as u32)
+                .collect()
         };
-        assert_eq!(pages(|desc| desc.local_offset), numbers(&row["local"]), "{row}");
-        assert_eq!(pages(|desc| desc.remote_offset), numbers(&row["remote"]), "{row}");
+        assert_eq!(pages(|descriptor| descriptor.local_offset), numbers(&row["local"]), "{row}");
+        assert_eq!(pages(|descriptor| descriptor.remote_offset), numbers(&row["remote"]), "{row}");
     }
 }
 
 #[test]
 fn descriptors_are_numbered_as_in_vllm() {
-    for row in table("desc") {
+    for row in table("descriptor") {
         // Blocks of another size are counted in smaller ones.
         let ratio = row["ratio"].as_f64().unwrap_or(1.0);
         let blocks = (f64::from(number(&row, "num_blocks")) * ratio) as u64;
@@ -149,11 +157,11 @@ fn descriptors_are_numbered_as_in_vllm() {
         let ids: Vec<u32> = row["block_ids"].as_array().unwrap().iter().flat_map(numbers).collect();
         let others: Vec<u32> = (0..ids.len() as u32).collect();
         let plan = Plan::pages(&map, PagePlan::new(&list(&ids), &list(&others)).unwrap()).unwrap();
-        let numbered = descs(plan).into_iter().flat_map(|desc| {
-            (desc.local_offset..desc.local_offset + desc.len)
-                .map(move |block| (u64::from(desc.local_region) * blocks + block) as u32)
+        let numbered = descriptors(plan).into_iter().flat_map(|descriptor| {
+            (descriptor.local_offset..descriptor.local_offset + descriptor.len)
+                .map(move |block| (u64::from(descriptor.local_region) * blocks + block) as u32)
         });
-        assert_eq!(numbered.collect::<Vec<_>>(), numbers(&row["desc"]), "{row}");
+        assert_eq!(numbered.collect::<Vec<_>>(), numbers(&row["descriptor"]), "{row}");
     }
 }
 
@@ -169,12 +177,16 @@ fn larger_pages_are_cut_to_the_peers_as_in_vllm() {
         };
         let map = RegionMap::new(&geometry(10, ratio), &geometry(20, 1)).unwrap();
         let (local, remote) = (numbers(&row["local"][0]), numbers(&row["remote"][0]));
-        let descs = descs(Plan::chunk(&map, &list(&local), 0, &list(&remote)).unwrap());
-        let pages = |start: fn(&Desc) -> u64| -> Vec<u32> {
-            descs.iter().flat_map(|desc| start(desc)..start(desc) + desc.len).map(|at| at as u32).collect()
+        let descriptors = descriptors(Plan::chunk(&map, &list(&local), 0, &list(&remote)).unwrap());
+        let pages = |start: fn(&Descriptor) -> u64| -> Vec<u32> {
+            descriptors
+                .iter()
+                .flat_map(|descriptor| start(descriptor)..start(descriptor) + descriptor.len)
+                .map(|at| at as u32)
+                .collect()
         };
-        assert_eq!(pages(|desc| desc.local_offset), numbers(&row["out"][0][0]), "{row}");
-        assert_eq!(pages(|desc| desc.remote_offset), numbers(&row["out"][1][0]), "{row}");
+        assert_eq!(pages(|descriptor| descriptor.local_offset), numbers(&row["out"][0][0]), "{row}");
+        assert_eq!(pages(|descriptor| descriptor.remote_offset), numbers(&row["out"][1][0]), "{row}");
     }
 }
 

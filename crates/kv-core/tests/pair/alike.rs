@@ -22,8 +22,8 @@ fn two_requests_whose_ids_differ_by_their_last_digits_are_two_requests() {
     pair.init_receiver(receiver_one, &[22, 23], None);
     // Whatever is written goes from a request's pages to the same request's.
     while let Some((node, post)) = pair.take_first() {
-        for desc in &post.descs {
-            let (from, to) = (desc.local_offset / 64, desc.remote_offset / 64);
+        for descriptor in &post.descriptors {
+            let (from, to) = (descriptor.local_offset / 64, descriptor.remote_offset / 64);
             assert_eq!((10..12).contains(&from), (22..24).contains(&to), "page {from} is written to {to}");
         }
         pair.complete(node, post, Ok(()));

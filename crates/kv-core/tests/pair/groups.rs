@@ -108,12 +108,12 @@ impl World {
     /// Carries out all posts, and those that follow.
     pub fn carry_out(&mut self) {
         while let Some((node, post)) = self.pair.take_first() {
-            for desc in &post.descs {
-                let local = (node, desc.local_region, desc.local_offset);
-                let remote = (1 - node, desc.remote_region, desc.remote_offset);
+            for descriptor in &post.descriptors {
+                let local = (node, descriptor.local_region, descriptor.local_offset);
+                let remote = (1 - node, descriptor.remote_region, descriptor.remote_offset);
                 let (from, to) = if post.op == Op::Write { (local, remote) } else { (remote, local) };
                 assert_eq!((from.0, to.0), (P, D), "bytes go from prefill to decode");
-                let range = |at: u64| at as usize..(at + desc.len) as usize;
+                let range = |at: u64| at as usize..(at + descriptor.len) as usize;
                 let bytes = self.memory[P][from.1 as usize][range(from.2)].to_vec();
                 self.memory[D][to.1 as usize][range(to.2)].copy_from_slice(&bytes);
             }

@@ -47,7 +47,9 @@ fn layers_final(pair: &mut Pair, session: SessionId, chunk: u32, layers: impl In
 fn moves(pair: &mut Pair) -> Vec<(u32, u64, u64)> {
     let mut moves = Vec::new();
     for (node, post) in pair.take_posts() {
-        moves.extend(post.descs.iter().map(|d| (d.local_region, d.local_offset / 64, d.remote_offset / 64)));
+        moves.extend(
+            post.descriptors.iter().map(|d| (d.local_region, d.local_offset / 64, d.remote_offset / 64)),
+        );
         pair.complete(node, post, Ok(()));
     }
     moves.sort_unstable();

@@ -418,7 +418,8 @@ impl Pair {
 
     /// How many of the posts in flight read this page.
     pub fn posts_touching(&self, page: u64) -> usize {
-        let reads = |post: &Post| post.descs.iter().any(|desc| desc.local_offset == page * 64);
+        let reads =
+            |post: &Post| post.descriptors.iter().any(|descriptor| descriptor.local_offset == page * 64);
         self.posts.iter().filter(|(_, post)| reads(post)).count()
     }
 
@@ -513,7 +514,7 @@ impl Pair {
             let left =
                 [gauges.senders, gauges.receivers, gauges.registrations, gauges.incoming, gauges.posts];
             assert_eq!(left, [0; 5], "node {node}: {gauges:?}");
-            assert_eq!((gauges.releasing, gauges.pages_leased), (0, 0), "node {node}: {gauges:?}");
+            assert_eq!((gauges.draining, gauges.pages_leased), (0, 0), "node {node}: {gauges:?}");
             assert_eq!(
                 (gauges.timers, gauges.lookups, gauges.failed_rooms),
                 (0, 0, 0),

@@ -233,7 +233,7 @@ fn a_later_permission_never_covers_pages_that_were_taken_back() {
         pair.send(sender, &[3, 4]);
         let written = pair.take_posts();
         let there = |(_, post): &(usize, kv_core::Post)| {
-            post.descs.iter().map(|desc| desc.remote_offset / 64).collect::<Vec<_>>()
+            post.descriptors.iter().map(|descriptor| descriptor.remote_offset / 64).collect::<Vec<_>>()
         };
         assert_eq!(
             written.iter().map(there).collect::<Vec<_>>(),

@@ -58,7 +58,7 @@ fn a_request_is_read_and_released_without_another_round_trip() {
     let post = pair.only_post();
     assert_eq!(post.op, Op::Read);
     let moved: Vec<_> =
-        post.descs.iter().map(|d| (d.local_region, d.local_offset, d.remote_offset, d.len)).collect();
+        post.descriptors.iter().map(|d| (d.local_region, d.local_offset, d.remote_offset, d.len)).collect();
     assert_eq!(
         moved,
         [
@@ -94,7 +94,8 @@ fn a_cached_prefix_is_not_read_and_a_full_hit_only_releases() {
     let sender = granted(&mut pair, &[4, 5, 6, 7], None);
     let receiver = acquire(&mut pair, sender);
     pair.init_receiver(receiver, &[20, 21], None);
-    let offsets: Vec<_> = pair.only_post().descs.iter().map(|d| (d.remote_offset / 64, d.len / 64)).collect();
+    let offsets: Vec<_> =
+        pair.only_post().descriptors.iter().map(|d| (d.remote_offset / 64, d.len / 64)).collect();
     assert_eq!(offsets, [(6, 2), (6, 2)]);
     pair.complete_posts();
     assert_eq!(pair.poll(D, receiver), KvPoll::Success);

@@ -7,7 +7,7 @@ mod sys;
 
 use kv_core::layout::{HND, NHD};
 use kv_core::plan::{Plan, RegionMap, Side};
-use kv_core::{Desc, Geometry, Holds, KvArgs, Layout, PageList, Region, RegionRole};
+use kv_core::{Descriptor, Geometry, Holds, KvArgs, Layout, PageList, Region, RegionRole};
 
 #[global_allocator]
 static COUNTING: sys::Counting = sys::Counting;
@@ -41,17 +41,17 @@ fn scattered(count: u32, of: u32) -> PageList {
 
 /// Plans the KV of so many tokens and hands all of it out, post by post. Allocations of planning and of
 /// handing out, and how many descriptors there were.
-fn plan(map: &RegionMap, sides: [&Geometry; 2], tokens: u32, out: &mut Vec<Desc>) -> (u64, u64, u64) {
+fn plan(map: &RegionMap, sides: [&Geometry; 2], tokens: u32, out: &mut Vec<Descriptor>) -> (u64, u64, u64) {
     let [local, remote] = sides.map(|side| scattered(tokens / side.page_size, side.num_pages));
     let start = sys::allocations();
     let mut plan = Plan::suffix(map, (&local, 0), (&remote, 0)).unwrap();
     let planned = sys::allocations();
-    let mut descs = 0;
+    let mut descriptors = 0;
     while !plan.is_done() {
         out.clear();
-        descs += plan.fill(out, 1024, u64::MAX).descs as u64;
+        descriptors += plan.fill(out, 1024, u64::MAX).descriptors as u64;
     }
-    (planned - start, sys::allocations() - planned, descs)
+    (planned - start, sys::allocations() - planned, descriptors)
 }
 
 #[test]

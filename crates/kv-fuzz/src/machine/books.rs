@@ -102,7 +102,7 @@ impl Books {
             gauges.posts,
             gauges.pages_leased,
             gauges.ended_leases,
-            gauges.releasing,
+            gauges.draining,
             gauges.failed_rooms,
         ];
         for (gauge, held) in (0..).zip(held) {
@@ -170,7 +170,8 @@ pub(super) fn size(output: &Output) -> u64 {
     let size = match output {
         Output::Send { frame, .. } => frame.len(),
         Output::Post { post, .. } => {
-            post.descs.len() * size_of::<kv_core::Desc>() + post.notify.as_ref().map_or(0, Bytes::len)
+            post.descriptors.len() * size_of::<kv_core::Descriptor>()
+                + post.notify.as_ref().map_or(0, Bytes::len)
         }
         Output::Connect { transport, .. } => transport.metadata.len(),
         Output::Lookup { addr, .. } => addr.len(),

@@ -58,7 +58,7 @@ pub(super) struct World<'a> {
     /// The number of ranks that serve receiving sessions.
     sources: usize,
     /// The number of attempts of receiving sessions whose end peers have not acknowledged.
-    releasing: usize,
+    draining: usize,
     /// Runs that they have granted, and that no plan was made of.
     granted: usize,
     posts: Vec<(PeerId, Post)>,
@@ -103,7 +103,7 @@ impl<'a> World<'a> {
             books: Books::default(),
             opened: 0,
             sources: 0,
-            releasing: 0,
+            draining: 0,
             granted: 0,
             posts: Vec::new(),
             connecting: Vec::new(),
@@ -333,10 +333,10 @@ impl<'a> World<'a> {
         // Those that this input has brought, or ended.
         let sources = std::mem::replace(&mut self.sources, gauges.sources).max(gauges.sources);
         // What its own sessions that have ended still have to tell.
-        let releasing = std::mem::replace(&mut self.releasing, gauges.releasing).max(gauges.releasing);
+        let draining = std::mem::replace(&mut self.draining, gauges.draining).max(gauges.draining);
         let granted = std::mem::replace(&mut self.granted, gauges.granted_runs);
         let earlier = OF_RUN * granted.saturating_sub(gauges.granted_runs) as u64;
-        let paid = Paid { bytes: bytes + earlier, own: own + (sources + releasing) as u64 };
+        let paid = Paid { bytes: bytes + earlier, own: own + (sources + draining) as u64 };
         let cost = super::Cost { said, ..handled };
         self.books.charge(Charge { what, cost, paid }, &outputs);
         let reach = Reach {
@@ -411,16 +411,26 @@ impl<'a> World<'a> {
 
     fn check_post(&self, peer: PeerId, post: &Post) {
         let cache = self.known.get(&peer).and_then(|&(variant, _)| frames::cache(variant));
-        assert!(!post.descs.is_empty() && post.descs.len() <= 64, "{} descriptors", post.descs.len());
-        for desc in &post.descs {
+        assert!(
+            !post.descriptors.is_empty() && post.descriptors.len() <= 64,
+            "{} descriptors",
+            post.descriptors.len()
+        );
+        for descriptor in &post.descriptors {
             let inside = |geometry: &Geometry, region: u32, offset: u64| {
                 let region = geometry.regions.get(region as usize);
-                region.is_some_and(|region| offset.checked_add(desc.len).is_some_and(|end| end <= region.len))
+                region.is_some_and(|region| {
+                    offset.checked_add(descriptor.len).is_some_and(|end| end <= region.len)
+                })
             };
-            assert!(desc.len > 0 && inside(self.us, desc.local_region, desc.local_offset), "{desc:?}");
-            let there =
-                cache.is_some_and(|there| inside(&there.geometry, desc.remote_region, desc.remote_offset));
-            assert!(there, "{desc:?} leaves the peer's memory");
+            assert!(
+                descriptor.len > 0 && inside(self.us, descriptor.local_region, descriptor.local_offset),
+                "{descriptor:?}"
+            );
+            let there = cache.is_some_and(|there| {
+                inside(&there.geometry, descriptor.remote_region, descriptor.remote_offset)
+            });
+            assert!(there, "{descriptor:?} leaves the peer's memory");
         }
     }
 

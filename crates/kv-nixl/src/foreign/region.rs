@@ -5,7 +5,7 @@ use kv_core::MemoryKind;
 use crate::regions::place::Place;
 
 /// A range of a foreign agent's memory, as its side channel describes it: what
-/// [`Desc::remote_region`](kv_core::Desc::remote_region) counts.
+/// [`Descriptor::remote_region`](kv_core::Descriptor::remote_region) counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ForeignRegion {
     /// The address of the first byte, in the agent's process.

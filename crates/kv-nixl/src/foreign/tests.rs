@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Desc, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportError, TransportEvent,
-    WayEnd,
+    Descriptor, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportError,
+    TransportEvent, WayEnd,
 };
 use kv_host::HostPool;
 
@@ -102,9 +102,14 @@ fn bytes_move_to_and_from_a_foreign_agent_which_hears_only_what_it_is_sent() {
 
     // A write of items, which have numbers, waits for permission like any other.
     ours.write(0, &vec![9; LEN]).unwrap();
-    let item =
-        |at| Desc { local_region: 0, remote_region: 0, local_offset: at, remote_offset: 8192, len: 4096 };
-    let write = Post { id: PostId(2), op: Op::Write, descs: vec![item(4096)], notify: None };
+    let item = |at| Descriptor {
+        local_region: 0,
+        remote_region: 0,
+        local_offset: at,
+        remote_offset: 8192,
+        len: 4096,
+    };
+    let write = Post { id: PostId(2), op: Op::Write, descriptors: vec![item(4096)], notify: None };
     here.post(PEER, write).unwrap();
     assert_eq!(both(&mut here, &mut there, Duration::from_millis(50)), []);
     here.permit(PEER, Time::MAX);

@@ -61,7 +61,8 @@ pub(crate) fn content(settings: &[Guard], users: Option<&str>) -> String {
 
 /// The user's file in the current directory, which UCX would have read.
 pub(crate) fn of_the_user() -> Option<String> {
-    std::fs::read_to_string(NAME).ok()
+    // Names and values are ASCII; comments may be in any encoding.
+    std::fs::read(NAME).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]

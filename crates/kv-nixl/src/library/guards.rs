@@ -1,9 +1,12 @@
-//! Settings of UCX that a long-running server wants. What the user has set stays.
+//! Settings of UCX that a long-running server wants. A variable that the user has set in the environment stays.
+//! A setting in a file `ucx.conf` stays only if the file is in the working directory and other threads run while
+//! NIXL is loaded; otherwise the settings below come first. Beside threads, relative paths in the user's UCX
+//! variables are resolved in a directory that is removed afterwards, so such paths should be absolute.
 //!
 //! [`Nixl::load`](crate::Nixl::load) gives UCX the settings. If no other thread runs, they go into the
 //! environment. Beside threads the environment cannot be changed: another thread may be reading it. But UCX
-//! also reads a file `ucx.conf` of its working directory when it is loaded. So a thread with a working
-//! directory of its own loads NIXL and UCX, where such a file lies. Where the system refuses such a thread
+//! also reads a file `ucx.conf` of its working directory when it is loaded. So NIXL and UCX are loaded
+//! by a thread whose own working directory contains such a file. Where the system refuses such a thread
 //! (the default profile of Docker does), UCX's own calls make the settings, after UCX is loaded and before
 //! UCX is used.
 //!
@@ -31,8 +34,8 @@
 //!
 //! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but the first and the
 //! last; the first shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the last comes
-//! by the same file as the others. What UCX does not have is a [`SettingWarning`](crate::SettingWarning), and
-//! NIXL works. The table holds for UCX 1.23 of NIXL 1.5.1.
+//! by the same file as the others. Each setting that UCX lacks is reported as a
+//! [`SettingWarning`](crate::SettingWarning); NIXL works all the same. The table holds for UCX 1.23 of NIXL 1.5.1.
 
 use std::path::Path;
 
@@ -82,7 +85,7 @@ pub fn guards() -> Vec<Guard> {
     guards
 }
 
-/// The settings of [`guards`] that the environment does not have, with whatever value.
+/// The settings of [`guards`] whose variable is not in the environment at all.
 pub fn missing() -> Vec<Guard> {
     guards().into_iter().filter(|guard| std::env::var_os(guard.name).is_none()).collect()
 }

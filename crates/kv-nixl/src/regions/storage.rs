@@ -79,17 +79,19 @@ pub(crate) fn check(
     local: &[Memory],
     remote: &[Place],
 ) -> Result<(), TransportError> {
-    for desc in &post.descs {
+    for descriptor in &post.descriptors {
         let (Some(here), Some(there)) =
-            (local.get(desc.local_region as usize), remote.get(desc.remote_region as usize))
+            (local.get(descriptor.local_region as usize), remote.get(descriptor.remote_region as usize))
         else {
             // Checked already.
             continue;
         };
         match (to_storage, here.kind(), there.kind) {
             (true, MemoryKind::Dram, MemoryKind::File) => {
-                let end = desc.remote_offset.saturating_add(there.addr).saturating_add(desc.len);
-                if post.op == Op::Read && local_file(local, desc.remote_region).is_some_and(|len| len < end) {
+                let end = descriptor.remote_offset.saturating_add(there.addr).saturating_add(descriptor.len);
+                if post.op == Op::Read
+                    && local_file(local, descriptor.remote_region).is_some_and(|len| len < end)
+                {
                     return Err(TransportError::Unsupported(
                         "a read beyond the end of a file that was truncated",
                     ));

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use kv_core::{Desc, MemoryKind, Op, PeerId, Post, TransportError};
+use kv_core::{Descriptor, MemoryKind, Op, PeerId, Post, TransportError};
 use nixl_sys::XferRequest;
 
 use crate::agent::engine::{CallError, Piece};
@@ -29,7 +29,7 @@ pub(crate) struct Transfer {
     /// Requests of the next slices, made and not started.
     pub(crate) ready: VecDeque<Made>,
     pub(crate) op: Op,
-    descs: Vec<Desc>,
+    descriptors: Vec<Descriptor>,
     /// The number of the next descriptor, and how many of its bytes are cut off.
     next: usize,
     done: u64,
@@ -96,7 +96,7 @@ impl Transfer {
             stopped: None,
             ready: VecDeque::new(),
             op: post.op,
-            descs: post.descs,
+            descriptors: post.descriptors,
             next: 0,
             done: 0,
             before: (0, 0),
@@ -105,18 +105,18 @@ impl Transfer {
 
     /// True if the part that is not cut off yet weighs at most this much.
     pub(crate) fn is_shorter_than(&self, most: u64) -> bool {
-        let rest = self.descs.get(self.next..).unwrap_or_default();
+        let rest = self.descriptors.get(self.next..).unwrap_or_default();
         // Long posts need not be summed up to their end.
         let mut sum = 0_u64;
-        rest.iter().all(|desc| {
-            sum = sum.saturating_add(desc.len).saturating_add(DESC_COST);
+        rest.iter().all(|descriptor| {
+            sum = sum.saturating_add(descriptor.len).saturating_add(DESC_COST);
             sum.saturating_sub(self.done) <= most
         })
     }
 
     /// True if some of the post is not cut off yet.
     pub(crate) fn has_more(&self) -> bool {
-        self.stopped.is_none() && (self.next < self.descs.len() || !self.ready.is_empty())
+        self.stopped.is_none() && (self.next < self.descriptors.len() || !self.ready.is_empty())
     }
 
     /// Sends nothing more of the post. The first reason stays.
@@ -142,9 +142,9 @@ impl Transfer {
         batch: &mut Batch,
     ) {
         self.before = (self.next, self.done);
-        while let Some(desc) = self.descs.get(self.next) {
+        while let Some(descriptor) = self.descriptors.get(self.next) {
             let (Some(here), Some(there)) =
-                (local.get(desc.local_region as usize), remote.get(desc.remote_region as usize))
+                (local.get(descriptor.local_region as usize), remote.get(descriptor.remote_region as usize))
             else {
                 return;
             };
@@ -153,22 +153,22 @@ impl Transfer {
             if *batch.kind.get_or_insert(kind) != kind || batch.weight >= most {
                 return;
             }
-            let rest = desc.len - self.done;
+            let rest = descriptor.len - self.done;
             let room = most - batch.weight;
             // Nothing shorter than what a descriptor costs is left over.
             let len =
                 if rest <= room.saturating_add(DESC_COST) { rest } else { room.max(DESC_COST).min(rest) };
-            let from = (desc.local_region, desc.local_offset + self.done);
-            let to = (desc.remote_region, desc.remote_offset + self.done);
+            let from = (descriptor.local_region, descriptor.local_offset + self.done);
+            let to = (descriptor.remote_region, descriptor.remote_offset + self.done);
             batch.number(lists.and_then(|grids| prepared::numbers(grids, from, to, len)));
             batch.pieces.push(Piece {
-                local: (here.addr() + desc.local_offset + self.done, here.device()),
-                remote: (there.addr + desc.remote_offset + self.done, there.device),
+                local: (here.addr() + descriptor.local_offset + self.done, here.device()),
+                remote: (there.addr + descriptor.remote_offset + self.done, there.device),
                 len,
             });
             batch.weight += len + DESC_COST;
             self.done += len;
-            if self.done == desc.len {
+            if self.done == descriptor.len {
                 self.next += 1;
                 self.done = 0;
             }
@@ -177,10 +177,14 @@ impl Transfer {
 }
 
 /// Checks every descriptor against the regions of both sides.
-pub(crate) fn check(descs: &[Desc], local: &[Memory], remote: &[Place]) -> Result<(), TransportError> {
+pub(crate) fn check(
+    descriptors: &[Descriptor],
+    local: &[Memory],
+    remote: &[Place],
+) -> Result<(), TransportError> {
     let ours = |region| local.get(region as usize).map(Memory::len);
     let theirs = |region| remote.get(region as usize).map(|place| place.len);
-    kv_host::check::descriptors(descs, ours, theirs)
+    kv_host::check::descriptors(descriptors, ours, theirs)
 }
 
 #[cfg(test)]
@@ -189,17 +193,17 @@ mod tests {
     use kv_core::PostId;
     use kv_host::HostPool;
 
-    fn desc(local_offset: u64, remote_region: u32, remote_offset: u64, len: u64) -> Desc {
-        Desc { local_region: 0, remote_region, local_offset, remote_offset, len }
+    fn descriptor(local_offset: u64, remote_region: u32, remote_offset: u64, len: u64) -> Descriptor {
+        Descriptor { local_region: 0, remote_region, local_offset, remote_offset, len }
     }
 
-    fn cuts(descs: Vec<Desc>, most: u64) -> Vec<Batch> {
+    fn cuts(descriptors: Vec<Descriptor>, most: u64) -> Vec<Batch> {
         let pool = HostPool::new(64 << 20).unwrap();
         let local = [Memory::of_pool(&pool)];
         let place = |kind, addr| Place { addr, len: 64 << 20, item_len: 1, kind, device: 3 };
         let remote = [place(MemoryKind::Dram, 1 << 40), place(MemoryKind::Vram, 1 << 41)];
-        check(&descs, &local, &remote).unwrap();
-        let post = Post { id: PostId(1), op: Op::Write, descs, notify: None };
+        check(&descriptors, &local, &remote).unwrap();
+        let post = Post { id: PostId(1), op: Op::Write, descriptors, notify: None };
         let mut transfer = Transfer::new(RemoteId(1), PeerId(1), post);
         let mut all = Vec::new();
         while transfer.has_more() {
@@ -216,36 +220,36 @@ mod tests {
 
     #[test]
     fn parts_cover_every_byte_once_and_in_order() {
-        let descs = vec![
-            desc(0, 0, 100, 5),
-            desc(1000, 0, 9000, 10 << 20),
-            desc(20 << 20, 0, 20 << 20, (1 << 20) + 7),
+        let descriptors = vec![
+            descriptor(0, 0, 100, 5),
+            descriptor(1000, 0, 9000, 10 << 20),
+            descriptor(20 << 20, 0, 20 << 20, (1 << 20) + 7),
         ];
         let most = 1 << 20;
-        let cuts = cuts(descs.clone(), most);
+        let cuts = cuts(descriptors.clone(), most);
         let mut at = 0;
         let mut done = 0;
         for cut in &cuts {
             assert!(cut.weight <= most + 2 * DESC_COST, "{cut:?}");
             for piece in &cut.pieces {
-                let desc = descs[at];
-                assert_eq!(piece.local.0, desc.local_offset + done);
-                assert_eq!(piece.remote, ((1 << 40) + desc.remote_offset + done, 3));
+                let descriptor = descriptors[at];
+                assert_eq!(piece.local.0, descriptor.local_offset + done);
+                assert_eq!(piece.remote, ((1 << 40) + descriptor.remote_offset + done, 3));
                 done += piece.len;
-                assert!(piece.len > 0 && done <= desc.len);
-                if done == desc.len {
+                assert!(piece.len > 0 && done <= descriptor.len);
+                if done == descriptor.len {
                     (at, done) = (at + 1, 0);
                 }
             }
         }
-        assert_eq!(at, descs.len());
+        assert_eq!(at, descriptors.len());
         assert!(cuts.len() >= 11 && cuts.len() <= 14, "{}", cuts.len());
     }
 
     #[test]
     fn small_descriptors_count_more_than_their_bytes() {
-        let descs: Vec<Desc> = (0..1000).map(|at| desc(at * 64, 0, at * 64, 64)).collect();
-        let cuts = cuts(descs, 1 << 20);
+        let descriptors: Vec<Descriptor> = (0..1000).map(|at| descriptor(at * 64, 0, at * 64, 64)).collect();
+        let cuts = cuts(descriptors, 1 << 20);
         assert_eq!(cuts.iter().map(|cut| cut.pieces.len()).sum::<usize>(), 1000);
         assert!(cuts.iter().all(|cut| cut.pieces.len() as u64 <= (1 << 20) / DESC_COST));
     }
@@ -253,7 +257,12 @@ mod tests {
     #[test]
     fn kinds_of_memory_are_not_mixed_in_one_request() {
         let cuts = cuts(
-            vec![desc(0, 0, 0, 10), desc(10, 1, 0, 10), desc(20, 1, 10, 10), desc(30, 0, 50, 10)],
+            vec![
+                descriptor(0, 0, 0, 10),
+                descriptor(10, 1, 0, 10),
+                descriptor(20, 1, 10, 10),
+                descriptor(30, 0, 50, 10),
+            ],
             1 << 20,
         );
         let lens: Vec<usize> = cuts.iter().map(|cut| cut.pieces.len()).collect();

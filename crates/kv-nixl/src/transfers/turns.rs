@@ -173,7 +173,7 @@ impl NixlTransport {
 #[cfg(test)]
 mod tests {
     use kv_core::{
-        Desc, MemoryKind, Op, Post, PostId, Region, RegionRole, Transport, TransportEvent, WayEnd,
+        Descriptor, MemoryKind, Op, Post, PostId, Region, RegionRole, Transport, TransportEvent, WayEnd,
     };
 
     use kv_host::HostPool;
@@ -262,8 +262,8 @@ mod tests {
         let in_file = Region::dram(RegionRole::Kv, 0, LEN as u64, 4096).memory(MemoryKind::File, device);
         here.register(&in_file).unwrap();
         here.connect(PEER, &here.metadata().unwrap()).unwrap();
-        let desc = Desc { remote_region: 1, ..whole(1, Op::Read).descs[0] };
-        here.post(PEER, Post { descs: vec![desc], ..whole(1, Op::Read) }).unwrap();
+        let descriptor = Descriptor { remote_region: 1, ..whole(1, Op::Read).descriptors[0] };
+        here.post(PEER, Post { descriptors: vec![descriptor], ..whole(1, Op::Read) }).unwrap();
         until(&mut [&mut here], "a request", |here, events| !here.requests.is_empty() || !events.is_empty());
         assert!(!here.requests.is_empty(), "it has ended before it could fail");
         here.fail(0);

@@ -122,7 +122,7 @@ impl Transport for NixlTransport {
             check::frame("notify.len", notify.len())?;
         }
         let (id, remote) = self.open_remote(peer)?;
-        transfer::check(&post.descs, &self.regions, &remote.regions)?;
+        transfer::check(&post.descriptors, &self.regions, &remote.regions)?;
         storage::check(remote.route == Route::Storage, &post, &self.regions, &remote.regions)?;
         if post.op == Op::Read && remote.route == Route::Tcp && !self.config.reads_over_tcp {
             return Err(TransportError::Unsupported(NO_READS));

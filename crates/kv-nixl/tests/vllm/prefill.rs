@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{Desc, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportEvent, WayEnd};
+use kv_core::{Descriptor, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportEvent, WayEnd};
 use kv_nixl::ForeignRegion;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -62,17 +62,17 @@ impl Cache {
     /// Reads blocks of all regions into the same blocks of ours, and tells the peer so at the end.
     fn read(&mut self, post: u64, blocks: &[usize], notify: String) {
         let len = self.shape.block_bytes() as u64;
-        let desc = |region: usize, block: usize| Desc {
+        let descriptor = |region: usize, block: usize| Descriptor {
             local_region: region as u32,
             remote_region: region as u32,
             local_offset: block as u64 * len,
             remote_offset: block as u64 * len,
             len,
         };
-        let descs =
-            (0..self.shape.layers).flat_map(|region| blocks.iter().map(move |block| desc(region, *block)));
-        let (id, descs, notify) = (PostId(post), descs.collect(), Some(Bytes::from(notify)));
-        self.transport.post(P, Post { id, op: Op::Read, descs, notify }).unwrap();
+        let descriptors = (0..self.shape.layers)
+            .flat_map(|region| blocks.iter().map(move |block| descriptor(region, *block)));
+        let (id, descriptors, notify) = (PostId(post), descriptors.collect(), Some(Bytes::from(notify)));
+        self.transport.post(P, Post { id, op: Op::Read, descriptors, notify }).unwrap();
     }
 
     /// Checks that blocks of all regions are vLLM's.

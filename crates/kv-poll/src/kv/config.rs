@@ -15,26 +15,26 @@ use crate::worker::Setup;
 pub struct WorkerConfig {
     /// Memory, geometry, limits.
     pub args: KvArgs,
-    /// What it does in the service.
+    /// The worker's part in the service: prefill, decode or encode.
     pub role: WorkerRole,
-    /// The bootstrap server (`host:port`) that it registers with, if any. Prefill workers do;
-    /// decode workers need not.
+    /// The bootstrap server (`host:port`) at which the worker registers; `None`, and the worker does not
+    /// register. Prefill workers must register; decode workers must if their pages are read in a next turn.
     pub bootstrap: Option<String>,
-    /// How long things may take.
+    /// Deadlines, intervals and retries of the protocol.
     pub timing: Timing,
-    /// Bounds on what peers can make it remember.
+    /// Bounds on what peers can make the worker remember.
     pub limits: Limits,
-    /// The versions of the wire that are offered to peers (default: all that this library speaks). During a rolling
-    /// upgrade that may have to be taken back: those that the version before speaks too.
+    /// The versions of the wire that are offered to peers (default: all that this library speaks). While an
+    /// upgrade may still be rolled back, offer only versions that the previous release speaks, too.
     pub versions: Spoken,
     /// Most sessions open at once (default 131 072).
     pub max_sessions: usize,
     /// Commands that wait for the worker before session handles see backpressure (default 4096).
     pub command_queue: usize,
-    /// Seed of the protocol's own random numbers; `None` draws one. The incarnation is drawn in
-    /// any case: a restarted worker must be a different one.
+    /// Seed of the protocol's own random numbers; `None` draws one. The incarnation is drawn in any case: a
+    /// restarted worker must be a different incarnation.
     pub seed: Option<u64>,
-    /// Who is told each event of the worker, if anybody: on the worker's thread, see
+    /// The listener that is told each event of the worker, on the worker's thread; see
     /// [`worker::Listener`](crate::worker::Listener).
     pub listener: Option<Listener>,
 }

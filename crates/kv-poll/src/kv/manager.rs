@@ -64,7 +64,8 @@ impl Manager {
         self.port.registration()
     }
 
-    /// True once the worker's thread has ended, by a stop or by a panic.
+    /// True once the worker runs no session any more, after a stop or a panic. The transport may still be closing:
+    /// only [`Stopping::poll`](crate::Stopping::poll) says when memory is out of its reach.
     pub fn is_stopped(&self) -> bool {
         self.port.is_stopped()
     }

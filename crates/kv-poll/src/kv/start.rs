@@ -16,7 +16,7 @@ use crate::worker::{self, StartError};
 /// A running worker of the KV cache: the [`worker::Worker`] of its machine, whose documentation says how the
 /// thread sleeps and ends.
 ///
-/// Dropping a worker stops it as [`stop`](Worker::stop) does, and blocks for one second at most;
+/// Dropping a worker blocks as [`stop`](Worker::stop) does with a grace of one second;
 /// [`begin_stop`](Worker::begin_stop) does not block.
 #[derive(Debug)]
 pub struct Worker {
@@ -76,7 +76,8 @@ impl Worker {
         Stopping::of(self.thread.begin_stop(grace))
     }
 
-    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller, for `grace` at most.
+    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most, and
+    /// then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
     pub fn stop(self, grace: Duration) -> StopReport {
         self.begin_stop(grace).wait()
     }

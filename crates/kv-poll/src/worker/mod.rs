@@ -57,8 +57,10 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 /// | call | blocks | use |
 /// |---|---|---|
 /// | [`begin_stop`](Worker::begin_stop) | never | event loops and async servers; several workers at once |
-/// | [`stop`](Worker::stop) | for the grace at most | everything else |
-/// | dropping the worker | for one second at most, as `stop` | the way out of an error |
+/// | [`stop`](Worker::stop) | for the grace at most, and while the transport closes | everything else |
+/// | dropping the worker | as `stop` with a grace of one second | the way out of an error |
+///
+/// A transport closes in 100 ms (kv-local) or 2 s (NIXL) at most.
 ///
 /// A drop waits because the memory that the transport was given is often dropped next, while the thread may
 /// still copy into it. A server that must not block calls `begin_stop`, and keeps the memory until that has
@@ -107,7 +109,8 @@ impl<M: Machine> Worker<M> {
         Stopping::new(self.port.clone(), self.thread.take())
     }
 
-    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller, for `grace` at most.
+    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most, and
+    /// then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
     pub fn stop(self, grace: Duration) -> StopReport {
         self.begin_stop(grace).wait()
     }

@@ -63,7 +63,8 @@ impl<M: Machine> Port<M> {
         self.shared.request_stop(grace);
     }
 
-    /// True once the worker's thread has ended, by a stop or by a panic.
+    /// True once the worker runs no session any more, after a stop or a panic. The transport may still be closing:
+    /// only [`Stopping::poll`](crate::Stopping::poll) says when memory is out of its reach.
     pub fn is_stopped(&self) -> bool {
         self.shared.is_stopped()
     }

@@ -18,8 +18,9 @@ impl<S: Service> World<S> {
     pub(crate) fn post(&mut self, life: LifeId, peer: PeerId, post: Post) {
         self.counters.posts += 1;
         self.trace.fold(post.id.0);
-        self.trace
-            .note(self.now, || format!("  life {life} posts {} to peer {peer}: {:?}", post.id, post.descs));
+        self.trace.note(self.now, || {
+            format!("  life {life} posts {} to peer {peer}: {:?}", post.id, post.descriptors)
+        });
         let in_flight = self.hosts[life].flying + 1;
         let way = self.hosts[life].conns.get(&peer).map(|conn| conn.way);
         let to_peer = way.map_or(0, |way| self.ways[way].flying) + 1;
@@ -50,35 +51,36 @@ impl<S: Service> World<S> {
     /// Cuts descriptors where items end on either side.
     fn pieces(&self, life: LifeId, target: LifeId, post: &Post) -> Result<Vec<Piece>, &'static str> {
         let (local, remote) = (&self.memories[life], &self.memories[target]);
-        if post.descs.is_empty() {
+        if post.descriptors.is_empty() {
             return Err("no descriptors");
         }
         let mut pieces = Vec::new();
-        for desc in &post.descs {
-            if desc.len == 0 {
+        for descriptor in &post.descriptors {
+            if descriptor.len == 0 {
                 return Err("a descriptor without length");
             }
-            if local.piece(desc.local_region, desc.local_offset, desc.len).is_none() {
+            if local.piece(descriptor.local_region, descriptor.local_offset, descriptor.len).is_none() {
                 return Err("a descriptor that leaves its local region");
             }
-            if remote.piece(desc.remote_region, desc.remote_offset, desc.len).is_none() {
+            if remote.piece(descriptor.remote_region, descriptor.remote_offset, descriptor.len).is_none() {
                 return Err("a descriptor that leaves its remote region");
             }
             let (local_item, remote_item) =
-                (local.item_len(desc.local_region), remote.item_len(desc.remote_region));
+                (local.item_len(descriptor.local_region), remote.item_len(descriptor.remote_region));
             let mut at = 0;
-            while at < desc.len {
-                let (from, to) = (desc.local_offset + at, desc.remote_offset + at);
-                let len =
-                    (local_item - from % local_item).min(remote_item - to % remote_item).min(desc.len - at);
+            while at < descriptor.len {
+                let (from, to) = (descriptor.local_offset + at, descriptor.remote_offset + at);
+                let len = (local_item - from % local_item)
+                    .min(remote_item - to % remote_item)
+                    .min(descriptor.len - at);
                 pieces.push(Piece {
-                    local_region: desc.local_region,
+                    local_region: descriptor.local_region,
                     local_offset: from,
-                    remote_region: desc.remote_region,
+                    remote_region: descriptor.remote_region,
                     remote_offset: to,
                     len,
-                    local_hold: local.holder(desc.local_region, from),
-                    remote_hold: remote.holder(desc.remote_region, to),
+                    local_hold: local.holder(descriptor.local_region, from),
+                    remote_hold: remote.holder(descriptor.remote_region, to),
                 });
                 at += len;
             }

@@ -30,17 +30,17 @@ fn a_chunk_with_more_pages_than_the_peer_is_refused_with_both_counts() {
         let remote = PageList::from_pages(10..10 + remote).unwrap();
         Plan::chunk(&map, &list(&[7, 4]), 1, &remote)
     };
-    let desc = |local_offset, remote_offset, len| Desc {
+    let descriptor = |local_offset, remote_offset, len| Descriptor {
         local_region: 0,
         remote_region: 0,
         local_offset,
         remote_offset,
         len,
     };
-    assert_eq!(all(chunk(6).unwrap()), [desc(28, 24, 4), desc(16, 28, 4)]);
-    assert_eq!(chunk(6).unwrap().counts(), Counts { pieces: 4, descs: 2 });
+    assert_eq!(all(chunk(6).unwrap()), [descriptor(28, 24, 4), descriptor(16, 28, 4)]);
+    assert_eq!(chunk(6).unwrap().counts(), Counts { pieces: 4, descriptors: 2 });
     // Only a part of the last page is missing.
-    assert_eq!(all(chunk(5).unwrap()), [desc(28, 24, 4), desc(16, 28, 2)]);
+    assert_eq!(all(chunk(5).unwrap()), [descriptor(28, 24, 4), descriptor(16, 28, 2)]);
     for remote in 0..5 {
         let error = PlanError::PageCount { local: 3, remote: remote as usize };
         assert_eq!(chunk(remote).unwrap_err(), error);
@@ -58,8 +58,12 @@ fn a_chunk_of_dcp_pages_with_too_few_at_the_peer_is_refused() {
         let remote = PageList::from_pages(10..10 + remote).unwrap();
         Plan::chunk(&map, &list(&[7, 4]), 1, &remote)
     };
-    let offsets =
-        |plan| all(plan).iter().map(|desc| (desc.local_offset, desc.remote_offset)).collect::<Vec<_>>();
+    let offsets = |plan| {
+        all(plan)
+            .iter()
+            .map(|descriptor| (descriptor.local_offset, descriptor.remote_offset))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(offsets(chunk(6).unwrap()), [(7, 13), (4, 15)]);
     for remote in 0..6 {
         let error = PlanError::PageCount { local: 3, remote: remote as usize };
@@ -73,9 +77,11 @@ fn ranks_to_which_other_pages_are_dealt_share_none() {
     assert!(Plan::chunk(&map, &list(&[1, 2]), 0, &list(&[3, 4])).unwrap().is_done());
     // Pages 0, 2, 4, 6 … here, 2, 6 … at the peer.
     let map = RegionMap::new(&dealt(2, 0), &dealt(4, 2)).unwrap();
-    let descs = all(Plan::chunk(&map, &list(&[1, 2, 3, 4]), 0, &list(&[30, 31])).unwrap());
-    let offsets: Vec<_> =
-        descs.iter().map(|desc| (desc.local_offset, desc.remote_offset, desc.len)).collect();
+    let descriptors = all(Plan::chunk(&map, &list(&[1, 2, 3, 4]), 0, &list(&[30, 31])).unwrap());
+    let offsets: Vec<_> = descriptors
+        .iter()
+        .map(|descriptor| (descriptor.local_offset, descriptor.remote_offset, descriptor.len))
+        .collect();
     assert_eq!(offsets, [(2, 30, 1), (4, 31, 1)]);
 }
 
@@ -186,7 +192,7 @@ fn pages_without_declared_content_move_whole_only_at_equal_sizes() {
     let mut halves = told(20, 4);
     halves.layout.kernel_page_size = 2;
     let map = RegionMap::new(&told(10, 4), &halves).unwrap();
-    let desc = |local_offset, remote_offset, len| Desc {
+    let descriptor = |local_offset, remote_offset, len| Descriptor {
         local_region: 0,
         remote_region: 0,
         local_offset,
@@ -195,7 +201,7 @@ fn pages_without_declared_content_move_whole_only_at_equal_sizes() {
     };
     let plan = plan(&map, &[3, 4, 9], &[18, 19, 0]).unwrap();
     assert_eq!(plan.bytes_left(), 12);
-    assert_eq!(all(plan), [desc(12, 72, 8), desc(36, 0, 4)]);
+    assert_eq!(all(plan), [descriptor(12, 72, 8), descriptor(36, 0, 4)]);
 }
 
 #[test]
@@ -229,7 +235,10 @@ fn a_map_of_some_layers_keeps_the_state_whatever_it_holds() {
         let map = RegionMap::layers(&geometry, &geometry, Side::Local, 3..4).unwrap();
         assert!(Plan::chunk(&map, &list(&[1]), 0, &list(&[2])).unwrap().is_done(), "layer 0 is none of them");
         let state = all(Plan::state(&map, 0, &list(&[3]), &list(&[1])).unwrap());
-        assert_eq!(state.iter().map(|desc| (desc.local_offset, desc.len)).collect::<Vec<_>>(), [(6, 2)]);
+        assert_eq!(
+            state.iter().map(|descriptor| (descriptor.local_offset, descriptor.len)).collect::<Vec<_>>(),
+            [(6, 2)]
+        );
     }
 }
 

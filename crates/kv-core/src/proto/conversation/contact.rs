@@ -157,7 +157,7 @@ impl Contact {
     }
 
     /// The id that the peer wants in our frames; `None` also while the way to the peer is lost.
-    pub(super) fn open_link(&self) -> Option<ConversationId> {
+    pub(super) fn open_conversation(&self) -> Option<ConversationId> {
         self.conversation().filter(|_| !self.is_lost())
     }
 
@@ -264,12 +264,12 @@ mod tests {
     fn a_peer_that_is_given_up_or_has_no_way_is_out_of_touch() {
         let met = Event::HelloAnswered { conversation: conversation(1), refused: false };
         let mut contact = after(&[Event::Wanted, met.clone(), Event::Silent, Event::WayLost]);
-        assert!(contact.is_given_up() && contact.is_lost() && contact.open_link().is_none());
+        assert!(contact.is_given_up() && contact.is_lost() && contact.open_conversation().is_none());
         contact.turn(met);
         assert!(!contact.is_given_up(), "its hello is a word of it");
         assert!(contact.is_out_of_touch() && !contact.is_good(), "and opens no way of ours");
         contact.turn(Event::WayOpened);
-        assert!(contact.is_good() && contact.open_link() == Some(conversation(1)));
+        assert!(contact.is_good() && contact.open_conversation() == Some(conversation(1)));
         contact.turn(Event::Silent);
         assert!(!contact.is_good());
         contact.turn(Event::Heard);

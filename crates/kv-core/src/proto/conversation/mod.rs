@@ -274,7 +274,7 @@ impl Peer {
         lease_refs: &[LeaseRef],
         cause: &PeerCause,
     ) -> Abort {
-        let lease_id = of_life(lease_refs, self.incarnation).map(|lease| lease.lease_id);
+        let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         let low_watermark = self.outgoing.low_watermark();
         let abort = Abort { attempt, room: room.clone(), lease_id, cause: cause.clone(), low_watermark };
         self.outgoing.end_aborted(abort.clone());
@@ -284,7 +284,7 @@ impl Peer {
     /// Aborts a room at the peer once the peer answers. Does nothing if this worker does not greet
     /// the peer any more, or if the request is for another sender.
     pub(super) fn abort_when_met(&mut self, room: &Room, lease_refs: &[LeaseRef], cause: &PeerCause) {
-        let lease_id = of_life(lease_refs, self.incarnation).map(|lease| lease.lease_id);
+        let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         if self.contact.hello().is_some() && (lease_refs.is_empty() || lease_id.is_some()) {
             let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
             self.outgoing.abort_unopened(|attempt| Abort { attempt, room, lease_id, cause, low_watermark });
@@ -293,6 +293,6 @@ impl Peer {
 }
 
 /// The reference, among these, to a session of this incarnation.
-pub(super) fn of_life(lease_refs: &[LeaseRef], life: Incarnation) -> Option<&LeaseRef> {
+pub(super) fn of_incarnation(lease_refs: &[LeaseRef], life: Incarnation) -> Option<&LeaseRef> {
     each(lease_refs).find(|lease| lease.incarnation == life)
 }

@@ -110,7 +110,7 @@ pub struct NodeGauges {
     /// Ended leases that are remembered for readers that come late.
     pub ended_leases: usize,
     /// Attempts at peers that are over here without an acknowledgement of the peer.
-    pub releasing: usize,
+    pub draining: usize,
     /// Frames that were ignored since the start, by reason.
     pub dropped: DroppedFrames,
 }
@@ -203,7 +203,7 @@ impl Node {
             timers: self.cx.fx.timers(),
             pages_leased: self.sending.pages_leased(),
             ended_leases: self.sending.ended_leases(),
-            releasing: sum(&|peer| peer.outgoing().ended_len()),
+            draining: sum(&|peer| peer.outgoing().ended_len()),
             dropped,
         }
     }

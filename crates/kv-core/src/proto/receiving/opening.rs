@@ -6,7 +6,7 @@ use crate::lease::TransferMode;
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Peer, of_life};
+use crate::proto::conversation::{Peer, of_incarnation};
 use crate::proto::ending::{Ending, Standing};
 use crate::proto::groups::check_aux;
 use crate::proto::io::LONGEST;
@@ -183,7 +183,7 @@ impl Receiving {
         let receiver = self.sessions.get(&session)?;
         let first = receiver.lease_refs.first()?;
         let sources = || each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer));
-        let unnamed = |peer: &&Peer| of_life(&receiver.lease_refs, peer.incarnation()).is_none();
+        let unnamed = |peer: &&Peer| of_incarnation(&receiver.lease_refs, peer.incarnation()).is_none();
         // A single reference may be for any source; the others are then acquired by the room.
         // Several references name all sources.
         let stale = match receiver.lease_refs.len() {
@@ -195,7 +195,7 @@ impl Receiving {
             return Some(Cause::StaleLease { referenced: first.incarnation, found: peer.incarnation() });
         }
         sources().find_map(|peer| {
-            let pages = of_life(&receiver.lease_refs, peer.incarnation())?.pages.as_ref()?;
+            let pages = of_incarnation(&receiver.lease_refs, peer.incarnation())?.pages.as_ref()?;
             pages.check_below(peer.maps().geometry().num_pages).err().map(Cause::LeaseOutOfRange)
         })
     }

@@ -25,7 +25,7 @@ use crate::lease::LeaseRef;
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Asks, Maps, of_life};
+use crate::proto::conversation::{Asks, Maps, of_incarnation};
 use crate::proto::ending::Ending;
 use crate::proto::groups::{check_aux, check_peer_groups};
 use crate::proto::posts::{InFlight, PostingState};
@@ -49,7 +49,7 @@ impl Receiving {
         if !receiver.standing.is_going() || !receiver.pulls {
             return;
         }
-        let expected = of_life(&receiver.lease_refs, incarnation).cloned();
+        let expected = of_incarnation(&receiver.lease_refs, incarnation).cloned();
         let Some(source) = receiver.sources.get_mut(index) else { return };
         if !source.is_open() {
             return;
@@ -168,13 +168,13 @@ impl Receiving {
         let Some(source) = receiver.sources.get_mut(index) else { return };
         let peer = source.peer;
         let part = source.reading.as_mut().and_then(|reading| reading.next_part(max_sge, max_bytes));
-        let Some(Part { number, descs, more }) = part else { return };
+        let Some(Part { number, descriptors, more }) = part else { return };
         if more {
             cx.posts.queue(peer, Op::Read, session, index);
         }
         let origin = cx.peers.get(peer).and_then(|peer| peer.origin());
         let post = InFlight { op: Op::Read, session, target: index, part: number, peer, origin };
-        cx.start_post(post, descs, None);
+        cx.start_post(post, descriptors, None);
     }
 
     /// A read of a session has ended.

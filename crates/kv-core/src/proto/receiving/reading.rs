@@ -18,7 +18,7 @@ use crate::meter::step;
 use crate::pages::PageList;
 use crate::plan::Plan;
 use crate::time::Time;
-use crate::transport::Desc;
+use crate::transport::Descriptor;
 use crate::wire::Granted;
 
 /// A lease on the pages of one source, and the reads under it.
@@ -55,7 +55,7 @@ enum Progress {
 pub(super) struct Part {
     pub(super) number: u32,
     /// The descriptors to read, at least one.
-    pub(super) descs: Vec<Desc>,
+    pub(super) descriptors: Vec<Descriptor>,
     /// True if more can be posted afterwards.
     pub(super) more: bool,
 }
@@ -125,26 +125,26 @@ impl Reading {
         let Progress::Reading { plans, queued, next_part, outstanding } = &mut self.progress else {
             return None;
         };
-        let mut descs: Vec<Desc> = Vec::new();
+        let mut descriptors: Vec<Descriptor> = Vec::new();
         let mut bytes = 0;
         while let Some(plan) = plans.last_mut() {
             step(1);
-            let room = max_sge - descs.len();
-            let progress = plan.fill(&mut descs, room, max_bytes.saturating_sub(bytes));
+            let room = max_sge - descriptors.len();
+            let progress = plan.fill(&mut descriptors, room, max_bytes.saturating_sub(bytes));
             bytes += progress.bytes;
             if !progress.done {
                 break;
             }
             plans.pop();
         }
-        *queued = !(descs.is_empty() || plans.is_empty());
-        if descs.is_empty() {
+        *queued = !(descriptors.is_empty() || plans.is_empty());
+        if descriptors.is_empty() {
             return None;
         }
         *outstanding += 1;
         let number = *next_part;
         *next_part += 1;
-        Some(Part { number, descs, more: *queued })
+        Some(Part { number, descriptors, more: *queued })
     }
 
     /// A post has ended. `well` is true if it succeeded.

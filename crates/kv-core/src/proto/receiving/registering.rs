@@ -6,7 +6,7 @@ use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Peer, of_life};
+use crate::proto::conversation::{Peer, of_incarnation};
 use crate::proto::ending::Ending;
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
@@ -86,7 +86,7 @@ impl ReceiveSession {
     /// pages once they are given.
     fn delivery(&self, index: usize, peer: &Peer) -> Option<Delivery> {
         if self.pulls {
-            let lease_id = of_life(&self.lease_refs, peer.incarnation()).map(|lease| lease.lease_id);
+            let lease_id = of_incarnation(&self.lease_refs, peer.incarnation()).map(|lease| lease.lease_id);
             return Some(Delivery::Read(Acquire { lease_id, number: 0 }));
         }
         let (pages, aux) = self.given.as_ref()?;

@@ -19,7 +19,7 @@ use crate::proto::conversation::Peer;
 use crate::proto::groups::GroupPlans;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
-use crate::transport::Desc;
+use crate::transport::Descriptor;
 use crate::wire::ConversationId;
 
 /// A receiver that has registered, or has asked for a lease.
@@ -96,7 +96,7 @@ pub(super) struct Reads {
 pub(super) struct Part {
     pub(super) number: u32,
     /// The descriptors to write; empty if the last part only tells the number of parts.
-    pub(super) descs: Vec<Desc>,
+    pub(super) descriptors: Vec<Descriptor>,
     /// How many parts there are in all, if this is the last part.
     pub(super) total: Option<u32>,
     /// True if more can be posted afterwards.
@@ -271,33 +271,33 @@ impl Written {
         (max_sge, max_bytes): (usize, u64),
     ) -> Result<Option<Part>, PlanError> {
         let aux = given.aux().filter(|_| given.is_complete());
-        let mut descs: Vec<Desc> = Vec::new();
+        let mut descriptors: Vec<Descriptor> = Vec::new();
         let mut bytes = 0;
-        while descs.len() < max_sge && bytes < max_bytes {
+        while descriptors.len() < max_sge && bytes < max_bytes {
             step(1);
             if self.plan.is_none() {
                 self.plan = self.next_plan((peer, here), given, aux)?;
             }
             let Some(plan) = &mut self.plan else { break };
-            let room = max_sge - descs.len();
-            let progress = plan.fill(&mut descs, room, max_bytes - bytes);
+            let room = max_sge - descriptors.len();
+            let progress = plan.fill(&mut descriptors, room, max_bytes - bytes);
             bytes += progress.bytes;
             if progress.done {
                 self.plan = None;
-            } else if progress.descs == 0 {
+            } else if progress.descriptors == 0 {
                 break;
             }
         }
         let planned_all = self.has_planned_all(given, aux);
         let last = planned_all && given.is_complete();
-        if descs.is_empty() && !last {
+        if descriptors.is_empty() && !last {
             return Ok(None);
         }
         let number = self.next_part;
         self.next_part += 1;
         self.total = last.then_some(self.next_part);
         self.queued = !planned_all;
-        Ok(Some(Part { number, descs, total: self.total, more: self.queued }))
+        Ok(Some(Part { number, descriptors, total: self.total, more: self.queued }))
     }
 
     /// The plan of the next announcement; after the last announcement, the plans of the cache

@@ -38,10 +38,10 @@ impl Sending {
         if part.more {
             cx.posts.queue(id, Op::Write, session, index);
         }
-        let Part { number, descs, total, .. } = part;
+        let Part { number, descriptors, total, .. } = part;
         let (done, skipped) = (vec![(number, 1)], written.skipped().to_vec());
         let done = Body::Progress(Progress { attempt, done, total, skipped });
-        if descs.is_empty() {
+        if descriptors.is_empty() {
             written.in_place(number);
             cx.send(id, done);
             return self.target_advanced(cx, session, index);
@@ -49,7 +49,7 @@ impl Sending {
         written.post_started();
         let (notify, origin) = (peer.notice(&done), peer.origin());
         let post = InFlight { op: Op::Write, session, target: index, part: number, peer: id, origin };
-        cx.start_post(post, descs, notify);
+        cx.start_post(post, descriptors, notify);
     }
 
     /// A post of a session has ended.

@@ -24,7 +24,7 @@ fn a_request_goes_from_rendezvous_to_success_and_both_sides_get_their_pages_back
     // Two KV regions: one descriptor for pages 4,5 → 7,8 and one for 6 → 1 in each; one aux row.
     let post = pair.only_post();
     let moved: Vec<_> =
-        post.descs.iter().map(|d| (d.local_region, d.local_offset, d.remote_offset, d.len)).collect();
+        post.descriptors.iter().map(|d| (d.local_region, d.local_offset, d.remote_offset, d.len)).collect();
     assert_eq!(
         moved,
         [
@@ -152,8 +152,11 @@ fn chunks_land_at_their_offset_whatever_order_their_posts_end_in() {
     pair.send(sender, &[0]);
     pair.send(sender, &[5, 4]);
     let posts = pair.take_posts();
-    let mut moves: Vec<_> =
-        posts.iter().flat_map(|(_, post)| &post.descs).filter(|desc| desc.local_region == 1).collect();
+    let mut moves: Vec<_> = posts
+        .iter()
+        .flat_map(|(_, post)| &post.descriptors)
+        .filter(|descriptor| descriptor.local_region == 1)
+        .collect();
     moves.sort();
     let moves: Vec<_> = moves.iter().map(|d| (d.local_offset / 64, d.remote_offset / 64)).collect();
     assert_eq!(moves, [(0, 9), (4, 7), (5, 3)]);
@@ -176,8 +179,8 @@ fn a_request_of_no_pages_still_carries_its_aux_row() {
     assert_eq!(pair.posts(), 0, "the aux row is final only with the last chunk");
     pair.send(sender, &[]);
     let post = pair.only_post();
-    assert_eq!(post.descs.len(), 1);
-    assert_eq!((post.descs[0].local_offset, post.descs[0].remote_offset), (3 * 16, 16));
+    assert_eq!(post.descriptors.len(), 1);
+    assert_eq!((post.descriptors[0].local_offset, post.descriptors[0].remote_offset), (3 * 16, 16));
     pair.complete_posts();
     assert_eq!(pair.poll(D, receiver), KvPoll::Success);
     pair.assert_empty();

@@ -13,8 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_conformance::{connect as befriend, heard};
 use kv_core::{
-    Desc, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError, TransportEvent,
-    WayEnd,
+    Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
+    TransportEvent, WayEnd,
 };
 use kv_host::{Arena, Host, ProcessIdentity};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -64,8 +64,9 @@ fn message(kind: u8, body: &[u8]) -> Vec<u8> {
 }
 
 fn write_post(id: u64, len: usize) -> Post {
-    let desc = Desc { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
-    Post { id: PostId(id), op: Op::Write, descs: vec![desc], notify: None }
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
+    Post { id: PostId(id), op: Op::Write, descriptors: vec![descriptor], notify: None }
 }
 
 /// Two transports that move a page and a frame: the service that no other process may disturb.

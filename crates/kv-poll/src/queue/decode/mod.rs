@@ -37,8 +37,8 @@ use crate::kv::Change;
 /// [`pop_waiting`](Self::pop_waiting) into the running batch. Their pages belong to the server until
 /// [`finish`](Self::finish). A running request grows with [`allocate`](Self::allocate); when no page is left,
 /// the server [`retract`](Self::retract)s running requests, which come back through `pop_waiting` before any
-/// new request is admitted. No method blocks, and a step costs O(changes + requests admitted), however many
-/// requests are in flight.
+/// new request is admitted. No method blocks, except `step` where the server's own collective does. A step
+/// costs O(changes + requests admitted), however many requests are in flight.
 ///
 /// Items of cache groups belong to the server, which hands them out in
 /// [`take_groups`](AuxMemory::take_groups). The items come back in [`Ready`]; those of a request that fails

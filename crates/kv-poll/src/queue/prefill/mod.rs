@@ -36,7 +36,8 @@ use crate::kv::Change;
 /// 3. [`give_groups`](Self::give_groups) before the last chunk, if the request has items of cache groups;
 /// 4. [`finish`](Self::finish) after the last chunk.
 ///
-/// No method blocks, and a step costs O(changes), however many requests are in flight.
+/// No method blocks, except [`step`](Self::step) where the server's own collective does. A step costs
+/// O(changes), however many requests are in flight.
 ///
 /// Pages given come back in [`Finished`], once, when no wire can touch them any more. From then on the server
 /// may use the aux row given to `init` again, too. The table in [`queue`](super) says what happens on each

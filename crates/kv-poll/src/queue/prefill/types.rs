@@ -25,7 +25,8 @@ pub struct Outgoing<'a> {
     pub room: Room,
     /// The bootstrap server where this worker is registered, as `host:port`.
     pub bootstrap_addr: &'a str,
-    /// The decode ranks that will register. Empty: as many as the worker was configured for.
+    /// How many decode ranks register is the length of this list; which ranks register is not checked. Empty: as
+    /// many as the worker was configured for.
     pub dest_ranks: &'a [u32],
     /// The session's options: deadline, the lease that it grants, transfer mode.
     pub options: SessionOptions,

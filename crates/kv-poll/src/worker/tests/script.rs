@@ -10,9 +10,9 @@ use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::trace::KvWhat;
 use kv_core::wire::hello_transport;
 use kv_core::{
-    Cause, Desc, EngineId, FinalLayers, KV_SERVICE, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post, PostId,
-    Quarantine, QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError, TransportOffer,
-    WorkerId, WorkerRole,
+    Cause, Descriptor, EngineId, FinalLayers, KV_SERVICE, KvPoll, LookupId, Op, Pages, PeerId, Phase, Post,
+    PostId, Quarantine, QuarantineReason, RankQuery, Replica, Room, SessionId, Time, TransferError,
+    TransportOffer, WorkerId, WorkerRole,
 };
 
 use super::{Log, Seen};
@@ -139,14 +139,19 @@ impl Script {
             b"release" => self.release(None),
             b"nothing" => {}
             b"outputs" => {
-                let descs = vec![Desc {
+                let descriptors = vec![Descriptor {
                     local_region: 0,
                     remote_region: 0,
                     local_offset: 0,
                     remote_offset: 0,
                     len: 1,
                 }];
-                let post = |id| Post { id: PostId(id), op: Op::Write, descs: descs.clone(), notify: None };
+                let post = |id| Post {
+                    id: PostId(id),
+                    op: Op::Write,
+                    descriptors: descriptors.clone(),
+                    notify: None,
+                };
                 let query = RankQuery {
                     role: WorkerRole::Prefill,
                     service: KV_SERVICE.to_owned(),

@@ -47,14 +47,14 @@ impl Invariant for Bounded {
                         "life {life} has {in_flight} posts in flight, {to_peer} of them to one peer: allowed are {window} to each",
                     ));
                 }
-                if post.descs.len() > params.max_sge {
+                if post.descriptors.len() > params.max_sge {
                     return Err(format!(
                         "life {life} posts {} descriptors, allowed are {}",
-                        post.descs.len(),
+                        post.descriptors.len(),
                         params.max_sge
                     ));
                 }
-                let bytes: u64 = post.descs.iter().map(|desc| desc.len).sum();
+                let bytes: u64 = post.descriptors.iter().map(|descriptor| descriptor.len).sum();
                 let allowed = params.limits.max_post_bytes;
                 if bytes > allowed {
                     return Err(format!("life {life} posts {bytes} bytes, allowed are {allowed}"));

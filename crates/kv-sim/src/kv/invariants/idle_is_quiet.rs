@@ -32,7 +32,7 @@ impl Invariant for IdleIsQuiet {
                         ("lookups", gauges.lookups),
                         ("timers", gauges.timers),
                         ("leased pages", gauges.pages_leased),
-                        ("releases", if gently { gauges.releasing } else { 0 }),
+                        ("releases", if gently { gauges.draining } else { 0 }),
                     ];
                     if let Some((what, count)) = kept.into_iter().find(|&(_, count)| count > 0) {
                         return Err(format!("life {life} keeps {count} {what} when all is still"));

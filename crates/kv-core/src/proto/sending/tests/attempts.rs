@@ -9,7 +9,7 @@ use crate::lease::{Lease, TransferMode};
 use crate::poll::KvPoll;
 use crate::proto::conversation::Incoming;
 use crate::proto::timer::Timer;
-use crate::transport::{Desc, TransportError};
+use crate::transport::{Descriptor, TransportError};
 use crate::wire::{
     Abort, AbortAck, Body, Delivery, Destination, Failed, Progress, Register, Registered, Release, Released,
 };
@@ -51,8 +51,8 @@ fn incoming(alone: &Alone, attempt: Attempt) -> Option<&Incoming> {
 }
 
 /// Pages 1 and 4 here go to pages 8 and 10 there.
-fn pieces() -> Vec<Desc> {
-    let piece = |local: u64, remote: u64| Desc {
+fn pieces() -> Vec<Descriptor> {
+    let piece = |local: u64, remote: u64| Descriptor {
         local_region: 0,
         remote_region: 0,
         local_offset: local * PAGE,

@@ -19,7 +19,7 @@ use crate::proto::sending::Sending;
 use crate::session_options::SessionOptions;
 use crate::time::Time;
 use crate::token::Pages;
-use crate::transport::{Desc, Origin};
+use crate::transport::{Descriptor, Origin};
 use crate::wire::{Body, ConversationId, Frame, Hello};
 use crate::{KvArgs, Region, RegionRole};
 
@@ -43,7 +43,7 @@ enum Out {
     Says(KvPoll),
     Fails(Cause),
     Tells(Box<Body>),
-    Posts(Vec<Desc>),
+    Posts(Vec<Descriptor>),
     Cancels,
     Back(Vec<u32>),
 }
@@ -111,7 +111,7 @@ impl Alone {
                 Body::Heartbeat(_) | Body::Welcome(_) => None,
                 body => Some(tells(body)),
             },
-            Output::Post { post, .. } => Some(Out::Posts(post.descs)),
+            Output::Post { post, .. } => Some(Out::Posts(post.descriptors)),
             Output::Cancel { .. } => Some(Out::Cancels),
             Output::Release { resource: Resource::Pages(pages), .. } => {
                 Some(Out::Back(pages.list().iter().collect()))
