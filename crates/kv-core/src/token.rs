@@ -87,6 +87,14 @@ impl Pages {
         self.list.is_empty()
     }
 
+    /// True if one pool has minted both tokens, or no pool either of them.
+    pub fn is_of_same_pool(&self, other: &Pages) -> bool {
+        match (&self.ledger, &other.ledger) {
+            (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
+            (mine, theirs) => mine.is_none() && theirs.is_none(),
+        }
+    }
+
     /// Appends the pages of `other`, in order. Two tokens of one pool never share a page, so the result is
     /// distinct. If another pool minted `other`, or the sum exceeds [`MAX_PAGES`], `other` comes back
     /// untouched, and this token stays as it was. A token without pages takes any `other`.
@@ -95,11 +103,9 @@ impl Pages {
             *self = other;
             return Ok(());
         }
-        let same_pool = match (&self.ledger, &other.ledger) {
-            (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
-            (mine, theirs) => mine.is_none() && theirs.is_none(),
-        };
-        if !(same_pool || other.is_empty()) || self.len() + other.len() > MAX_PAGES as usize {
+        if !(self.is_of_same_pool(&other) || other.is_empty())
+            || self.len() + other.len() > MAX_PAGES as usize
+        {
             return Err(other);
         }
         for run in std::mem::take(&mut other.list).runs() {

@@ -304,6 +304,22 @@ impl<S: KvSession> Members<S> {
     }
 }
 
+impl<S: KvSession> Drop for Members<S> {
+    /// A group that is dropped before a request is over leaves the sessions of its ranks to their workers, which give
+    /// back each what it has. The first rank's session has the tokens: while another rank may still touch the pages,
+    /// the session is never dropped, so that its worker cannot give the pages away.
+    fn drop(&mut self) {
+        let mut others = self.ranks.iter_mut().skip(1).filter_map(|rank| rank.session.as_mut());
+        let touched = others.any(|session| session.reclaim().is_none());
+        if let Some(mut session) = self.ranks.first_mut().and_then(|rank| rank.session.take())
+            && touched
+        {
+            session.abort();
+            std::mem::forget(session);
+        }
+    }
+}
+
 /// Those pages of a token that a list names. The others are dropped, so that their pool counts them.
 fn only(mut pages: Pages, named: &PageList) -> Pages {
     let named: BTreeSet<u32> = named.iter().collect();

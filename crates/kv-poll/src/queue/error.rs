@@ -106,6 +106,12 @@ pub enum Refusal {
         /// Pages announced with `init`.
         announced: usize,
     },
+    /// The chunk is of another [`PagePool`](kv_core::PagePool) than the request's first pages.
+    #[error("request {key}: the pages of one request must be of one pool")]
+    OtherPool {
+        /// The key that was given.
+        key: RequestKey,
+    },
     /// Items of cache groups were given a second time, or after the last chunk.
     #[error("request {key}: items of cache groups must be given once, before the last chunk")]
     GroupsOrder {

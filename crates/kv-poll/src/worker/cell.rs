@@ -215,7 +215,12 @@ impl<M: Machine> Cell<M> {
     pub(crate) fn news(&self) -> Option<(M::Status, bool)> {
         let (reclaimable, poll) = (self.is_reclaimable(), self.poll());
         let now = poll.to_u8() | if reclaimable { RECLAIMABLE } else { 0 };
-        (self.told.swap(now, Ordering::SeqCst) != now).then_some((poll, reclaimable))
+        let before = self.told.swap(now, Ordering::SeqCst);
+        if reclaimable && !self.is_reclaimable() {
+            // Another thread has lent something in between: its return is news again.
+            self.told.fetch_and(!RECLAIMABLE, Ordering::SeqCst);
+        }
+        (before != now).then_some((poll, reclaimable))
     }
 
     /// Notes that one side is done with the session; true for the call after which both sides are.

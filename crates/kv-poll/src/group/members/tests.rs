@@ -245,3 +245,18 @@ fn the_first_rank_keeps_the_pages_until_no_other_rank_has_a_wire_at_them() {
     set(&scripts[2], &mut members, 2, KvPoll::Failed, true);
     assert_eq!(members.reclaim().map(|back| back.pages), Some(pages(&[4, 9])));
 }
+
+#[test]
+fn a_dropped_group_never_drops_the_owner_of_pages_that_another_rank_may_touch() {
+    for (others_quiet, owners_left) in [(false, 2), (true, 1)] {
+        let (mut members, scripts) = three();
+        say(&mut members, &[4, 9]).unwrap();
+        for (rank, script) in scripts.iter().enumerate() {
+            set(script, &mut members, rank, KvPoll::Failed, rank != 2 || others_quiet);
+        }
+        drop(members);
+        let left = scripts.iter().map(Rc::strong_count).collect::<Vec<_>>();
+        assert_eq!(left, [owners_left, 1, 1], "the other ranks are quiet: {others_quiet}");
+        assert_eq!(scripts[0].borrow().aborted, !others_quiet);
+    }
+}

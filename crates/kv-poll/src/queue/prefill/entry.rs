@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use kv_core::proto::Command;
-use kv_core::{ChunkId, KvPoll, KvSender};
+use kv_core::{ChunkId, KvPoll, KvSender, Pages};
 
 use crate::consensus::RequestKey;
 use crate::queue::error::{Refusal, RequestError};
@@ -26,6 +26,8 @@ pub(super) struct Entry<R, S> {
     pub(super) announced: Option<usize>,
     /// Pages given with chunks, those in `kept` included.
     pub(super) given: usize,
+    /// A token without pages, of the pool of the first pages given; `None` before them.
+    pub(super) pool: Option<Pages>,
     /// True once items of cache groups were given.
     pub(super) grouped: bool,
     /// True once the session has taken a chunk, even one without pages.
@@ -58,10 +60,13 @@ impl<R, S: KvSender> Entry<R, S> {
         }
     }
 
-    pub(super) fn check_chunk(&self, key: RequestKey, pages: usize) -> Result<(), Refusal> {
+    pub(super) fn check_chunk(&self, key: RequestKey, pages: &Pages) -> Result<(), Refusal> {
         self.check_popped(key)?;
         let announced = self.announced.ok_or(Refusal::InitOrder { key })?;
-        let given = self.given.saturating_add(pages);
+        if !pages.is_empty() && self.pool.as_ref().is_some_and(|pool| !pool.is_of_same_pool(pages)) {
+            return Err(Refusal::OtherPool { key });
+        }
+        let given = self.given.saturating_add(pages.len());
         let over = given > announced || self.stage == Stage::Inflight;
         if over { Err(Refusal::PageCount { key, given, announced }) } else { Ok(()) }
     }

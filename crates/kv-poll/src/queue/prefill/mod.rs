@@ -104,6 +104,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                 stage,
                 announced: None,
                 given: 0,
+                pool: None,
                 grouped: false,
                 sent_any: false,
                 chunks: 0,
@@ -218,14 +219,17 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     fn give_chunk(
         &mut self,
         key: RequestKey,
-        pages: Pages,
+        mut pages: Pages,
         command: fn(SessionId, Pages) -> Command,
     ) -> Result<ChunkId, ChunkError> {
         let Some(entry) = self.entries.get_mut(&key) else {
             return Err(ChunkError { pages, reason: Refusal::Ended { key } });
         };
-        if let Err(reason) = entry.check_chunk(key, pages.len()) {
+        if let Err(reason) = entry.check_chunk(key, &pages) {
             return Err(ChunkError { pages, reason });
+        }
+        if entry.pool.is_none() && !pages.is_empty() {
+            entry.pool = Some(pages.split_off(pages.len()));
         }
         entry.given += pages.len();
         let (number, session) = (entry.next_chunk(), entry.session.id());

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use kv_core::{AuxIndex, ChunkId, FinalLayers, KvPoll, Room};
+use kv_core::{AuxIndex, ChunkId, FinalLayers, KvPoll, PageList, PagePool, Pages, Room};
 use kv_poll::consensus::{Agreed, RankConsensus, RequestKey, RoomBusy, SingleRank, Standing};
 use kv_poll::queue::{Finished, Outgoing, PrefillPolicy, PrefillQueues, Refusal};
 
@@ -178,4 +178,20 @@ fn a_step_in_which_ranks_cannot_agree_moves_nothing_on_and_forgets_nothing() {
     queues.step(fake.changes()).unwrap();
     fake.at(1, |session| assert_eq!(session.calls, [Call::Init(2), Call::Pages(vec![7, 6])]));
     assert_eq!((queues.newly_failed().len(), queues.counts().waiting), (1, 0));
+}
+
+#[test]
+fn a_chunk_of_another_pool_than_the_requests_first_is_refused_and_comes_back() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let key = popped(&mut queues, &fake, 5);
+    let (own, other) = (PagePool::new(8), PagePool::new(8));
+    let adopt = |pool: &PagePool, page| pool.adopt(PageList::from_pages([page]).unwrap()).unwrap();
+    queues.init(key, 3, None).unwrap();
+    queues.send_chunk(key, Pages::none()).unwrap();
+    queues.send_chunk(key, adopt(&own, 3)).unwrap();
+    let refused = queues.send_chunk(key, adopt(&other, 4)).unwrap_err();
+    assert_eq!(refused.reason, Refusal::OtherPool { key });
+    assert_eq!(other.release(refused.pages).unwrap().iter().collect::<Vec<_>>(), [4]);
+    queues.send_chunk(key, adopt(&own, 5)).unwrap();
+    fake.at(5, |session| assert_eq!(session.calls.len(), 4));
 }
