@@ -276,16 +276,14 @@ impl Plan {
     /// is zero or the plan is done.
     pub fn fill(&mut self, out: &mut Vec<Descriptor>, max_descriptors: usize, max_bytes: u64) -> Progress {
         let before = out.len();
-        let mut slots = max_descriptors;
-        let mut budget = max_bytes;
+        let (mut slots, mut budget) = (max_descriptors, max_bytes);
         while let Some(&pair) = self.pairs.get(self.pair) {
             step(1);
             if self.offset == 0 && self.unit == 0 && pair.is_linear() {
                 let whole = self.whole_segments(slots, budget / pair.block);
                 let piece = |segment: &Segment| u64::from(segment.len) * pair.block;
-                out.extend(
-                    whole.iter().map(|segment| pair.descriptor((0, 0), segment, 0, 0, piece(segment))),
-                );
+                let all = whole.iter().map(|segment| pair.descriptor((0, 0), segment, 0, 0, piece(segment)));
+                out.extend(all);
                 budget -= pair.block * items(whole);
                 slots -= whole.len();
                 self.segment += whole.len();
