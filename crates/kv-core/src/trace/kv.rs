@@ -279,9 +279,32 @@ impl KvWhat {
             KvWhat::WritesOver => "writes_over",
         }
     }
+}
 
-    fn of_session(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl fmt::Display for KvWhat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            KvWhat::Said(message) => write!(f, "says {message}"),
+            KvWhat::Heard(message) => write!(f, "hears {message}"),
+            KvWhat::Dropped(why) => write!(f, "a frame is ignored: {why}"),
+            KvWhat::PeerMet { worker, incarnation } => write!(f, "is {worker}, incarnation {incarnation}"),
+            KvWhat::PeerAnswers => f.write_str("welcomes this worker"),
+            KvWhat::PeerRefuses(cause) => write!(f, "refuses this worker: {cause}"),
+            KvWhat::WayOpened => f.write_str("the way to it is open"),
+            KvWhat::ConnectFailed(error) => write!(f, "the way to it cannot be opened: {error}"),
+            KvWhat::WayLost => f.write_str("the way to it is lost"),
+            KvWhat::PeerSilent { silent_for } => write!(f, "has been silent for {silent_for:?}"),
+            KvWhat::PeerGivenUp { silent_for } => write!(f, "is given up after {silent_for:?} of silence"),
+            KvWhat::PeerBack => f.write_str("speaks again"),
+            KvWhat::PeerDead { quiet_after } => write!(f, "is dead; its writes are over in {quiet_after:?}"),
+            KvWhat::PeerRestarted => f.write_str(
+                "has begun anew, or another incarnation of it answers: it does not know its sessions any more",
+            ),
+            KvWhat::PeerForgotten => f.write_str("is forgotten"),
+            KvWhat::PermissionBegan { lasts } => write!(f, "permits writes for {lasts:?}"),
+            KvWhat::PermissionEnded => f.write_str("is not asked for permission to write any more"),
+            KvWhat::Revoking => f.write_str("its right to write is being revoked"),
+            KvWhat::WritesOver => f.write_str("none of its writes arrives any more"),
             KvWhat::Opened { room, half: Half::Sender } => write!(f, "is opened to send room {room}"),
             KvWhat::Opened { room, half: Half::Receiver } => write!(f, "is opened to receive room {room}"),
             KvWhat::State(poll) => write!(f, "is {poll}"),
@@ -310,63 +333,12 @@ impl KvWhat {
             KvWhat::QuarantineBegan { reason, pages, items } => {
                 write!(f, "has {pages} pages and {items} items of cache groups in quarantine: {reason}")
             }
-            KvWhat::QuarantineEnded { reason, lasted } => {
-                write!(
-                    f,
-                    "the quarantine of its pages is over after {lasted:?}; it had begun because {reason}"
-                )
+            KvWhat::QuarantineEnded { reason, lasted: time } => {
+                write!(f, "the quarantine of its pages is over after {time:?}; it had begun because {reason}")
             }
             KvWhat::PagesBack { pages } => write!(f, "gives back {pages} pages"),
             KvWhat::ItemsBack { items } => write!(f, "gives back {items} items of cache groups"),
             KvWhat::Closed => f.write_str("is closed, and nothing is left of it"),
-            KvWhat::Said(_)
-            | KvWhat::Heard(_)
-            | KvWhat::Dropped(_)
-            | KvWhat::PeerMet { .. }
-            | KvWhat::PeerAnswers
-            | KvWhat::PeerRefuses(_)
-            | KvWhat::WayOpened
-            | KvWhat::ConnectFailed(_)
-            | KvWhat::WayLost
-            | KvWhat::PeerSilent { .. }
-            | KvWhat::PeerGivenUp { .. }
-            | KvWhat::PeerBack
-            | KvWhat::PeerDead { .. }
-            | KvWhat::PeerRestarted
-            | KvWhat::PeerForgotten
-            | KvWhat::PermissionBegan { .. }
-            | KvWhat::PermissionEnded
-            | KvWhat::Revoking
-            | KvWhat::WritesOver => f.write_str(self.name()),
-        }
-    }
-}
-
-impl fmt::Display for KvWhat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KvWhat::Said(message) => write!(f, "says {message}"),
-            KvWhat::Heard(message) => write!(f, "hears {message}"),
-            KvWhat::Dropped(why) => write!(f, "a frame is ignored: {why}"),
-            KvWhat::PeerMet { worker, incarnation } => write!(f, "is {worker}, incarnation {incarnation}"),
-            KvWhat::PeerAnswers => f.write_str("welcomes this worker"),
-            KvWhat::PeerRefuses(cause) => write!(f, "refuses this worker: {cause}"),
-            KvWhat::WayOpened => f.write_str("the way to it is open"),
-            KvWhat::ConnectFailed(error) => write!(f, "the way to it cannot be opened: {error}"),
-            KvWhat::WayLost => f.write_str("the way to it is lost"),
-            KvWhat::PeerSilent { silent_for } => write!(f, "has been silent for {silent_for:?}"),
-            KvWhat::PeerGivenUp { silent_for } => write!(f, "is given up after {silent_for:?} of silence"),
-            KvWhat::PeerBack => f.write_str("speaks again"),
-            KvWhat::PeerDead { quiet_after } => write!(f, "is dead; its writes are over in {quiet_after:?}"),
-            KvWhat::PeerRestarted => f.write_str(
-                "has begun anew, or another incarnation of it answers: it does not know its sessions any more",
-            ),
-            KvWhat::PeerForgotten => f.write_str("is forgotten"),
-            KvWhat::PermissionBegan { lasts } => write!(f, "permits writes for {lasts:?}"),
-            KvWhat::PermissionEnded => f.write_str("is not asked for permission to write any more"),
-            KvWhat::Revoking => f.write_str("its right to write is being revoked"),
-            KvWhat::WritesOver => f.write_str("none of its writes arrives any more"),
-            of_session => of_session.of_session(f),
         }
     }
 }
