@@ -50,6 +50,14 @@ struct Rank<S: KvSession> {
 }
 
 impl<S: KvSession> Rank<S> {
+    /// Takes back what the session was given; true once nothing is left with the session.
+    fn take_back(&mut self) -> bool {
+        if let Some(reclaimed) = self.session.as_mut().and_then(KvSession::reclaim) {
+            (self.session, self.reclaimed) = (None, reclaimed);
+        }
+        self.session.is_none()
+    }
+
     /// Gives the session a command; refused while others wait, or if the ring of the rank has no room.
     fn say(&mut self, said: Command) -> Result<(), Command> {
         let Some(session) = self.session.as_mut().filter(|_| self.waiting.is_empty()) else {
@@ -262,6 +270,15 @@ impl<S: KvSession> Members<S> {
         news.then_some(standing)
     }
 
+    /// Takes back what the ranks after the first were given; true once nothing is left with any of them.
+    fn others_gave_back(&mut self) -> bool {
+        let mut all = true;
+        for rank in self.ranks.iter_mut().skip(1) {
+            all &= rank.take_back();
+        }
+        all
+    }
+
     /// What the sessions on all ranks hand back, once each of them does.
     pub(super) fn reclaim(&mut self) -> Option<Reclaimed> {
         if !self.sessions().all(|session| session.poll().is_terminal()) {
@@ -271,18 +288,8 @@ impl<S: KvSession> Members<S> {
         (self.told.poll, self.failure) = (self.poll(), self.failure());
         // The first rank comes last: it alone has the tokens of the caller's pool, and what its session does not
         // give back in one piece is free to be taken at once.
-        for rank in self.ranks.iter_mut().skip(1) {
-            if let Some(reclaimed) = rank.session.as_mut().and_then(KvSession::reclaim) {
-                (rank.session, rank.reclaimed) = (None, reclaimed);
-            }
-        }
-        if self.ranks.iter().skip(1).any(|rank| rank.session.is_some()) {
+        if !self.others_gave_back() || !self.ranks.iter_mut().take(1).all(Rank::take_back) {
             return None;
-        }
-        if let Some(rank) = self.ranks.first_mut()
-            && let Some(session) = &mut rank.session
-        {
-            (rank.reclaimed, rank.session) = (session.reclaim()?, None);
         }
         let skipped: Vec<u16> =
             self.ranks.iter().flat_map(|rank| rank.reclaimed.skipped.iter().copied()).collect();
@@ -309,10 +316,8 @@ impl<S: KvSession> Drop for Members<S> {
     /// back each what it has. The first rank's session has the tokens: while another rank may still touch the pages,
     /// the session is never dropped, so that its worker cannot give the pages away.
     fn drop(&mut self) {
-        let mut others = self.ranks.iter_mut().skip(1).filter_map(|rank| rank.session.as_mut());
-        let touched = others.any(|session| session.reclaim().is_none());
-        if let Some(mut session) = self.ranks.first_mut().and_then(|rank| rank.session.take())
-            && touched
+        if !self.others_gave_back()
+            && let Some(mut session) = self.ranks.first_mut().and_then(|rank| rank.session.take())
         {
             session.abort();
             std::mem::forget(session);
