@@ -16,14 +16,14 @@ pub const MAX_ENGINE_ID: usize = 128;
 pub const MAX_REQUEST_ID: usize = 256;
 
 /// True if there is a control character in the text.
-fn has_control(text: &str) -> bool {
+pub(crate) fn has_control(text: &str) -> bool {
     // Most ids are ASCII, of which all bytes are looked at together.
     let ascii = text.bytes().fold(false, |found, byte| found | byte.is_ascii_control());
     ascii || !text.is_ascii() && text.chars().any(char::is_control)
 }
 
-/// Makes an id of a text.
-struct Text<T>(fn(&str) -> Result<T, IdError>);
+/// Reads an id from a text with the given function.
+pub(crate) struct Text<T>(pub(crate) fn(&str) -> Result<T, IdError>);
 
 impl<T> Visitor<'_> for Text<T> {
     type Value = T;
@@ -37,6 +37,8 @@ impl<T> Visitor<'_> for Text<T> {
     }
 }
 
+/// An id that is a text of bounded length. The caller's module imports what the id is made of: `Arc`, `fmt`,
+/// the four traits of serde, [`IdError`], [`Text`] and [`has_control`].
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $field:literal, $max:expr) => {
         $(#[$doc])*
@@ -93,6 +95,7 @@ macro_rules! text_id {
         }
     };
 }
+pub(crate) use text_id;
 
 text_id!(
     /// Names one engine: all ranks that are registered under this id, of one or more replicas; 1 to

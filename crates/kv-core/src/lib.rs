@@ -52,6 +52,7 @@ mod announce;
 mod args;
 mod bootstrap;
 mod command;
+mod content;
 mod error;
 mod groups;
 mod growing;
@@ -89,6 +90,7 @@ pub mod wire;
 pub use announce::{FinalLayers, LayersError, ReadyEvent, ReadyEventError};
 pub use args::{KvArgs, KvArgsBuilder};
 pub use bootstrap::{BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, Replica};
+pub use content::{ContentHash, MAX_CONTENT_HASH};
 pub use error::{
     ArgsError, Backpressure, BootstrapError, Cause, IdError, Mismatch, Obstacle, OpenError, OsError,
     PagesError, PeerCause, Phase, Recovery, TransferError,

@@ -7,7 +7,7 @@ pub enum IdError {
     /// The id is empty or too long.
     #[error("{field} has {got} bytes; allowed are 1 to {max}")]
     Length {
-        /// The name of the field, `engine_id` or `request_id`.
+        /// The name of the field: `engine_id`, `request_id` or `content_hash`.
         field: &'static str,
         /// The length of the text in bytes.
         got: usize,
@@ -17,7 +17,7 @@ pub enum IdError {
     /// The id contains a control character, which would break logs and headers.
     #[error("{field} contains a control character")]
     ControlCharacter {
-        /// The name of the field, `engine_id` or `request_id`.
+        /// The name of the field: `engine_id`, `request_id` or `content_hash`.
         field: &'static str,
     },
 }
