@@ -76,6 +76,7 @@ impl Prefill {
             metadata: Default::default(),
             geometry: Some(Box::new(reader.geometry().clone())),
             suffixed: false,
+            service: "kv".to_owned(),
         };
         for body in prefill.says(ConversationId::NONE, Body::Hello(hello))? {
             if let Body::Welcome(welcome) = body {

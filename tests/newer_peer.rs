@@ -118,6 +118,7 @@ impl Newer {
             worker: args.worker().clone(),
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
+            service: "kv".to_owned(),
         };
         let mut newer =
             Newer { transport, memory, to, heard: VecDeque::new(), conversation: ConversationId::NONE };

@@ -240,6 +240,7 @@ impl Way {
             metadata: transport.metadata()?,
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
+            service: "kv".to_owned(),
         };
         let frame =
             Frame { conversation: ConversationId::NONE, body: Body::Hello(hello.clone()) }.encode()?;

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::asked::Service;
 use crate::id::{Incarnation, WorkerId};
 use crate::layout::MAX_REGIONS;
 use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
@@ -55,6 +56,12 @@ impl ServiceOffer {
             compatibility: String::new(),
             data: Bytes::from(data),
         })
+    }
+
+    /// The same offer in the name of a service whose cache is described in the same form.
+    pub fn of_service(self, service: &Service) -> ServiceOffer {
+        let Service { name, compatibility, .. } = service.clone();
+        ServiceOffer { service: name, compatibility, ..self }
     }
 
     /// The same offer, limited to these versions of the wire.

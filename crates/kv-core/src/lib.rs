@@ -50,6 +50,7 @@
 
 mod announce;
 mod args;
+mod asked;
 mod bootstrap;
 mod command;
 mod content;
@@ -89,6 +90,7 @@ pub mod wire;
 
 pub use announce::{FinalLayers, LayersError, ReadyEvent, ReadyEventError};
 pub use args::{KvArgs, KvArgsBuilder};
+pub use asked::{Asked, ContentRequest, Service};
 pub use bootstrap::{BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, Replica};
 pub use content::{ContentHash, MAX_CONTENT_HASH};
 pub use error::{

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::asked::ContentRequest;
 use crate::lease::{Lease, LeaseRef, TransferMode};
 use crate::record::WorkerRole;
 
@@ -32,6 +33,9 @@ pub struct SessionOptions {
     /// On a receiver: how many pages of the request the receiver has already. The pages given with
     /// `init` are those after the prefix, and nothing is moved for the prefix.
     pub prefix_pages: usize,
+    /// On a receiver of a service that is asked [by content](crate::Service::by_content): the entry that
+    /// the receiver asks for. `None` on every other receiver, which asks for its room.
+    pub content: Option<ContentRequest>,
     /// How many tokens the request has, as both sides count them; `None` if the server does not
     /// say. Needed where pages are dealt to ranks in turn (decode context parallelism): the ranks
     /// compute from it which of them hold a page of the request's end. A receiver that reads

@@ -105,6 +105,7 @@ fn hello(to: Incarnation, incarnation: u64, conversation: ConversationId, versio
         metadata: Bytes::from_static(b"memory"),
         geometry: Some(Box::new(args.geometry().clone())),
         suffixed: false,
+        service: "kv".to_owned(),
     }
 }
 

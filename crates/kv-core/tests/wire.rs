@@ -6,11 +6,11 @@ use bytes::Bytes;
 use kv_core::wire::{
     Abort, AbortAck, Acquire, Body, Codec, ConversationId, Delivery, Destination, Failed, Frame, Granted,
     Heartbeat, HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, Unreadable,
-    Unspeakable, VERSIONS, Versions, Welcome, hello_transport,
+    Unspeakable, VERSIONS, Versions, Welcome, XferReq, hello_transport,
 };
 use kv_core::{
-    Attempt, GroupList, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region, RegionRole, Room,
-    SessionId, TransportOffer, WorkerId,
+    Attempt, ContentHash, GroupList, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region, RegionRole,
+    Room, SessionId, TransportOffer, WorkerId,
 };
 
 const CONVERSATION: ConversationId = ConversationId(1 << 32 | 2);
@@ -32,6 +32,7 @@ fn hello() -> Hello {
         worker: args.worker().clone(),
         geometry: Some(Box::new(args.geometry().clone())),
         suffixed: true,
+        service: "kv".to_owned(),
     }
 }
 
@@ -77,7 +78,7 @@ fn samples() -> Vec<(Body, &'static str)> {
     vec![
         (
             Body::Hello(Hello { geometry: None, ..hello() }),
-            "9a920505c4066d656d6f7279a4746573740905090792a66465636f646500c400c3",
+            "9b920505c4066d656d6f7279a4746573740905090792a66465636f646500c400c3a26b76",
         ),
         (Body::Welcome(Welcome { versions, nonce, conversation, ask: 4 }), "94920505070904"),
         (
@@ -91,6 +92,18 @@ fn samples() -> Vec<(Body, &'static str)> {
         (
             register(Delivery::Read(Acquire { lease_id: Some(SessionId(5)), number: 6 })),
             "9601010702cd03e89201920506",
+        ),
+        (
+            Body::XferReq(XferReq {
+                attempt,
+                low_watermark,
+                hash: ContentHash::new("ab").unwrap(),
+                compatibility: "cd".to_owned(),
+                pages: 4,
+                ttl_ms: 1000,
+                delivery: Delivery::Read(Acquire { lease_id: None, number: 6 }),
+            }),
+            "970302a26162a2636404cd03e8920192c006",
         ),
         (Body::Registered(Registered { attempt }), "9103"),
         (
@@ -203,7 +216,7 @@ fn fields_that_an_older_version_does_not_have_get_their_defaults() {
     let attempt = Attempt(3);
     let cause = PeerCause::Aborted;
     for (body, fields, cut) in [
-        (Body::Hello(Hello { suffixed: false, ..hello() }), 1, 1),
+        (Body::Hello(Hello { suffixed: false, ..hello() }), 2, 4),
         (
             Body::Welcome(Welcome { versions: VERSIONS, nonce: 7, conversation: ConversationId(9), ask: 0 }),
             1,
@@ -309,6 +322,7 @@ fn an_unreadable_geometry_leaves_the_rest_of_a_hello_readable() {
             &worker,
             cache,
             true,
+            "kv",
             "new",
         );
         let bytes = rmp_serde::to_vec(&(0, 1, ConversationId::NONE, outer)).unwrap();

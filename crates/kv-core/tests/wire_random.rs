@@ -7,10 +7,11 @@ use bytes::Bytes;
 use kv_core::wire::{
     Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Granted, Heartbeat,
     HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, Versions, Welcome,
+    XferReq,
 };
 use kv_core::{
-    Attempt, AuxIndex, GroupList, GroupLists, Incarnation, PageList, PageRun, PeerCause, Room, SessionId,
-    WorkerId,
+    Attempt, AuxIndex, ContentHash, GroupList, GroupLists, Incarnation, PageList, PageRun, PeerCause, Room,
+    SessionId, WorkerId,
 };
 use proptest::prelude::*;
 
@@ -100,9 +101,18 @@ fn body() -> impl Strategy<Value = Body> {
         [n(), n(), n(), n()],
         small(),
         any::<bool>(),
+        "[a-z]{0,40}",
     )
         .prop_map(
-            |((min, max), metadata, transport, [to, incarnation, conversation, nonce], rank, suffixed)| {
+            |(
+                (min, max),
+                metadata,
+                transport,
+                [to, incarnation, conversation, nonce],
+                rank,
+                suffixed,
+                service,
+            )| {
                 let [to, incarnation] = [to, incarnation].map(Incarnation::from_random);
                 let worker = WorkerId { engine: "e".try_into().unwrap(), rank };
                 let (metadata, versions, conversation) =
@@ -118,6 +128,7 @@ fn body() -> impl Strategy<Value = Body> {
                     worker,
                     geometry: None,
                     suffixed,
+                    service,
                 })
             },
         );
@@ -133,6 +144,20 @@ fn body() -> impl Strategy<Value = Body> {
         (a(), a(), room(), small(), n(), delivery()).prop_map(
             |(attempt, low_watermark, room, ranks, ttl_ms, delivery)| {
                 Body::Register(Register { attempt, low_watermark, room, ranks, ttl_ms, delivery })
+            }
+        ),
+        ((a(), a()), "[a-f0-9]{1,256}", "[a-z]{0,80}", small(), n(), delivery()).prop_map(
+            |((attempt, low_watermark), hash, compatibility, pages, ttl_ms, delivery)| {
+                let hash = ContentHash::new(&hash).unwrap();
+                Body::XferReq(XferReq {
+                    attempt,
+                    low_watermark,
+                    hash,
+                    compatibility,
+                    pages,
+                    ttl_ms,
+                    delivery,
+                })
             }
         ),
         a().prop_map(|attempt| Body::Registered(Registered { attempt })),

@@ -15,10 +15,11 @@ use kv_core::hash::Fnv1a;
 use kv_core::wire::{
     Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Granted, Heartbeat,
     HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, VERSIONS, Welcome,
+    XferReq,
 };
 use kv_core::{
-    Attempt, AuxIndex, GroupList, Incarnation, KvArgs, Lease, LeaseRef, MemoryKind, Mismatch, PageList,
-    PeerCause, RankRecord, Region, RegionRole, Room, SessionId, TransferMode, WorkerRole,
+    Attempt, AuxIndex, ContentHash, GroupList, Incarnation, KvArgs, Lease, LeaseRef, MemoryKind, Mismatch,
+    PageList, PeerCause, RankRecord, Region, RegionRole, Room, SessionId, TransferMode, WorkerRole,
 };
 use kv_fuzz::driver::Cases;
 use kv_fuzz::machine;
@@ -79,6 +80,7 @@ fn frames() -> Vec<Vec<u8>> {
         metadata: Bytes::from_static(b"memory"),
         geometry: Some(Box::new(args.geometry().clone())),
         suffixed: true,
+        service: "kv".to_owned(),
     };
     let mismatch = Mismatch { field: "dtype".to_owned(), ours: "bf16".to_owned(), theirs: "f32".to_owned() };
     let newer = PeerCause::Other { name: "Preempted".to_owned() };
@@ -96,6 +98,15 @@ fn frames() -> Vec<Vec<u8>> {
             nonce: 7,
             cause: PeerCause::Incompatible(mismatch),
             conversation,
+        }),
+        Body::XferReq(XferReq {
+            attempt,
+            low_watermark,
+            hash: ContentHash::new("image-1").unwrap(),
+            compatibility: "model".to_owned(),
+            pages: 4,
+            ttl_ms: 60_000,
+            delivery: Delivery::Read(Acquire { lease_id: None, number: 3 }),
         }),
         register(Delivery::Write(Destination {
             pages: pages.clone(),

@@ -107,6 +107,20 @@ pub enum PeerCause {
         /// The room of the other request.
         other: Room,
     },
+    /// The peer has no entry with the content that was asked for.
+    #[error("it has no such entry")]
+    EntryMissing,
+    /// The peer is computing or fetching the entry that was asked for.
+    #[error("its entry is not complete yet")]
+    EntryNotReady,
+    /// The peer's entry has another size than the receiver expects.
+    #[error("its entry has {held} blocks, but {asked} were asked for")]
+    EntrySize {
+        /// How many blocks the entry has.
+        held: u32,
+        /// How many blocks the receiver expects.
+        asked: u32,
+    },
     /// The two sides have no version of the wire in common.
     #[error("it speaks versions {ours} of the wire, and a peer of the request speaks {theirs}")]
     Versions {

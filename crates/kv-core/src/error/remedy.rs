@@ -118,6 +118,11 @@ fn of_peer(cause: &PeerCause) -> (&'static str, Recovery) {
         PeerCause::WorkerStopped => (ELSEWHERE, Recovery::Recompute),
         PeerCause::Versions { .. } => (UPGRADE, Recovery::Recompute),
         PeerCause::Aborted => (NOTHING, Recovery::Fail),
+        PeerCause::EntryMissing => {
+            ("encode the input again, here or on another encode worker", Recovery::Recompute)
+        }
+        PeerCause::EntryNotReady => ("ask again in a moment", Recovery::Recompute),
+        PeerCause::EntrySize { .. } => (OF_ROUTER, Recovery::Recompute),
         PeerCause::Incompatible(_) => (ALIKE, Recovery::Fail),
         PeerCause::Mode { .. } => ("configure one transfer mode for both sides", Recovery::Fail),
         PeerCause::AmbiguousRoom { .. } => (OTHER_ID, Recovery::Fail),

@@ -6,7 +6,6 @@ use crate::bootstrap::{LookupId, RankQuery, Replica};
 use crate::error::BootstrapError;
 use crate::hash::Fnv1a;
 use crate::id::{PeerId, Room, SessionId};
-use crate::kv_offer::KV_SERVICE;
 use crate::meter::each;
 use crate::record::WorkerRole;
 
@@ -44,12 +43,12 @@ pub(super) enum AfterFailure {
 }
 
 impl Directory {
-    /// The question that a receiver of `room` asks at `addr`. Numbered rooms are spread over
+    /// The question that a receiver of `room` asks at `addr` about a service. Numbered rooms are spread over
     /// replicas as SGLang does (number modulo replicas), request ids by the FNV-1a hash of their
     /// base.
     pub(super) fn question(
         &self,
-        addr: &str,
+        (addr, service): (&str, &str),
         role: WorkerRole,
         room: &Room,
         dp_rank: Option<u32>,
@@ -63,7 +62,7 @@ impl Directory {
             (None, Some(&replicas)) => Replica::Rank((number % u64::from(replicas.max(1))) as u32),
             (None, None) => Replica::Modulo(number),
         };
-        (addr.to_owned(), RankQuery { role, service: KV_SERVICE.to_owned(), replica })
+        (addr.to_owned(), RankQuery { role, service: service.to_owned(), replica })
     }
 
     /// The peers that answer the question; `None` if no answer is remembered.
@@ -179,7 +178,7 @@ mod tests {
     #[test]
     fn sessions_with_the_same_lookup_share_one_question() {
         let mut directory = Directory::default();
-        let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
+        let question = directory.question(("a:1", "kv"), WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Modulo(5));
         let lookup = directory.ask(question.clone(), SessionId(1)).unwrap();
         assert_eq!(directory.ask(question.clone(), SessionId(2)), None);
@@ -189,7 +188,7 @@ mod tests {
         assert!(directory.by_question.is_empty());
 
         directory.learn(&question, (1, 2), vec![PeerId(7)], 1);
-        let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
+        let question = directory.question(("a:1", "kv"), WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Rank(1));
         assert_eq!(directory.known(&question), Some(&[PeerId(7)][..]));
         directory.forget(PeerId(7));
@@ -201,7 +200,7 @@ mod tests {
         let (busy, wrong) = (BootstrapError::UnknownRank, BootstrapError::Unauthorized);
         assert!(busy.is_retryable() && !wrong.is_retryable());
         let mut directory = Directory::default();
-        let question = directory.question("a:1", WorkerRole::Prefill, &Room::Number(5), None);
+        let question = directory.question(("a:1", "kv"), WorkerRole::Prefill, &Room::Number(5), None);
         let lookup = directory.ask(question.clone(), SessionId(1)).unwrap();
         for failures in 1..=2 {
             assert_eq!(directory.failed(lookup, &busy), AfterFailure::Again { failures });
@@ -219,7 +218,7 @@ mod tests {
     #[test]
     fn request_ids_are_spread_by_the_published_hash() {
         let question = Directory::default().question(
-            "a:1",
+            ("a:1", "kv"),
             WorkerRole::Prefill,
             &Room::request("foobar").unwrap(),
             None,
@@ -230,9 +229,18 @@ mod tests {
     #[test]
     fn both_suffixes_of_a_request_lead_to_one_replica() {
         let directory = Directory::default();
-        let one = directory.question("a:1", WorkerRole::Prefill, &Room::request("r-0000000a").unwrap(), None);
-        let other =
-            directory.question("a:1", WorkerRole::Prefill, &Room::request("r-0000000b").unwrap(), None);
+        let one = directory.question(
+            ("a:1", "kv"),
+            WorkerRole::Prefill,
+            &Room::request("r-0000000a").unwrap(),
+            None,
+        );
+        let other = directory.question(
+            ("a:1", "kv"),
+            WorkerRole::Prefill,
+            &Room::request("r-0000000b").unwrap(),
+            None,
+        );
         assert_eq!(one, other);
     }
 }

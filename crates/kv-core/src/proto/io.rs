@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::spoken::Spoken;
 use crate::args::KvArgs;
+use crate::asked::Service;
 use crate::command::{Command, Resource};
 use crate::error::TransferError;
 use crate::id::Incarnation;
@@ -30,6 +31,8 @@ pub struct NodeConfig {
     /// The transports of the worker, the preferred one first. The first of them that a peer has,
     /// too, and that leads to the peer, carries the whole conversation.
     pub transports: Vec<TransportOffer>,
+    /// The service whose machine this is.
+    pub service: Service,
     /// The versions of the wire that are offered to peers. While an upgrade may still have to be
     /// undone, offer only the older versions of those that this library speaks.
     pub versions: Spoken,
@@ -54,6 +57,7 @@ impl NodeConfig {
             args,
             incarnation,
             transports,
+            service: Service::kv(),
             versions: Spoken::ALL,
             seed: incarnation.get(),
             timing: Timing::default(),

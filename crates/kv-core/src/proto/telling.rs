@@ -58,6 +58,7 @@ fn served_by(incoming: &Incoming) -> Option<SessionId> {
 fn attempt(body: &Body) -> Option<(bool, Attempt)> {
     Some(match body {
         Body::Register(body) => (true, body.attempt),
+        Body::XferReq(body) => (true, body.attempt),
         Body::Abort(body) => (true, body.attempt),
         Body::Registered(body) => (false, body.attempt),
         Body::Progress(body) => (false, body.attempt),
@@ -83,6 +84,7 @@ fn message(body: &Body) -> Message {
         Body::Register(Register { room, delivery: Delivery::Read(_), .. }) => {
             Message::Acquire { room: room.clone() }
         }
+        Body::XferReq(request) => Message::AskedForEntry { hash: request.hash.clone(), pages: request.pages },
         Body::Registered(_) => Message::Registered,
         Body::Progress(progress) => Message::InPlace {
             parts: each(&progress.done).map(|&(_, count)| u64::from(count)).sum(),

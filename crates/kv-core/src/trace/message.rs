@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::content::ContentHash;
 use crate::error::{PeerCause, Phase};
 use crate::id::Room;
 
@@ -30,6 +31,13 @@ pub enum Message {
     Acquire {
         /// The room of the request.
         room: Room,
+    },
+    /// The receiver asks for an entry by the hash of its content (encoder cache).
+    AskedForEntry {
+        /// The hash of the entry's content.
+        hash: ContentHash,
+        /// How many blocks the receiver expects the entry to have.
+        pages: u32,
     },
     /// The registration or the acquire message has arrived.
     Registered,
@@ -96,9 +104,10 @@ impl Message {
     pub fn phase(&self) -> Option<Phase> {
         match self {
             Message::Hello | Message::Welcome | Message::Refused(_) => Some(Phase::Handshake),
-            Message::Register { .. } | Message::Acquire { .. } | Message::Registered => {
-                Some(Phase::Rendezvous)
-            }
+            Message::Register { .. }
+            | Message::Acquire { .. }
+            | Message::AskedForEntry { .. }
+            | Message::Registered => Some(Phase::Rendezvous),
             Message::InPlace { .. }
             | Message::Granted { .. }
             | Message::Release { .. }
@@ -119,6 +128,7 @@ impl Message {
             Message::Refused(_) => "refused",
             Message::Register { .. } => "register",
             Message::Acquire { .. } => "acquire",
+            Message::AskedForEntry { .. } => "xfer_req",
             Message::Registered => "registered",
             Message::InPlace { .. } => "in_place",
             Message::Failed { .. } => "failed",
@@ -149,6 +159,9 @@ impl fmt::Display for Message {
                 )
             }
             Message::Acquire { room } => write!(f, "that the pages of room {room} will be read"),
+            Message::AskedForEntry { hash, pages } => {
+                write!(f, "that entry {hash} of {pages} blocks is wanted")
+            }
             Message::Registered => f.write_str("that the registration has arrived"),
             Message::InPlace { parts, total: None } => write!(f, "that {parts} parts are in place"),
             Message::InPlace { parts, total: Some(total) } => {

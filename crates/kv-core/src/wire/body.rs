@@ -10,9 +10,11 @@ use super::codec::Unreadable;
 use super::conversation_id::ConversationId;
 use super::tolerant::{Fields, read_bounded};
 use super::versions::Versions;
+use crate::content::ContentHash;
 use crate::error::PeerCause;
 use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
+use crate::kv_offer::KV_SERVICE;
 use crate::layout::Geometry;
 use crate::pages::PageList;
 
@@ -100,6 +102,10 @@ bodies! {
         /// [`RequestId::base`](crate::RequestId::base). False if missing.
         #[serde(default)]
         suffixed: bool,
+        /// The service of the speaker's worker, see [`Service::name`](crate::Service::name). `kv` if
+        /// missing.
+        #[serde(default = "kv")]
+        service: String,
     }
     /// Prefill → decode, once for each [`Hello`]: the hello is accepted.
     2 Welcome {
@@ -288,6 +294,33 @@ bodies! {
         #[serde(with = "crate::packed")]
         attempts: Vec<(u64, u32)>,
     }
+    /// Consumer → producer: a receiver asks for an entry by the hash of its content, as [`Register`]
+    /// does for a room. Repeated until an answer about the attempt is heard. The answers carry the
+    /// attempt: [`Granted`] with the pages of the entry under a lease, [`Progress`] once the bytes are
+    /// in the receiver's pages, or [`Failed`] with the reason of a refusal.
+    22 XferReq {
+        /// The attempt at this peer, drawn by the receiver.
+        attempt: Attempt,
+        /// All attempts below this number are over at the receiver.
+        low_watermark: Attempt,
+        /// The hash of the entry's content.
+        hash: ContentHash,
+        /// The receiver's compatibility text; see
+        /// [`ContentRequest::compatibility`](crate::ContentRequest::compatibility).
+        compatibility: String,
+        /// How many pages the receiver expects the entry to have.
+        pages: u32,
+        /// As in [`Register::ttl_ms`].
+        ttl_ms: u64,
+        /// Whether the sender writes the pages or the receiver reads them, and where. A lease id in it
+        /// is ignored.
+        delivery: Delivery,
+    }
+}
+
+/// The service of a speaker that names none.
+fn kv() -> String {
+    KV_SERVICE.to_owned()
 }
 
 /// The low watermark of a speaker that has told none: no attempt is known to be over.

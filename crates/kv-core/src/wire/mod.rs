@@ -45,7 +45,7 @@ pub(crate) mod versions;
 
 pub use body::{
     Abort, AbortAck, Acquire, Body, Delivery, Destination, Failed, Granted, Heartbeat, HeartbeatAck, Hello,
-    Progress, Refused, Register, Registered, Release, Released, Welcome,
+    Progress, Refused, Register, Registered, Release, Released, Welcome, XferReq,
 };
 pub use codec::{Codec, Frame, Unreadable, Unspeakable, hello_transport};
 pub use conversation_id::ConversationId;

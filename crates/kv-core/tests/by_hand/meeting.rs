@@ -657,6 +657,7 @@ fn two_registrations_that_match_a_new_sender_fail_with_both_ids() {
         Hello {
             geometry: Some(Box::new(geometry)),
             suffixed: true,
+            service: "kv".to_owned(),
             ..hello(incarnation, ConversationId::new(1, incarnation as u32))
         }
     };

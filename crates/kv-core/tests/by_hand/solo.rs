@@ -174,6 +174,7 @@ pub fn hello(incarnation: u64, conversation: ConversationId) -> Hello {
         metadata: Bytes::from_static(b"peer"),
         geometry: Some(Box::new(args.geometry().clone())),
         suffixed: false,
+        service: "kv".to_owned(),
     }
 }
 

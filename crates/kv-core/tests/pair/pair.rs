@@ -486,6 +486,7 @@ impl Pair {
             metadata: stranger.transports[0].metadata.clone(),
             geometry: Some(Box::new(stranger.args.geometry().clone())),
             suffixed: false,
+            service: "kv".to_owned(),
         };
         let known = self.peers.clone();
         for number in 0.. {

@@ -7,11 +7,12 @@ use kv_core::layout::RegionShape;
 use kv_core::wire::{
     Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Granted, Heartbeat,
     HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions,
-    Welcome,
+    Welcome, XferReq,
 };
 use kv_core::{
-    Attempt, AuxIndex, CacheGroup, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs, Layout,
-    Mismatch, PageList, PeerCause, Region, RegionRole, Room, ServiceOffer, SessionId, TransferMode, WorkerId,
+    Attempt, AuxIndex, CacheGroup, ContentHash, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs,
+    Layout, Mismatch, PageList, PeerCause, Region, RegionRole, Room, ServiceOffer, SessionId, TransferMode,
+    WorkerId,
 };
 
 use super::script::Script;
@@ -227,6 +228,7 @@ impl Peer {
             nonce: script.number(),
             transport,
             suffixed: script.rarely(),
+            service: if script.rarely() { script.text(600) } else { "kv".to_owned() },
             metadata: self.metadata(if script.byte() < 8 { script.size(900_000) } else { 0 }),
             geometry: Some(Box::new(geometry)),
         })
@@ -254,6 +256,7 @@ impl Peer {
                     conversation: ConversationId::new(script.small().max(1), 9),
                 })
             }
+            2 if script.rarely() => self.asks_for_entry(script),
             2..=7 => Body::Register(Register {
                 attempt: attempt(script),
                 low_watermark: low_watermark(script),
@@ -311,6 +314,21 @@ impl Peer {
         }
     }
 
+    fn asks_for_entry(&self, script: &mut Script) -> Body {
+        let (attempt, low_watermark) = (attempt(script), low_watermark(script));
+        let text = if script.rarely() { script.text(256) } else { format!("image-{}", script.below(4)) };
+        let Ok(hash) = ContentHash::new(&text) else { return Body::Registered(Registered { attempt }) };
+        Body::XferReq(XferReq {
+            attempt,
+            low_watermark,
+            hash,
+            compatibility: script.text(600),
+            pages: script.small(),
+            ttl_ms: if script.flag() { 60_000 } else { script.number() },
+            delivery: self.delivery(script),
+        })
+    }
+
     fn delivery(&self, script: &mut Script) -> Delivery {
         if script.below(3) == 0 {
             let lease_id = script.option(|script| SessionId(script.number()));
@@ -349,6 +367,7 @@ pub(super) fn name(body: &Body) -> &'static str {
         Body::Refused(_) => "Refused",
         Body::Register(Register { delivery: Delivery::Write(_), .. }) => "Register",
         Body::Register(_) => "Acquire",
+        Body::XferReq(_) => "XferReq",
         Body::Registered(_) => "Registered",
         Body::Progress(_) => "Progress",
         Body::Failed(_) => "Failed",

@@ -10,6 +10,7 @@
 use super::contact::{Event, HelloSaid};
 use super::heard::{AnswerHeard, HelloHeard, Unanswered};
 use super::{Introduction, Maps, Peer};
+use crate::error::peer::cut;
 use crate::error::{Cause, Mismatch, PeerCause};
 use crate::id::PeerId;
 use crate::layout::MAX_REGIONS;
@@ -136,6 +137,7 @@ impl Context {
             worker: args.worker().clone(),
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: args.suffixes_requests(),
+            service: self.config.service.name.clone(),
         };
         self.say(id, Codec::MEETING, ConversationId::NONE, &Body::Hello(hello));
         let pause = self.fx.backoff(self.config.timing.retry_first, times);
@@ -183,6 +185,7 @@ impl Context {
             || hello.incarnation == self.config.incarnation
             || hello.metadata.len() > MAX_METADATA + METADATA_OF_REGION * regions
             || hello.transport.len() > MAX_NAME
+            || hello.service.len() > MAX_NAME
             || known.is_some_and(|known| self.is_impostor(known, from))
         {
             self.fx.drop_frame(known, Dropped::BadHello);
@@ -275,6 +278,11 @@ impl Context {
         let (ours, theirs) = (self.config.versions.get(), hello.versions);
         if Codec::between(ours, theirs).is_none() {
             return Some(PeerCause::Versions { ours, theirs });
+        }
+        let service = &self.config.service.name;
+        if hello.service != *service {
+            let (ours, theirs) = (service.clone(), cut(hello.service.clone()));
+            return Some(PeerCause::Incompatible(Mismatch { field: "service".to_owned(), ours, theirs }));
         }
         let ways = &self.config.transports;
         if each(ways).all(|way| way.name != hello.transport) {

@@ -6,8 +6,9 @@ mod peers;
 mod posts;
 mod service;
 
+use crate::asked::Asked;
 use crate::command::Command;
-use crate::error::{Cause, Obstacle};
+use crate::error::{Cause, Obstacle, PeerCause};
 use crate::id::SessionId;
 use crate::meter::{each, step};
 use crate::proto::context::Context;
@@ -162,6 +163,20 @@ impl Node {
         self.cx.fx.next_output()
     }
 
+    /// The next request by content that waits for an answer; `None` if there is none. To be called
+    /// after every input, until it returns `None`, by a service that is asked
+    /// [by content](crate::Service::by_content).
+    pub fn poll_asked(&mut self) -> Option<Asked> {
+        self.sending.next_asked()
+    }
+
+    /// Refuses a request by content for this cause, which the peer is told. No effect on a request
+    /// that is over. Outputs must be drained afterwards.
+    pub fn refuse_asked(&mut self, now: Time, asked: &Asked, cause: PeerCause) {
+        self.cx.fx.advance(now);
+        self.sending.refuse_asked(&mut self.cx, asked, cause);
+    }
+
     /// With `true`, keeps events for [`poll_trace`](Node::poll_trace) from now on; with `false`,
     /// stops.
     pub fn listen(&mut self, on: bool) {
@@ -284,7 +299,8 @@ impl Node {
         self.cx.tell_heard(peer, &body);
         match body {
             Body::Hello(_) | Body::Welcome(_) | Body::Refused(_) => {}
-            Body::Register(register) => self.sending.on_register(&mut self.cx, peer, register),
+            Body::Register(register) => self.sending.on_room_register(&mut self.cx, peer, register),
+            Body::XferReq(request) => self.sending.on_xfer_req(&mut self.cx, peer, request),
             Body::Registered(registered) => {
                 self.receiving.on_registered(&mut self.cx, peer, registered.attempt)
             }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use crate::asked::Service;
 use crate::bootstrap::LookupId;
 use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
 use crate::id::{PeerId, SessionId};
@@ -190,7 +191,7 @@ fn choose_sources(cx: &Context, ranks: &[RankRecord]) -> Result<(u32, u32, Vec<I
     Ok((dp_rank, dp_size, introductions.collect()))
 }
 
-/// The transports that both sides have, in this worker's order, and the offer of the KV service.
+/// The transports that both sides have, in this worker's order, and the offer of the service.
 fn choose<'a>(
     cx: &Context,
     rank: &'a RankRecord,
@@ -215,11 +216,13 @@ fn choose<'a>(
     })
 }
 
-/// The offer of the KV service that fits; if no version is common, the rank's only offer. Even then
+/// The offer of the service that fits; if no version is common, the rank's only offer. Even then
 /// the two workers meet, if the geometry can be read, so that both sides are told.
 fn choose_over<'a>(cx: &Context, own: &TransportOffer, rank: &'a RankRecord) -> Result<Chosen<'a>, Cause> {
     let Versions { min, max } = cx.config.versions.get();
-    let spoken = Wanted { versions: u16::from(min)..=u16::from(max), ..Wanted::kv(&own.name) };
+    let Service { name: service, compatibility, .. } = &cx.config.service;
+    let versions = u16::from(min)..=u16::from(max);
+    let spoken = Wanted { service, compatibility, versions, ..Wanted::kv(&own.name) };
     spoken.choose(rank).or_else(|error| match error {
         OfferError::Differs(differs) if differs.field == "version" => {
             let any = Wanted { versions: 0..=u16::MAX, ..spoken };

@@ -28,6 +28,7 @@ mod source;
 
 use std::time::Duration;
 
+use crate::asked::ContentRequest;
 use crate::groups::RequestGroups;
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{LeaseRef, TransferMode};
@@ -59,6 +60,8 @@ pub(in crate::proto) struct ReceiveSession {
     pulls: bool,
     /// The references to the senders' leases that the router carried; empty for any sender.
     lease_refs: Vec<LeaseRef>,
+    /// The entry that the receiver asks for; `None` if it asks for its room.
+    content: Option<ContentRequest>,
     question: Question,
     given: Option<(Pages, Option<AuxIndex>)>,
     /// Items of cache groups, given before the pages.

@@ -30,7 +30,8 @@ impl Receiving {
     ) {
         let deadline = options.deadline.unwrap_or(cx.config.timing.session_deadline).min(LONGEST);
         let role = options.source.unwrap_or(WorkerRole::Prefill);
-        let question = cx.lookups.question(&addr, role, &room, options.prefill_dp_rank);
+        let question =
+            cx.lookups.question((&addr, &cx.config.service.name), role, &room, options.prefill_dp_rank);
         let mode = options.mode.unwrap_or(cx.config.args.transfer_mode());
         let geometry = cx.config.args.geometry();
         let dealt = options.tokens.filter(|_| geometry.layout.dcp_size > 1);
@@ -41,6 +42,7 @@ impl Receiving {
             mode,
             pulls: mode == TransferMode::Pull,
             lease_refs: options.lease_refs,
+            content: options.content,
             question,
             given: None,
             groups: None,

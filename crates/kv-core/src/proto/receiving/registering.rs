@@ -1,5 +1,6 @@
 //! What a receiving session asks of its sources, repeated until each source has acknowledged it.
 
+use crate::asked::ContentRequest;
 use crate::error::Cause;
 use crate::groups::RequestGroups;
 use crate::id::{Attempt, PeerId, SessionId};
@@ -10,7 +11,7 @@ use crate::proto::conversation::{Peer, of_incarnation};
 use crate::proto::ending::Ending;
 use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::timer::Timer;
-use crate::wire::{Acquire, Body, Delivery, Destination, Register};
+use crate::wire::{Acquire, Body, Delivery, Destination, Register, XferReq};
 
 impl Receiving {
     /// Sends the registrations that were not acknowledged, and sets the time of the next try.
@@ -22,13 +23,18 @@ impl Receiving {
         }
         receiver.repeats += 1;
         let repeats = receiver.repeats;
+        let content = receiver.content.clone();
         for (peer, mut register) in each(frames) {
             cx.watch_peer(peer);
             match &mut register.delivery {
                 Delivery::Write(to) => (to.ask, to.permit_ms) = cx.permit(peer),
                 Delivery::Read(acquire) => acquire.number = cx.number(peer),
             }
-            if !cx.send_long(peer, &Body::Register(register)) {
+            let body = match content.clone() {
+                Some(content) => Body::XferReq(ask_for(content, register)),
+                None => Body::Register(register),
+            };
+            if !cx.send_long(peer, &body) {
                 // A frame of this length would never arrive.
                 let cause = Cause::Protocol("pages too scattered for one frame");
                 return self.fail(cx, session, cause);
@@ -55,6 +61,13 @@ impl Receiving {
             source.hear(now);
         }
     }
+}
+
+/// The request for an entry, in place of a registration for a room.
+fn ask_for(content: ContentRequest, register: Register) -> XferReq {
+    let ContentRequest { hash, compatibility, pages } = content;
+    let Register { attempt, low_watermark, ttl_ms, delivery, .. } = register;
+    XferReq { attempt, low_watermark, hash, compatibility, pages, ttl_ms, delivery }
 }
 
 impl ReceiveSession {

@@ -26,7 +26,16 @@ use crate::wire::{Abort, AbortAck, Body, Delivery, Destination, Failed, Progress
 const MAX_TOLD_RUNS: usize = 1024;
 
 impl Sending {
-    pub(in crate::proto) fn on_register(&mut self, cx: &mut Context, id: PeerId, register: Register) {
+    /// A receiver asks for the pages of a room.
+    pub(in crate::proto) fn on_room_register(&mut self, cx: &mut Context, id: PeerId, register: Register) {
+        if cx.config.service.by_content {
+            cx.fx.drop_frame(Some(id), Dropped::NoSuchAttempt);
+            return;
+        }
+        self.on_register(cx, id, register);
+    }
+
+    pub(super) fn on_register(&mut self, cx: &mut Context, id: PeerId, register: Register) {
         let Register { attempt, low_watermark, room, ranks, ttl_ms, delivery } = register;
         self.on_low_watermark(cx, id, low_watermark);
         if let Delivery::Write(to) = &delivery {
@@ -297,6 +306,9 @@ impl Sending {
         origin: Option<Origin>,
         cause: PeerCause,
     ) {
+        if cx.config.service.by_content {
+            return;
+        }
         match cx.rendezvous.sender_for(named) {
             Ok(Some(session)) => self.fail_one(cx, session, Cause::ByPeer(cause)),
             Ok(None) => {

@@ -14,6 +14,7 @@
 //! A *target* is a receiver that has registered, or has asked for a lease. `write.rs` writes its
 //! pages; `holder.rs` grants, keeps and ends its lease.
 
+mod asking;
 mod attaching;
 mod attempts;
 mod chunks;
@@ -31,8 +32,9 @@ mod target;
 mod tests;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
+use crate::asked::Asked;
 use crate::groups::RequestGroups;
 use crate::id::{Incarnation, SessionId};
 use crate::layout::{Geometry, HeldLayers};
@@ -51,6 +53,8 @@ pub(in crate::proto) struct Sending {
     sessions: Sessions<SendSession>,
     held_layers: HeldLayers,
     ended_leases: FormerLeases,
+    /// Requests by content that the service has not seen.
+    asked: VecDeque<Asked>,
     pages_leased: usize,
 }
 
@@ -60,6 +64,7 @@ impl Sending {
             sessions: Sessions::default(),
             held_layers: HeldLayers::new(geometry),
             ended_leases: FormerLeases::default(),
+            asked: VecDeque::new(),
             pages_leased: 0,
         }
     }

@@ -102,6 +102,7 @@ fn a_hello_reaches_the_machine_only_from_a_connection_that_may_speak_for_its_mem
             metadata: metadata.into(),
             geometry: Some(Box::new(args.geometry().clone())),
             suffixed: false,
+            service: "kv".to_owned(),
         };
         let frame = Frame { conversation: ConversationId::NONE, body: Body::Hello(hello) }.encode().unwrap();
         rig.wire.deliver(TransportEvent::Frame { from: Origin(from), frame });

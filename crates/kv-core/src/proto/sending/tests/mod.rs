@@ -76,6 +76,7 @@ impl Alone {
             nonce: 5,
             worker: WorkerId::clone(there.worker()),
             geometry: Some(Box::new(there.geometry().clone())),
+            service: "kv".to_owned(),
             suffixed: false,
         };
         let HelloHeard::Goes(peer) = cx.hear_hello(FROM, &mut hello) else { panic!("a first hello") };
