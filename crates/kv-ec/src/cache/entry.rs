@@ -1,0 +1,164 @@
+//! Entries, and what their users hold of them.
+//!
+//! ```text
+//!            reserve              commit            pin
+//! (absent) ──────────▶ filling ──────────▶ ready ◀──────▶ pinned (by 1 or more)
+//!     ▲                   │                  │     unpin
+//!     │      discard      │                  │
+//!     ├───────────────────┘  evict, remove   │
+//!     └──────────────────────────────────────┘
+//! ```
+//!
+//! A [`Reservation`] owns the blocks of an entry that is filling. From the commit on the cache owns the
+//! blocks, and a [`Pin`] only names them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use kv_core::{ContentHash, PageList, Pages};
+
+/// An entry of the cache.
+#[derive(Debug)]
+pub(super) enum Entry {
+    /// A reservation owns the blocks.
+    Filling(Weak<()>),
+    /// The cache owns the blocks.
+    Ready(Ready),
+}
+
+/// An entry that was committed.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) pages: Pages,
+    pub(super) bytes: u64,
+    /// Distinguishes the entry from every other that the cache ever had, those of the same hash included.
+    pub(super) generation: u64,
+    pub(super) pins: u64,
+    /// The place in the order of eviction; while the entry is pinned, the place that it had.
+    pub(super) place: u64,
+}
+
+/// Blocks for an entry that is being filled, and the right to make the entry ready.
+///
+/// The blocks are a token ([`Pages`]) of the cache's pool. A transfer may take the token out
+/// ([`take_pages`](Reservation::take_pages)) and put it back; the entry becomes ready only when all blocks
+/// are back, so that a wire cannot touch a committed entry.
+///
+/// A reservation that is dropped loses its blocks: the cache never uses them again and counts them in
+/// [`CacheGauges::lost`](super::CacheGauges::lost). The hash can be reserved again.
+#[must_use = "dropping a reservation loses its blocks: commit or discard it"]
+pub struct Reservation {
+    pub(super) hash: ContentHash,
+    pub(super) bytes: u64,
+    /// The blocks that were reserved, in order.
+    pub(super) list: PageList,
+    /// The token of the blocks that are here.
+    pub(super) pages: Pages,
+    /// Lives as long as the reservation, which the cache's entry knows by it.
+    pub(super) alive: Arc<()>,
+}
+
+impl Reservation {
+    /// The hash of the entry.
+    pub fn hash(&self) -> &ContentHash {
+        &self.hash
+    }
+
+    /// Bytes of the entry. The last block may be longer.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The reserved blocks, in the order of the entry's bytes, also while a transfer has taken them.
+    pub fn pages(&self) -> &PageList {
+        &self.list
+    }
+
+    /// Takes the blocks out, for a transfer that fills them. A second call returns no blocks.
+    pub fn take_pages(&mut self) -> Pages {
+        std::mem::take(&mut self.pages)
+    }
+
+    /// Puts blocks back that were taken. Blocks that do not belong to this cache come back untouched.
+    pub fn put_back(&mut self, pages: Pages) -> Result<(), Pages> {
+        self.pages.append(pages)
+    }
+
+    /// True if all blocks are here, so that the entry can be committed.
+    pub fn is_whole(&self) -> bool {
+        *self.pages.list() == self.list
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({:?}, {} bytes in {:?})", self.hash, self.bytes, self.list)
+    }
+}
+
+/// The right to read a committed entry: its blocks keep their bytes until
+/// [`unpin`](super::EncoderCache::unpin).
+///
+/// A pin that is dropped is counted in [`CacheGauges::lost_pins`](super::CacheGauges::lost_pins), and its
+/// entry stays pinned, because somebody may still read the blocks.
+#[must_use = "dropping a pin leaves its entry pinned: give it to `unpin`"]
+pub struct Pin {
+    pub(super) hash: ContentHash,
+    pub(super) bytes: u64,
+    pub(super) generation: u64,
+    /// The entry's blocks, which the cache owns.
+    pub(super) mirror: Pages,
+    /// Where the cache counts pins that were dropped; `None` for a pin that was given back.
+    pub(super) lost: Option<Arc<AtomicU64>>,
+}
+
+impl Pin {
+    /// The hash of the entry.
+    pub fn hash(&self) -> &ContentHash {
+        &self.hash
+    }
+
+    /// Bytes of the entry. The last block may be longer.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The blocks, in the order of the entry's bytes.
+    pub fn pages(&self) -> &PageList {
+        self.mirror.list()
+    }
+
+    /// The blocks as a token for a sending session, which reads them. The token owns nothing: the cache keeps
+    /// the blocks, takes no mirror back, and counts no loss when a mirror is dropped. The pin must outlive
+    /// the session.
+    pub fn mirror(&self) -> Pages {
+        self.mirror.mirror()
+    }
+
+    /// A number that no other entry of this cache has, or will have: two pins with equal numbers are of the
+    /// same bytes.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The same pin; what stays here pins nothing.
+    pub(crate) fn take(&mut self) -> Pin {
+        let (hash, mirror) = (self.hash.clone(), std::mem::take(&mut self.mirror));
+        Pin { hash, mirror, lost: self.lost.take(), ..*self }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(lost) = &self.lost {
+            lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pin({:?}, {} bytes in {:?})", self.hash, self.bytes, self.pages())
+    }
+}
