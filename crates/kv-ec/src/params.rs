@@ -1,0 +1,207 @@
+//! Transfer parameters of the encoder cache: the JSON by which a router tells a consumer which encoder has
+//! which item of a request, with the names of vLLM's `ec_transfer_params`.
+//!
+//! What this module is: the JSON as types, in both directions ([`EcTransferParams`]), and the checks that a
+//! consumer makes of an item before it fetches ([`Held::check`]). What it is not: a protocol. The module does
+//! no I/O, and the JSON proves nothing: whether a producer has an entry is known when it answers.
+//!
+//! ```text
+//!          request with media                   ec_transfer_params
+//! router ────────────────────▶ E ──▶ response ──▶ router ─────────▶ P: fetches the entries from E
+//! ```
+//!
+//! The parameters are an object with one key for each item, the item's content hash (vLLM: `mm_hash`). The
+//! value of a key is an object:
+//!
+//! | key | says |
+//! |---|---|
+//! | `modality` | `image`, `video` or `audio` |
+//! | `item_indices` | at which positions among the request's items of this modality the content occurs |
+//! | `metadata` | fields for the placeholder tokens, such as `image_grid_thw`; passed on unchanged |
+//! | `peer_host`, `peer_port` | where the producer answers; absent if the producer does not have the entry |
+//! | `size_bytes` | bytes of the entry's blocks: whole blocks |
+//! | `shape` | rows and width of the embedding, in elements |
+//!
+//! A whole number may be written as `7`, `7.0` or `"7"`, which are one number to vLLM too, and a null counts as
+//! an absent field. Fields that this module does not know are kept and written again.
+//!
+//! ```
+//! use kv_core::ContentHash;
+//! use kv_ec::params::{EcTransferParams, Held, Item};
+//!
+//! // The producer's response: 80 rows of 3584 elements of 2 bytes, in blocks of 7168 bytes.
+//! let mut params = EcTransferParams::default();
+//! let held = Held::new("10.0.0.7", 5601, 80, 3584, 2, 7168);
+//! params.items.insert(ContentHash::new("3f9a")?, Item::new("image", [0]).held(held));
+//! let json = params.to_json();
+//!
+//! // The consumer expects 80 rows for the item's placeholder tokens.
+//! let params = EcTransferParams::parse(&json)?;
+//! let (hash, item) = params.items.first_key_value().ok_or("no item")?;
+//! let held = item.held.as_ref().ok_or("the encoder does not have it: encode locally")?;
+//! let shape = held.check(80, 3584, 2, 7168)?;
+//! assert_eq!((hash.as_str(), shape.bytes(), shape.blocks(7168)), ("3f9a", 573_440, 80));
+//! let error = held.check(81, 3584, 2, 7168).unwrap_err();
+//! assert_eq!(error.to_string(), "shape[0] is 80, and 81 is expected");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+pub use error::{EcParamsError, Problem};
+
+use std::collections::BTreeMap;
+
+use kv_core::ContentHash;
+use serde_json::{Map, Value, json};
+
+use crate::cache::Shape;
+
+/// Longest JSON text that [`EcTransferParams::parse`] reads, in bytes.
+pub const MAX_PARAMS_BYTES: usize = 4 << 20;
+/// Most items of one request.
+pub const MAX_ITEMS: usize = 4096;
+/// Most positions at which one content occurs in a request.
+pub const MAX_INDICES: usize = 4096;
+/// Most keys of an item's `metadata`, and most keys of an item that this module does not know.
+pub const MAX_EXTRA_KEYS: usize = 64;
+
+/// The `ec_transfer_params` of one request or response.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct EcTransferParams {
+    /// The items by content hash. An item that occurs several times in a request is here once.
+    pub items: BTreeMap<ContentHash, Item>,
+}
+
+/// One item of a request: an image, a video or a piece of audio.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Item {
+    /// The kind of medium: `image`, `video`, `audio`.
+    pub modality: String,
+    /// Positions of the item among the request's items of this modality, from 0.
+    pub item_indices: Vec<u32>,
+    /// Fields for the item's placeholder tokens.
+    pub metadata: Map<String, Value>,
+    /// Where the embedding is; `None` if the producer does not have it.
+    pub held: Option<Held>,
+    /// Fields that this module does not know.
+    pub unknown: Map<String, Value>,
+}
+
+/// An embedding that a producer has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Held {
+    /// Name or address of the producer's host.
+    pub peer_host: String,
+    /// Port on which the producer answers, from 1.
+    pub peer_port: u16,
+    /// Bytes of the entry's blocks.
+    pub size_bytes: u64,
+    /// Rows of the embedding.
+    pub rows: u32,
+    /// Elements of a row.
+    pub width: u32,
+}
+
+impl EcTransferParams {
+    /// The parameters as the text of one JSON object.
+    pub fn to_json(&self) -> String {
+        self.to_value().to_string()
+    }
+
+    /// The parameters as one JSON object, for a request's or a response's `ec_transfer_params`.
+    pub fn to_value(&self) -> Value {
+        self.items.iter().map(|(hash, item)| (hash.to_string(), item.to_value())).collect()
+    }
+}
+
+impl Item {
+    /// An item of this modality at these positions, without metadata, that no producer has.
+    pub fn new(modality: &str, item_indices: impl IntoIterator<Item = u32>) -> Item {
+        Item {
+            modality: modality.to_owned(),
+            item_indices: item_indices.into_iter().collect(),
+            metadata: Map::new(),
+            held: None,
+            unknown: Map::new(),
+        }
+    }
+
+    /// The same item, which a producer has.
+    pub fn held(mut self, held: Held) -> Item {
+        self.held = Some(held);
+        self
+    }
+
+    fn to_value(&self) -> Value {
+        let mut map = self.unknown.clone();
+        let mut set = |key: &str, value| map.insert(key.to_owned(), value);
+        set("modality", json!(self.modality));
+        set("item_indices", json!(self.item_indices));
+        set("metadata", Value::Object(self.metadata.clone()));
+        if let Some(held) = &self.held {
+            set("peer_host", json!(held.peer_host));
+            set("peer_port", json!(held.peer_port));
+            set("size_bytes", json!(held.size_bytes));
+            set("shape", json!([held.rows, held.width]));
+        }
+        Value::Object(map)
+    }
+}
+
+impl Held {
+    /// An embedding of `rows` rows of `width` elements of `element_bytes` bytes, in blocks of `block_bytes`
+    /// bytes, at the producer that answers at `peer_host` and `peer_port`.
+    pub fn new(
+        peer_host: &str,
+        peer_port: u16,
+        rows: u32,
+        width: u32,
+        element_bytes: u32,
+        block_bytes: u32,
+    ) -> Held {
+        let row_bytes = width.saturating_mul(element_bytes);
+        let size_bytes = whole_blocks(Shape { rows, row_bytes }, block_bytes);
+        Held { peer_host: peer_host.to_owned(), peer_port, size_bytes, rows, width }
+    }
+
+    /// Checks what a consumer must rely on: the rows are those of the item's placeholder tokens, the width is
+    /// that of the consumer's model, and the size is that of whole blocks. The consumer's elements have
+    /// `element_bytes` bytes and its blocks `block_bytes`. Returns the shape of the entry.
+    ///
+    /// # Errors
+    ///
+    /// [`Problem::Conflict`] with the field, its value, and the value that the consumer expects; the consumer
+    /// then encodes the item itself.
+    pub fn check(
+        &self,
+        rows: u32,
+        width: u32,
+        element_bytes: u32,
+        block_bytes: u32,
+    ) -> Result<Shape, EcParamsError> {
+        let row_bytes = width.checked_mul(element_bytes).unwrap_or(u32::MAX);
+        let shape = Shape { rows, row_bytes };
+        for (field, got, expected) in [
+            ("shape[0]", u64::from(self.rows), u64::from(rows)),
+            ("shape[1]", u64::from(self.width), u64::from(width)),
+            ("size_bytes", self.size_bytes, whole_blocks(shape, block_bytes)),
+        ] {
+            if got != expected {
+                return Err(EcParamsError::of(field, Problem::Conflict { got, expected }));
+            }
+        }
+        Ok(shape)
+    }
+}
+
+/// Bytes of the blocks that hold an embedding of this shape.
+fn whole_blocks(shape: Shape, block_bytes: u32) -> u64 {
+    let block = u64::from(block_bytes.max(1));
+    shape.bytes().div_ceil(block).saturating_mul(block)
+}
