@@ -6,6 +6,8 @@
 //! same for every service. Commands, states of sessions, and the resources that sessions borrow are
 //! types of the machine.
 
+mod within;
+
 use std::error::Error;
 use std::fmt;
 
@@ -19,6 +21,8 @@ use crate::record::{RankRecord, TransportOffer};
 use crate::time::Time;
 use crate::trace::{Event, What};
 use crate::transport::{Directions, Origin, Post, TransportError, WayEnd, WriteFence};
+
+pub use within::OfSession;
 
 /// The sans-IO machine of one service on one worker.
 ///

@@ -1,0 +1,211 @@
+//! What handles ask of the machine, and what the machine lends and tells them.
+
+use std::fmt;
+use std::time::Duration;
+
+use kv_core::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
+use kv_core::{ContentHash, ReadyEvent, ReadyEventError, SessionId, TransferMode};
+
+use crate::cache::Reservation;
+use crate::store::EntryGuard;
+
+/// An entry that a consumer wants, and where it is to be had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Want {
+    /// The hash of the entry's content.
+    pub hash: ContentHash,
+    /// Bytes of the entry. An entry of another length is refused.
+    pub bytes: u64,
+    /// The address (`host:port`) of the bootstrap server with which the producer is registered.
+    pub source: String,
+    /// The producer's replica at that address; `None` for any.
+    pub replica: Option<u32>,
+    /// Which side moves the bytes; `None` for the worker's own mode.
+    pub mode: Option<TransferMode>,
+    /// How long the entry may take, all tries together; `None` for the worker's own budget. Afterwards the
+    /// caller is told to encode locally.
+    pub budget: Option<Duration>,
+}
+
+impl Want {
+    /// An entry of this many bytes at the producer that this bootstrap server knows.
+    pub fn new(hash: ContentHash, bytes: u64, source: impl Into<String>) -> Want {
+        Want { hash, bytes, source: source.into(), replica: None, mode: None, budget: None }
+    }
+
+    /// The same with some fields changed: `Want::new(…).with(|want| want.mode = Some(TransferMode::Pull))`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+/// A command to the machine, given through a handle.
+#[derive(Debug)]
+pub enum Command {
+    /// Opens a session that makes an entry available here.
+    Fetch {
+        /// The new session's id.
+        session: SessionId,
+        /// The entry, and where it is to be had.
+        want: Box<Want>,
+    },
+    /// Opens a session that makes a reserved entry ready. Nothing happens before [`Command::Commit`].
+    Save {
+        /// The new session's id.
+        session: SessionId,
+    },
+    /// Makes a reserved entry ready once its ready event has passed.
+    Commit {
+        /// A session that [`Command::Save`] opened.
+        session: SessionId,
+        /// The entry's reservation, with all of its blocks.
+        reservation: Box<Reservation>,
+        /// Passes when the bytes of the entry are in place.
+        ready: Option<Box<dyn ReadyEvent>>,
+    },
+    /// The ready event of a reserved entry has failed: the entry is given up.
+    CommitFailed {
+        /// A session that [`Command::Save`] opened.
+        session: SessionId,
+        /// The entry's reservation, with all of its blocks.
+        reservation: Box<Reservation>,
+        /// The error of the ready event.
+        error: ReadyEventError,
+    },
+    /// Ends a session before it is done.
+    Abort {
+        /// A session of this worker.
+        session: SessionId,
+    },
+    /// Ends all sessions and tells the peers.
+    Shutdown,
+}
+
+/// What a session is lent and gives back.
+#[derive(Debug)]
+pub enum Resource {
+    /// The place for an entry: empty when lent, and filled when it comes back after success.
+    Slot(Option<EntryGuard>),
+    /// The reservation of an entry that is being saved. `None` when it comes back and the cache has it.
+    Reservation(Option<Box<Reservation>>),
+}
+
+impl SessionResource for Resource {
+    const KINDS: &'static [&'static str] = &["blocks"];
+
+    fn amounts(&self) -> Amounts {
+        match self {
+            Resource::Reservation(Some(reservation)) => Amounts::of(0, reservation.pages().len()),
+            // The cache has the blocks.
+            Resource::Slot(_) | Resource::Reservation(None) => Amounts::default(),
+        }
+    }
+}
+
+/// The states of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum EcPoll {
+    /// The entry will not come: [`EcError`](crate::EcError) says why. Encode the item locally.
+    Failed = 0,
+    /// The entry is not here, and nothing moves yet: the producer is looked up, met or asked, or the next try
+    /// is awaited.
+    Waiting = 1,
+    /// The producer answers, and the bytes move.
+    Transferring = 2,
+    /// The entry is here, pinned for this session until the guard is dropped.
+    Ready = 3,
+}
+
+impl fmt::Display for EcPoll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EcPoll::Failed => "Failed",
+            EcPoll::Waiting => "Waiting",
+            EcPoll::Transferring => "Transferring",
+            EcPoll::Ready => "Ready",
+        })
+    }
+}
+
+impl SessionStatus for EcPoll {
+    const OPENED: EcPoll = EcPoll::Waiting;
+    const FAILED: EcPoll = EcPoll::Failed;
+
+    fn is_terminal(self) -> bool {
+        matches!(self, EcPoll::Failed | EcPoll::Ready)
+    }
+
+    fn to_u8(self) -> u8 {
+        self as u8
+    }
+
+    fn from_u8(number: u8) -> Option<EcPoll> {
+        [EcPoll::Failed, EcPoll::Waiting, EcPoll::Transferring, EcPoll::Ready]
+            .get(usize::from(number))
+            .copied()
+    }
+}
+
+impl SessionCommand for Command {
+    type Resource = Resource;
+
+    fn abort(session: SessionId) -> Command {
+        Command::Abort { session }
+    }
+
+    fn shutdown() -> Command {
+        Command::Shutdown
+    }
+
+    fn address(&mut self, to: SessionId) -> bool {
+        match self {
+            Command::Commit { session, .. }
+            | Command::CommitFailed { session, .. }
+            | Command::Abort { session } => {
+                *session = to;
+                true
+            }
+            Command::Fetch { .. } | Command::Save { .. } | Command::Shutdown => false,
+        }
+    }
+
+    fn lends(&self) -> Option<Amounts> {
+        match self {
+            Command::Fetch { .. } => Some(Amounts::default()),
+            Command::Commit { reservation, .. } | Command::CommitFailed { reservation, .. } => {
+                Some(Amounts::of(0, reservation.pages().len()))
+            }
+            Command::Save { .. } | Command::Abort { .. } | Command::Shutdown => None,
+        }
+    }
+
+    fn into_resource(self) -> Option<Resource> {
+        match self {
+            Command::Fetch { .. } => Some(Resource::Slot(None)),
+            Command::Commit { reservation, .. } | Command::CommitFailed { reservation, .. } => {
+                Some(Resource::Reservation(Some(reservation)))
+            }
+            Command::Save { .. } | Command::Abort { .. } | Command::Shutdown => None,
+        }
+    }
+
+    fn take_ready(&mut self) -> Option<Box<dyn ReadyEvent>> {
+        match self {
+            Command::Commit { ready, .. } => ready.take(),
+            _ => None,
+        }
+    }
+
+    fn not_ready(self, error: ReadyEventError) -> Command {
+        match self {
+            Command::Commit { session, reservation, .. } => {
+                Command::CommitFailed { session, reservation, error }
+            }
+            command => command,
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! The consumer's part: entries are fetched, once each however many sessions want them.
+//!
+//! ```text
+//!              ┌───────── pause over ─────────┐
+//!              ▼                              │
+//! wanted ─▶ reserve ─ no room, filled here ─▶ pausing ◀─ a passing reason ─┐
+//!              │ blocks                       ▲                            │
+//!              ▼                              └────────────────────────────┤
+//!           moving ─ the inner machine's session fails: blocks given up ───┤
+//!              │ it succeeds, and its blocks are back                      └─ any other reason ─▶ Failed
+//!              ▼
+//!           committed ─▶ Ready, pinned for each session
+//! ```
+//!
+//! A session that is out of budget fails at once. The blocks of a transfer that was given up are free for
+//! other entries only when the inner machine has given them back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kv_core::proto::Command;
+use kv_core::{
+    ContentHash, ContentRequest, KvPoll, Pages, Room, SessionId, SessionOptions, Time, TransferError,
+    WorkerRole,
+};
+
+use super::command::{EcPoll, Want};
+use super::context::Context;
+use super::error::EcError;
+use crate::cache::{Reservation, ReserveError};
+
+/// What is fetched: sessions that want the same bytes share one fetch.
+type Key = (ContentHash, u64);
+
+/// The fetches under way.
+#[derive(Debug, Default)]
+pub(super) struct Fetching {
+    fetches: BTreeMap<Key, Fetch>,
+    of_session: BTreeMap<SessionId, Key>,
+    /// By the inner machine's session.
+    of_transfer: BTreeMap<SessionId, Key>,
+    /// Transfers that were given up, and whose blocks are not back.
+    leaving: BTreeSet<SessionId>,
+    timers: BTreeSet<(Time, Timer)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// The budget of a session is over.
+    Budget(SessionId),
+    /// The pause of a fetch is over.
+    Again(Key),
+}
+
+#[derive(Debug)]
+struct Fetch {
+    waiters: BTreeMap<SessionId, Waiter>,
+    step: Step,
+    /// Tries since the last one that was not for a passing reason.
+    tries: u32,
+    /// Why the last try failed.
+    last: Option<EcError>,
+}
+
+/// A session that waits for the entry.
+#[derive(Debug)]
+struct Waiter {
+    want: Box<Want>,
+    budget: Duration,
+    deadline: Time,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// Nothing moves until then.
+    Pausing(Time),
+    /// A session of the inner machine fills the reservation's blocks.
+    Moving(Box<Moving>),
+}
+
+#[derive(Debug)]
+struct Moving {
+    transfer: SessionId,
+    source: String,
+    reservation: Reservation,
+    /// True once the inner machine has said that the bytes are right.
+    arrived: bool,
+}
+
+impl Fetching {
+    // ---- sessions -------------------------------------------------------------------------------
+
+    pub(super) fn open(&mut self, cx: &mut Context, session: SessionId, want: Box<Want>) {
+        let budget = want.budget.unwrap_or(cx.config.budget).min(LONGEST);
+        let deadline = cx.now + budget;
+        self.wait(cx, session, Waiter { want, budget, deadline });
+    }
+
+    /// Lets a session wait for its entry.
+    fn wait(&mut self, cx: &mut Context, session: SessionId, waiter: Waiter) {
+        let key = (waiter.want.hash.clone(), waiter.want.bytes);
+        self.timers.insert((waiter.deadline, Timer::Budget(session)));
+        self.of_session.insert(session, key.clone());
+        let fetch = self.fetches.entry(key.clone()).or_insert_with(|| Fetch::new(cx.now));
+        let moves = matches!(fetch.step, Step::Moving(_));
+        let is_first = fetch.waiters.is_empty();
+        fetch.waiters.insert(session, waiter);
+        if is_first {
+            self.begin(cx, &key);
+        } else if moves {
+            cx.tell(session, EcPoll::Transferring);
+        }
+    }
+
+    /// Ends a session for a reason of its own. False if the session wants nothing.
+    pub(super) fn leave(&mut self, cx: &mut Context, session: SessionId, why: EcError) -> bool {
+        let Some(key) = self.of_session.get(&session).cloned() else { return false };
+        self.fail_one(cx, &key, session, why);
+        self.drop_unwanted(cx, &key);
+        true
+    }
+
+    /// All sessions that want something.
+    pub(super) fn sessions(&self) -> Vec<SessionId> {
+        self.of_session.keys().copied().collect()
+    }
+
+    // ---- time -----------------------------------------------------------------------------------
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    pub(super) fn tick(&mut self, cx: &mut Context) {
+        while let Some(due) = self.timers.first().filter(|(at, _)| *at <= cx.now).cloned() {
+            self.timers.remove(&due);
+            match due.1 {
+                Timer::Budget(session) => self.out_of_budget(cx, session),
+                Timer::Again(key) => self.begin(cx, &key),
+            }
+        }
+    }
+
+    fn out_of_budget(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(fetch) = self.of_session.get(&session).and_then(|key| self.fetches.get(key)) else { return };
+        let after = fetch.waiters.get(&session).map_or(Duration::ZERO, |waiter| waiter.budget);
+        let last = fetch.last.clone().map(Box::new);
+        self.leave(cx, session, EcError::Budget { after, last });
+    }
+
+    // ---- one fetch ------------------------------------------------------------------------------
+
+    /// Begins the next try of a fetch that does not move, or ends it if the entry is here.
+    fn begin(&mut self, cx: &mut Context, key: &Key) {
+        let Some(fetch) = self.fetches.get_mut(key) else { return };
+        let Step::Pausing(until) = fetch.step else { return };
+        self.timers.remove(&(until, Timer::Again(key.clone())));
+        match cx.store.reserve(&key.0, key.1) {
+            Ok(reservation) => self.ask(cx, key, reservation),
+            Err(ReserveError::Known { ready: true }) => self.deliver(cx, key),
+            // Somebody else on this host fills the entry.
+            Err(ReserveError::Known { ready: false }) => self.pause(cx, key, LOOK_AGAIN),
+            Err(error) => self.try_failed(cx, key, None, EcError::Room(error)),
+        }
+    }
+
+    /// Opens a session of the inner machine for the source of the first session that waits.
+    fn ask(&mut self, cx: &mut Context, key: &Key, mut reservation: Reservation) {
+        let Some(fetch) = self.fetches.get_mut(key) else { return cx.store.discard(reservation) };
+        let Some(first) = fetch.waiters.values().next() else { return cx.store.discard(reservation) };
+        let (transfer, source) = (cx.inner_session(), first.want.source.clone());
+        let patience = fetch.waiters.values().map(|waiter| waiter.deadline.since(cx.now)).max();
+        let blocks = u32::try_from(reservation.pages().len()).unwrap_or(u32::MAX);
+        let options = SessionOptions::default().with(|options| {
+            options.deadline = patience;
+            options.mode = Some(first.want.mode.unwrap_or(cx.config.mode));
+            options.prefill_dp_rank = first.want.replica;
+            options.source = Some(WorkerRole::Encode);
+            options.content = Some(ContentRequest::new(key.0.clone(), &*cx.config.compatibility, blocks));
+        });
+        let pages = reservation.take_pages();
+        let moving = Moving { transfer, source: source.clone(), reservation, arrived: false };
+        fetch.step = Step::Moving(Box::new(moving));
+        self.of_transfer.insert(transfer, key.clone());
+        let (room, options) = (Room::Number(transfer.0), Box::new(options));
+        cx.command(Command::OpenReceiver { session: transfer, room, bootstrap_addr: source, options });
+        cx.command(Command::InitReceiver { session: transfer, pages, aux: None });
+    }
+
+    /// Gives the entry, which is here, to all sessions that want it.
+    fn deliver(&mut self, cx: &mut Context, key: &Key) {
+        let Some(fetch) = self.fetches.remove(key) else { return };
+        for (session, waiter) in fetch.waiters {
+            self.forget(session, &waiter);
+            let (hash, asked) = key;
+            let entry = match cx.store.pin_guard(hash) {
+                Ok(entry) if entry.bytes() == *asked => Ok(entry),
+                Ok(entry) => Err(EcError::OtherLength { held: entry.bytes(), asked: *asked }),
+                // Another thread has evicted the entry already.
+                Err(_) => {
+                    self.wait(cx, session, waiter);
+                    continue;
+                }
+            };
+            cx.end_fetch(session, entry);
+        }
+    }
+
+    /// A try has failed: the sessions that a lasting reason concerns fail, and the others wait for the next
+    /// try. `source` is the producer that was asked, if any was.
+    fn try_failed(&mut self, cx: &mut Context, key: &Key, source: Option<&str>, why: EcError) {
+        let Some(fetch) = self.fetches.get_mut(key) else { return };
+        fetch.step = Step::Pausing(cx.now);
+        let mut pause = Duration::ZERO;
+        if why.is_passing() {
+            fetch.tries = fetch.tries.saturating_add(1);
+            let first = cx.config.retry_first.max(SHORTEST_PAUSE);
+            pause = first.saturating_mul(1 << (fetch.tries - 1).min(16)).min(cx.config.retry_max.max(first));
+        } else {
+            fetch.tries = 0;
+            let concerned = |waiter: &Waiter| source.is_none_or(|source| waiter.want.source == source);
+            let failed: Vec<SessionId> =
+                fetch.waiters.iter().filter(|(_, waiter)| concerned(waiter)).map(|(id, _)| *id).collect();
+            for session in failed {
+                self.fail_one(cx, key, session, why.clone());
+            }
+        }
+        if let Some(fetch) = self.fetches.get_mut(key) {
+            fetch.last = Some(why);
+        }
+        self.drop_unwanted(cx, key);
+        self.pause(cx, key, pause);
+    }
+
+    /// Waits before the next try.
+    fn pause(&mut self, cx: &mut Context, key: &Key, pause: Duration) {
+        let Some(fetch) = self.fetches.get_mut(key) else { return };
+        let until = cx.now + pause;
+        fetch.step = Step::Pausing(until);
+        self.timers.insert((until, Timer::Again(key.clone())));
+    }
+
+    fn fail_one(&mut self, cx: &mut Context, key: &Key, session: SessionId, why: EcError) {
+        let Some(fetch) = self.fetches.get_mut(key) else { return };
+        if let Some(waiter) = fetch.waiters.remove(&session) {
+            self.forget(session, &waiter);
+            cx.end_fetch(session, Err(why));
+        }
+    }
+
+    fn forget(&mut self, session: SessionId, waiter: &Waiter) {
+        self.of_session.remove(&session);
+        self.timers.remove(&(waiter.deadline, Timer::Budget(session)));
+    }
+
+    /// Ends a fetch that no session wants any more.
+    fn drop_unwanted(&mut self, cx: &mut Context, key: &Key) {
+        if !self.fetches.get(key).is_some_and(|fetch| fetch.waiters.is_empty()) {
+            return;
+        }
+        match self.fetches.remove(key).map(|fetch| fetch.step) {
+            Some(Step::Moving(moving)) => {
+                let session = moving.transfer;
+                self.give_up(cx, *moving);
+                cx.command(Command::Abort { session });
+            }
+            Some(Step::Pausing(until)) => drop(self.timers.remove(&(until, Timer::Again(key.clone())))),
+            None => {}
+        }
+    }
+
+    /// Gives up a transfer. Its blocks come back later.
+    fn give_up(&mut self, cx: &mut Context, moving: Moving) {
+        self.of_transfer.remove(&moving.transfer);
+        self.leaving.insert(moving.transfer);
+        cx.store.discard(moving.reservation);
+    }
+
+    // ---- the inner machine's sessions -----------------------------------------------------------
+
+    /// The inner machine reports a transfer's state.
+    pub(super) fn progressed(
+        &mut self,
+        cx: &mut Context,
+        transfer: SessionId,
+        poll: KvPoll,
+        failure: Option<Box<TransferError>>,
+    ) {
+        let Some(key) = self.of_transfer.get(&transfer).cloned() else { return };
+        let Some(fetch) = self.fetches.get_mut(&key) else { return };
+        let Step::Moving(moving) = &mut fetch.step else { return };
+        match (poll, failure) {
+            (KvPoll::Success, _) => moving.arrived = true,
+            (KvPoll::Failed, Some(error)) => self.transfer_failed(cx, &key, error),
+            (KvPoll::Transferring, _) => {
+                for session in fetch.waiters.keys() {
+                    cx.tell(*session, EcPoll::Transferring);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn transfer_failed(&mut self, cx: &mut Context, key: &Key, error: Box<TransferError>) {
+        let Some(fetch) = self.fetches.get_mut(key) else { return };
+        if let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) {
+            let source = moving.source.clone();
+            self.give_up(cx, *moving);
+            self.try_failed(cx, key, Some(&source), EcError::Transfer(error));
+        }
+    }
+
+    /// The inner machine has given a transfer's blocks back: no wire can touch them any more.
+    pub(super) fn released(&mut self, cx: &mut Context, transfer: SessionId, pages: Pages) {
+        if self.leaving.remove(&transfer) {
+            return cx.give_back(pages);
+        }
+        let Some(key) = self.of_transfer.remove(&transfer) else { return cx.give_back(pages) };
+        let Some(fetch) = self.fetches.get_mut(&key) else { return cx.give_back(pages) };
+        let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) else { return };
+        let Moving { mut reservation, arrived, .. } = *moving;
+        let whole = reservation.put_back(pages).is_ok();
+        debug_assert!(whole && arrived, "blocks come back after the end of their transfer");
+        match if arrived { cx.store.commit(reservation) } else { Err(reservation) } {
+            Ok(()) => self.deliver(cx, &key),
+            Err(reservation) => {
+                cx.store.discard(reservation);
+                self.try_failed(cx, &key, None, EcError::NotWhole);
+            }
+        }
+    }
+
+    // ---- how many -------------------------------------------------------------------------------
+
+    /// Sessions that want an entry.
+    pub(super) fn len(&self) -> usize {
+        self.of_session.len()
+    }
+
+    /// Transfers under way, those included that were given up and whose blocks are not back.
+    pub(super) fn transfers(&self) -> usize {
+        self.of_transfer.len() + self.leaving.len()
+    }
+}
+
+/// The longest budget that counts.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The shortest pause before another try, whatever the settings say.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(100);
+/// How soon to look again at an entry that somebody else on this host fills.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+impl Fetch {
+    fn new(now: Time) -> Fetch {
+        Fetch { waiters: BTreeMap::new(), step: Step::Pausing(now), tries: 0, last: None }
+    }
+}

@@ -1,0 +1,213 @@
+//! The machine of the encoder cache, on the machine of the KV cache.
+//!
+//! ```text
+//! EcMachine          routes inputs: commands to the parts, everything else to the inner machine
+//! ├ serving.rs       the producer: a peer asks for an entry → pin → a sending session of the inner machine
+//! ├ fetching.rs      the consumer: a session wants an entry → blocks → a receiving session of the inner machine
+//! ├ context.rs       what both use: the cache, the inner machine, the outputs
+//! └ Node (kv-core)   conversations, leases, posts, permissions to write, quarantine, deadlines
+//! ```
+//!
+//! `command.rs`, `error.rs` and `config.rs` are the words of the machine.
+
+mod command;
+mod config;
+mod context;
+mod error;
+mod fetching;
+mod serving;
+
+pub use command::{Command, EcPoll, Resource, Want};
+pub use config::MachineConfig;
+pub use error::EcError;
+
+use std::collections::BTreeSet;
+
+use kv_core::machine::{Input, Machine, OfSession};
+use kv_core::proto::{self, Node, NodeConfig, NodeGauges};
+use kv_core::trace::{Event, KvWhat};
+use kv_core::{Quarantine, Service, SessionId, Time, TransportOffer};
+
+use self::context::{Context, Out};
+use self::fetching::Fetching;
+use self::serving::Serving;
+use crate::store::SharedStore;
+
+/// The name of the encoder cache in rank records.
+pub const EC_SERVICE: &str = "ec";
+
+/// The sans-IO machine of one worker of the encoder cache: producer and consumer in one.
+pub struct EcMachine {
+    cx: Context,
+    serving: Serving,
+    fetching: Fetching,
+    /// Sessions that save an entry, and whose commit has not come.
+    saving: BTreeSet<SessionId>,
+    stopping: bool,
+}
+
+/// How much the machine holds at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct EcMachineGauges {
+    /// Sessions that want an entry and do not have it.
+    pub waiting: usize,
+    /// Transfers from producers, those included that were given up and whose blocks are not back.
+    pub transfers: usize,
+    /// Answers to peers under way.
+    pub answers: usize,
+    /// What the inner machine holds.
+    pub node: NodeGauges,
+}
+
+impl EcMachine {
+    /// A machine over a cache. `node` describes the cache's region as a worker's memory; its service is set
+    /// here.
+    pub fn new(config: MachineConfig, node: NodeConfig, store: SharedStore) -> EcMachine {
+        let service = Service::by_content(EC_SERVICE, &config.compatibility);
+        let node = Node::new(node.with(|node| node.service = service));
+        EcMachine {
+            cx: Context::new(config, store, node),
+            serving: Serving::default(),
+            fetching: Fetching::default(),
+            saving: BTreeSet::new(),
+            stopping: false,
+        }
+    }
+
+    /// How much the machine holds at the moment.
+    pub fn gauges(&self) -> EcMachineGauges {
+        EcMachineGauges {
+            waiting: self.fetching.len(),
+            transfers: self.fetching.transfers(),
+            answers: self.serving.len(),
+            node: self.cx.node.gauges(),
+        }
+    }
+
+    fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Fetch { session, .. } if self.stopping => {
+                self.cx.end_fetch(session, Err(EcError::WorkerStopped));
+            }
+            Command::Fetch { session, want } => self.fetching.open(&mut self.cx, session, want),
+            Command::Save { session } if self.stopping => self.cx.end(session, Some(EcError::WorkerStopped)),
+            Command::Save { session } => drop(self.saving.insert(session)),
+            Command::Commit { session, reservation, ready: _ } if self.saving.remove(&session) => {
+                let failure = self.cx.store.commit(*reservation).err().map(|reservation| {
+                    self.cx.store.discard(reservation);
+                    EcError::NotWhole
+                });
+                self.cx.end(session, failure);
+                self.cx.return_reservation(session, None);
+            }
+            Command::CommitFailed { session, reservation, error } if self.saving.remove(&session) => {
+                self.cx.store.discard(*reservation);
+                self.cx.end(session, Some(EcError::NotReady(error)));
+                self.cx.return_reservation(session, None);
+            }
+            // The session has ended. Whether a device still writes into the blocks, only the caller knows.
+            Command::Commit { session, reservation, .. }
+            | Command::CommitFailed { session, reservation, .. } => {
+                self.cx.return_reservation(session, Some(reservation));
+            }
+            Command::Abort { session } => self.end(session, EcError::Aborted),
+            Command::Shutdown => {
+                self.stopping = true;
+                let sessions = self.saving.iter().copied().chain(self.fetching.sessions());
+                for session in sessions.collect::<Vec<_>>() {
+                    self.end(session, EcError::WorkerStopped);
+                }
+                self.cx.command(proto::Command::Shutdown);
+            }
+        }
+    }
+
+    fn end(&mut self, session: SessionId, why: EcError) {
+        if self.saving.remove(&session) {
+            self.cx.end(session, Some(why));
+        } else {
+            self.fetching.leave(&mut self.cx, session, why);
+        }
+    }
+
+    /// Routes what the inner machine wants, until it wants nothing more.
+    fn pump(&mut self) {
+        loop {
+            while let Some(output) = self.cx.node.poll_output() {
+                match output.within() {
+                    Ok(output) => self.cx.outputs.push_back(output),
+                    Err(of) => self.on_inner(of),
+                }
+            }
+            let Some(asked) = self.cx.node.poll_asked() else { return };
+            self.serving.answer(&mut self.cx, &asked);
+        }
+    }
+
+    fn on_inner(&mut self, of: InnerOutput) {
+        match of {
+            OfSession::Status { session, poll, failure } => {
+                self.fetching.progressed(&mut self.cx, session, poll, failure);
+            }
+            OfSession::Release { session, resource } => {
+                if self.serving.released(&mut self.cx, session) {
+                    return;
+                }
+                if let proto::Resource::Pages(pages) = resource {
+                    self.fetching.released(&mut self.cx, session, pages);
+                }
+            }
+        }
+    }
+}
+
+type InnerOutput = OfSession<kv_core::KvPoll, proto::Resource, kv_core::TransferError>;
+
+impl Machine for EcMachine {
+    type Command = Command;
+    type Status = EcPoll;
+    type Resource = Resource;
+    type Failure = EcError;
+    type Quarantine = Quarantine;
+    type Trace = KvWhat;
+
+    fn handle(&mut self, now: Time, input: Input<Command>) {
+        self.cx.now = self.cx.now.max(now);
+        match input.within() {
+            Ok(input) => self.cx.node.handle(now, input),
+            Err(command) => self.on_command(command),
+        }
+        self.pump();
+        self.fetching.tick(&mut self.cx);
+        self.pump();
+    }
+
+    fn poll_output(&mut self) -> Option<Out> {
+        self.cx.outputs.pop_front()
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        [self.cx.node.next_timeout(), self.fetching.next_timeout()].into_iter().flatten().min()
+    }
+
+    fn leased(&self) -> usize {
+        self.cx.node.pages_leased()
+    }
+
+    fn quarantine(&self) -> Vec<Quarantine> {
+        self.cx.node.quarantine()
+    }
+
+    fn listen(&mut self, on: bool) {
+        self.cx.node.listen(on);
+    }
+
+    fn poll_trace(&mut self) -> Option<Event<KvWhat>> {
+        self.cx.node.poll_trace()
+    }
+
+    fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
+        Machine::transport_in(&self.cx.node, frame)
+    }
+}

@@ -1,0 +1,83 @@
+//! The producer's part: answers to peers that ask for entries.
+//!
+//! An answer is one sending session of the inner machine, over the blocks of the pinned entry. The pin ends
+//! when the session has given the blocks back, which is when no wire can touch them any more.
+
+use std::collections::BTreeMap;
+
+use kv_core::proto::Command;
+use kv_core::{Asked, Lease, Mismatch, PeerCause, SessionId, SessionOptions, TransferMode};
+
+use super::context::Context;
+use crate::cache::{Absent, Pin};
+
+/// The answers under way.
+#[derive(Debug, Default)]
+pub(super) struct Serving {
+    /// By the inner machine's session: the pin of the entry that is given away.
+    pins: BTreeMap<SessionId, Pin>,
+}
+
+impl Serving {
+    /// Answers one request.
+    pub(super) fn answer(&mut self, cx: &mut Context, asked: &Asked) {
+        match self.admit(cx, asked) {
+            Ok(pin) => self.serve(cx, asked, pin),
+            Err(cause) => cx.refuse(asked, cause),
+        }
+    }
+
+    /// Pins the entry that is asked for, if it may be given away now.
+    fn admit(&self, cx: &mut Context, asked: &Asked) -> Result<Pin, PeerCause> {
+        if cx.config.compatibility != asked.content.compatibility {
+            return Err(PeerCause::Incompatible(Mismatch {
+                field: "compatibility".to_owned(),
+                ours: cx.config.compatibility.clone(),
+                theirs: asked.content.compatibility.clone(),
+            }));
+        }
+        if self.pins.len() >= cx.config.max_answers {
+            return Err(PeerCause::Overloaded);
+        }
+        let pin = cx.store.pin(&asked.content.hash).map_err(|absent| match absent {
+            Absent::Missing => PeerCause::EntryMissing,
+            Absent::NotReady => PeerCause::EntryNotReady,
+        })?;
+        let (held, asked) = (u32::try_from(pin.pages().len()).unwrap_or(u32::MAX), asked.content.pages);
+        if held != asked {
+            cx.store.unpin(pin);
+            return Err(PeerCause::EntrySize { held, asked });
+        }
+        Ok(pin)
+    }
+
+    fn serve(&mut self, cx: &mut Context, asked: &Asked, pin: Pin) {
+        let session = cx.inner_session();
+        let (pages, chunk) = (pin.pages().len(), pin.mirror());
+        self.pins.insert(session, pin);
+        let options = SessionOptions::default().with(|options| {
+            options.mode = Some(TransferMode::Auto);
+            options.lease = Some(Lease::Renewable(cx.config.lease));
+            options.deadline = Some(cx.config.answer_deadline);
+        });
+        let (room, options) = (asked.room.clone(), Box::new(options));
+        cx.command(Command::OpenSender { session, room, receivers: 1, options });
+        cx.command(Command::InitSender { session, num_pages: pages, aux: None });
+        cx.command(Command::Send { session, chunk });
+    }
+
+    /// The inner machine has given the blocks of an answer back. False if the session is none of an answer.
+    pub(super) fn released(&mut self, cx: &mut Context, session: SessionId) -> bool {
+        let pin = self.pins.remove(&session);
+        let found = pin.is_some();
+        if let Some(pin) = pin {
+            cx.store.unpin(pin);
+        }
+        found
+    }
+
+    /// How many answers are under way.
+    pub(super) fn len(&self) -> usize {
+        self.pins.len()
+    }
+}

@@ -1,0 +1,180 @@
+//! Entries go from a producer to consumers over the embedded transport: real workers, real threads, real
+//! bytes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kv_core::{Cause, PeerCause, ReadyEventError, TransferMode};
+use kv_ec::{Availability, EcError, EcPoll, Eviction, FetchFailure, ReserveError};
+use support::{BLOCK, Host, Server, content, hash, until};
+
+#[test]
+fn an_entry_arrives_byte_for_byte_by_writes_and_by_reads() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 64);
+    let consumer = Host::consumer("prefill", 64);
+    for (seed, mode, bytes) in [
+        (1, TransferMode::Push, 5 * BLOCK),
+        (2, TransferMode::Pull, 5 * BLOCK),
+        (3, TransferMode::Auto, 7 * BLOCK - 100),
+        (4, TransferMode::Pull, 1),
+    ] {
+        producer.save(seed, bytes);
+        let want = server.want(seed, bytes).with(|want| want.mode = Some(mode));
+        let entry = consumer.fetched(want);
+        assert_eq!(consumer.bytes(&entry), content(seed, bytes), "{mode}");
+    }
+    let blocks = 5 + 5 + 7 + 1;
+    consumer.until_cached(blocks);
+    producer.until_cached(blocks);
+}
+
+#[test]
+fn many_sessions_that_want_one_entry_make_one_transfer() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 64);
+    let consumer = Host::consumer("prefill", 64);
+    producer.save(1, 9 * BLOCK);
+    let mut fetches: Vec<_> = (0..50)
+        .map(|_| match consumer.connector.ensure_cache_available(server.want(1, 9 * BLOCK)).unwrap() {
+            Availability::Deferred(fetch) => fetch,
+            Availability::Here(_) => panic!("nothing was fetched yet"),
+        })
+        .collect();
+    until("all sessions", || fetches.iter().all(|fetch| fetch.poll() == EcPoll::Ready));
+    let entries: Vec<_> = fetches.iter_mut().map(|fetch| fetch.entry().unwrap()).collect();
+    for entry in &entries {
+        assert_eq!(consumer.bytes(entry), content(1, 9 * BLOCK));
+    }
+    assert_eq!(producer.answers(), 1);
+    // The next one needs no producer.
+    drop(entries);
+    drop(producer);
+    assert!(matches!(
+        consumer.connector.ensure_cache_available(server.want(1, 9 * BLOCK)).unwrap(),
+        Availability::Here(_)
+    ));
+    consumer.until_cached(9);
+}
+
+#[test]
+fn an_entry_that_is_saved_after_its_event_is_had_once_the_event_has_passed() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 16);
+    let consumer = Host::consumer("prefill", 16);
+    let passed = Arc::new(AtomicBool::new(false));
+    let event = Arc::clone(&passed);
+    let reservation = producer.written(1, 3 * BLOCK);
+    producer.connector.save_after(reservation, move || Ok(event.load(Ordering::SeqCst))).unwrap();
+    let mut fetch = consumer.deferred(server.want(1, 3 * BLOCK));
+    until("a refusal", || consumer.failures(PeerCause::EntryNotReady) > 0);
+    assert_eq!((fetch.poll() > EcPoll::Failed, producer.connector.gauges().saving), (true, 1));
+    passed.store(true, Ordering::SeqCst);
+    until("the entry", || fetch.poll() == EcPoll::Ready);
+    assert_eq!(consumer.bytes(&fetch.entry().unwrap()), content(1, 3 * BLOCK));
+    until("the save", || producer.connector.gauges().saving == 0);
+    // An event that fails gives the entry up, and its blocks are free.
+    let reservation = producer.written(2, 3 * BLOCK);
+    producer.connector.save_after(reservation, || Err(ReadyEventError::Device { code: 700 })).unwrap();
+    until("the failed save", || producer.connector.gauges().failed_saves == 1);
+    let cache = producer.connector.gauges().cache;
+    assert_eq!((cache.cached + cache.pinned, cache.filling, cache.lost), (3, 0, 0));
+}
+
+#[test]
+fn refusals_are_typed_and_only_the_passing_ones_are_tried_again() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 16);
+    let consumer = Host::consumer("prefill", 16);
+    producer.save(1, 3 * BLOCK);
+    let missing = consumer.refused(server.want(9, BLOCK));
+    assert!(
+        matches!(&missing, EcError::Transfer(error) if error.cause == Cause::ByPeer(PeerCause::EntryMissing)),
+        "{missing}"
+    );
+    let size = consumer.refused(server.want(1, 2 * BLOCK));
+    let held = PeerCause::EntrySize { held: 3, asked: 2 };
+    assert!(
+        matches!(&size, EcError::Transfer(error) if error.cause == Cause::ByPeer(held.clone())),
+        "{size}"
+    );
+    let large = consumer.refused(server.want(1, 17 * BLOCK));
+    assert_eq!(large, EcError::Room(ReserveError::TooLarge { blocks: 17, region: 16 }));
+    let stranger = Host::with_compatibility("stranger", 16, "another model");
+    let other = stranger.refused(server.want(1, 3 * BLOCK));
+    let EcError::Transfer(error) = &other else { panic!("{other}") };
+    let Cause::Incompatible(mismatch) = &error.cause else { panic!("{other}") };
+    assert_eq!((mismatch.field.as_str(), mismatch.ours.as_str()), ("compatibility", "\"another model\""));
+    // Not one block is out anywhere.
+    consumer.until_cached(0);
+    stranger.until_cached(0);
+    producer.until_cached(3);
+}
+
+#[test]
+fn a_session_ends_within_its_budget_and_names_the_last_reason() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 16);
+    let consumer = Host::consumer("prefill", 16);
+    let reservation = producer.written(1, 3 * BLOCK);
+    let budget = Duration::from_millis(300);
+    let fetch = consumer.deferred(server.want(1, 3 * BLOCK).with(|want| want.budget = Some(budget)));
+    until("the end", || fetch.poll() == EcPoll::Failed);
+    let failure = fetch.failure().unwrap();
+    let FetchFailure::Machine(failure) = failure else { panic!("{failure}") };
+    let EcError::Budget { after, last: Some(last) } = *failure else { panic!("{failure}") };
+    assert_eq!(after, budget);
+    let why =
+        matches!(&*last, EcError::Transfer(error) if error.cause == Cause::ByPeer(PeerCause::EntryNotReady));
+    assert!(why, "{last}");
+    producer.connector.discard(reservation);
+    consumer.until_cached(0);
+}
+
+#[test]
+fn entries_that_a_step_uses_are_not_evicted_and_others_make_room() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 64);
+    let consumer = Host::evicting("prefill", 8, Eviction::Fifo);
+    for seed in 1..=4 {
+        producer.save(seed, 4 * BLOCK);
+    }
+    let first = consumer.fetched(server.want(1, 4 * BLOCK));
+    drop(consumer.fetched(server.want(2, 4 * BLOCK)));
+    let third = consumer.fetched(server.want(3, 4 * BLOCK));
+    assert_eq!(consumer.bytes(&first), content(1, 4 * BLOCK));
+    assert_eq!(consumer.bytes(&third), content(3, 4 * BLOCK));
+    // Both entries are in use: the fourth waits, and comes when one of them is let go.
+    let mut fourth = consumer.deferred(server.want(4, 4 * BLOCK));
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(fourth.poll(), EcPoll::Waiting);
+    drop(first);
+    until("the fourth entry", || fourth.poll() == EcPoll::Ready);
+    assert_eq!(consumer.bytes(&fourth.entry().unwrap()), content(4, 4 * BLOCK));
+    assert_eq!(consumer.bytes(&third), content(3, 4 * BLOCK));
+    assert_eq!(consumer.connector.gauges().cache.evictions, 2);
+}
+
+#[test]
+fn a_dropped_fetch_ends_alone_and_leaves_nothing_pinned() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 16);
+    let consumer = Host::consumer("prefill", 16);
+    for _ in 0..20 {
+        let reservation = producer.written(1, 4 * BLOCK);
+        let (one, mut other) =
+            (consumer.deferred(server.want(1, 4 * BLOCK)), consumer.deferred(server.want(1, 4 * BLOCK)));
+        producer.connector.save(reservation).unwrap();
+        drop(one);
+        until("the other session", || other.poll() == EcPoll::Ready);
+        drop(other.entry().unwrap());
+        consumer.until_cached(4);
+        assert!(consumer.connector.store().remove(&hash(1)));
+        producer.until_cached(4);
+        assert!(producer.connector.store().remove(&hash(1)));
+    }
+}
