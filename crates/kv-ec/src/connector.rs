@@ -160,7 +160,7 @@ impl EcConnector {
         self.sweep();
         let want = Box::new(want);
         let handle = self.port.open(|session| Command::Fetch { session, want })?;
-        Ok(Availability::Deferred(Fetch { handle }))
+        Ok(Availability::Deferred(Fetch { handle, entry: None, is_handed_over: false }))
     }
 
     /// The entry if it is here. Asks nobody.
@@ -230,6 +230,9 @@ impl EcConnector {
 #[derive(Debug)]
 pub struct Fetch {
     handle: Handle<EcMachine>,
+    /// The entry, once the worker has handed it over.
+    entry: Option<EntryGuard>,
+    is_handed_over: bool,
 }
 
 impl Fetch {
@@ -238,9 +241,21 @@ impl Fetch {
         self.handle.id()
     }
 
-    /// How far the entry is: one atomic load.
-    pub fn poll(&self) -> EcPoll {
-        self.handle.poll()
+    /// How far the entry is: one atomic load, until the entry is here. Once this has returned
+    /// [`EcPoll::Ready`], [`entry`](Fetch::entry) has the entry.
+    pub fn poll(&mut self) -> EcPoll {
+        let poll = self.handle.poll();
+        if poll != EcPoll::Ready || self.is_handed_over {
+            return poll;
+        }
+        // The worker says that an entry is here, and hands the entry over right afterwards.
+        let Some(resources) = self.handle.reclaim() else { return EcPoll::Transferring };
+        self.is_handed_over = true;
+        self.entry = resources.into_iter().find_map(|resource| match resource {
+            Resource::Slot(entry) => entry,
+            Resource::Reservation(_) => None,
+        });
+        poll
     }
 
     /// Why the entry will not come; `None` unless the session has failed.
@@ -248,12 +263,10 @@ impl Fetch {
         self.handle.failure()
     }
 
-    /// The entry, once it is here. `None` before, after a failure, and after the entry was taken.
+    /// Takes the entry, once it is here. `None` before, after a failure, and after the entry was taken.
     pub fn entry(&mut self) -> Option<EntryGuard> {
-        self.handle.reclaim()?.into_iter().find_map(|resource| match resource {
-            Resource::Slot(entry) => entry,
-            Resource::Reservation(_) => None,
-        })
+        self.poll();
+        self.entry.take()
     }
 
     /// Ends the session, in whatever state.

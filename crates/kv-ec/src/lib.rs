@@ -1,4 +1,79 @@
-//! The encoder cache: embeddings of images and other media by the hash of their content.
+//! The encoder cache: embeddings of images and other media, computed once anywhere in the fleet, and
+//! fetched by whoever needs them by the hash of their content.
+//!
+//! ```text
+//! encode worker (producer)                                prefill worker (consumer)
+//!   reserve → write → save                                  ensure_cache_available(want)
+//!        │                                                     │ here: pinned at once
+//!        ▼                                                     ▼ not here: a session, polled
+//!   cache ◀── EcMachine ◀── XferReq{attempt, hash, …} ──── EcMachine ──▶ cache
+//!   pins the entry   │                                         ▲        blocks reserved, then committed
+//!                    └── WRITE, or lease and READ ─────────────┘
+//! ```
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`EcRegion`] | the memory of a host's entries, in blocks; one process owns and registers it, all ranks map it |
+//! | [`EncoderCache`], [`SharedStore`] | which entry has which blocks, who uses an entry, which entries make room |
+//! | [`EcMachine`] | answers peers and fetches from them; sans-IO, on the protocol machine of the KV cache |
+//! | [`EcWorker`], [`EcConnector`], [`Request`] | a thread that runs the machine, and what a server calls |
+//! | [`Compatibility`] | a hash over everything that changes an embedding |
+//! | [`params`] | `ec_transfer_params`, by which routers tell consumers where entries are |
+//!
+//! What this crate is not: an encoder, or a second protocol. Peers are met, bytes are moved, leases are
+//! kept, and blocks of lost peers are quarantined by `kv-core`, as for the KV cache. vLLM's own wire for
+//! encoder caches is not spoken.
+//!
+//! # What holds
+//!
+//! - An entry that is [`Ready`](EcPoll::Ready) has the bytes that were saved under its hash, and keeps them
+//!   while its [`EntryGuard`] lives.
+//! - A block is given to another entry only when no wire can touch it: entries that are filling, answered
+//!   or used are never evicted.
+//! - Every session ends within its budget; its error says why, and the caller encodes locally.
+//! - However many sessions want one entry, it is transferred once.
+//!
+//! ```
+//! use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
+//! use kv_core::ContentHash;
+//! use kv_ec::{EcConfig, EcRegion, EcWorker, RequestPoll, Want};
+//! use kv_local::{LocalConfig, LocalTransport};
+//!
+//! /// A worker with a region of 64 blocks of 4096 bytes, over the embedded transport.
+//! fn start(config: EcConfig) -> Result<EcWorker, Box<dyn std::error::Error>> {
+//!     let region = EcRegion::create(64, 4096)?;
+//!     let mut transport = LocalTransport::new(LocalConfig::default())?;
+//!     transport.add_arena(region.arena().ok_or("this process made the region")?)?;
+//!     let client = Box::new(HttpBootstrapClient::new(ClientConfig::default())?);
+//!     Ok(EcWorker::start(config, &region, transport, client)?)
+//! }
+//!
+//! let server = KvBootstrapServer::start("127.0.0.1:0")?;
+//! let addr = server.local_addr().to_string();
+//! let encoder = start(EcConfig::new("encoder", "model v1").with(|config| config.publish = Some(addr.clone())))?;
+//! let prefill = start(EcConfig::new("prefill", "model v1"))?;
+//!
+//! // The encode worker saves an embedding.
+//! let (image, embedding) = (ContentHash::new("3f9a")?, vec![7; 10_000]);
+//! let connector = encoder.connector();
+//! let reservation = connector.reserve(&image, 10_000)?;
+//! connector.write(&reservation, 0, &embedding)?;
+//! connector.save(reservation)?;
+//!
+//! // The prefill worker's scheduler defers a request until its entries are here.
+//! let connector = prefill.connector();
+//! let mut request = connector.request([Want::new(image, 10_000, addr)])?;
+//! while request.poll() == RequestPoll::Deferred {
+//!     std::thread::yield_now(); // other work
+//! }
+//! assert_eq!(request.missing().count(), 0, "{:?}", request.missing().next());
+//! let mut bytes = vec![0; 10_000];
+//! for (_, entry) in request.entries() {
+//!     connector.read(entry, 0, &mut bytes)?;
+//! }
+//! assert_eq!(bytes, embedding);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod cache;
@@ -7,6 +82,7 @@ mod connector;
 mod machine;
 pub mod params;
 mod region;
+mod request;
 mod store;
 mod worker;
 
@@ -19,5 +95,6 @@ pub use machine::{
     Command, EC_SERVICE, EcError, EcMachine, EcMachineGauges, EcPoll, MachineConfig, Resource, Want,
 };
 pub use region::{EcRegion, RegionError};
+pub use request::{Request, RequestPoll};
 pub use store::{EntryGuard, SharedStore};
 pub use worker::{EcConfig, EcStartError, EcWorker};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kv_core::{Cause, PeerCause, ReadyEventError, TransferMode};
-use kv_ec::{Availability, EcError, EcPoll, Eviction, FetchFailure, ReserveError};
+use kv_ec::{Availability, EcError, EcPoll, Eviction, FetchFailure, RequestPoll, ReserveError};
 use support::{BLOCK, Host, Server, content, hash, until};
 
 #[test]
@@ -45,7 +45,7 @@ fn many_sessions_that_want_one_entry_make_one_transfer() {
             Availability::Here(_) => panic!("nothing was fetched yet"),
         })
         .collect();
-    until("all sessions", || fetches.iter().all(|fetch| fetch.poll() == EcPoll::Ready));
+    until("all sessions", || fetches.iter_mut().all(|fetch| fetch.poll() == EcPoll::Ready));
     let entries: Vec<_> = fetches.iter_mut().map(|fetch| fetch.entry().unwrap()).collect();
     for entry in &entries {
         assert_eq!(consumer.bytes(entry), content(1, 9 * BLOCK));
@@ -122,7 +122,7 @@ fn a_session_ends_within_its_budget_and_names_the_last_reason() {
     let consumer = Host::consumer("prefill", 16);
     let reservation = producer.written(1, 3 * BLOCK);
     let budget = Duration::from_millis(300);
-    let fetch = consumer.deferred(server.want(1, 3 * BLOCK).with(|want| want.budget = Some(budget)));
+    let mut fetch = consumer.deferred(server.want(1, 3 * BLOCK).with(|want| want.budget = Some(budget)));
     until("the end", || fetch.poll() == EcPoll::Failed);
     let failure = fetch.failure().unwrap();
     let FetchFailure::Machine(failure) = failure else { panic!("{failure}") };
@@ -177,4 +177,35 @@ fn a_dropped_fetch_ends_alone_and_leaves_nothing_pinned() {
         producer.until_cached(4);
         assert!(producer.connector.store().remove(&hash(1)));
     }
+}
+
+#[test]
+fn a_request_has_its_items_from_several_producers_or_says_which_to_encode() {
+    let servers = [Server::start(), Server::start()];
+    let producers =
+        [Host::producer(&servers[0], "encoder-0", 16), Host::producer(&servers[1], "encoder-1", 16)];
+    let consumer = Host::consumer("prefill", 32);
+    producers[0].save(1, 3 * BLOCK);
+    producers[1].save(2, 2 * BLOCK + 9);
+    let wants = || [servers[0].want(1, 3 * BLOCK), servers[1].want(2, 2 * BLOCK + 9)];
+    let mut request = consumer.connector.request(wants()).unwrap();
+    until("both items", || request.poll() == RequestPoll::Ready);
+    let bytes: Vec<_> = request.entries().map(|(_, entry)| consumer.bytes(entry)).collect();
+    assert_eq!(bytes, [content(1, 3 * BLOCK), content(2, 2 * BLOCK + 9)]);
+    // The same items again: nobody is asked.
+    let mut again = consumer.connector.request(wants()).unwrap();
+    assert_eq!((again.poll(), again.entries().count()), (RequestPoll::Ready, 2));
+    drop((request, again));
+    // One item is nowhere: the other one stays pinned, and the caller encodes the missing one.
+    let mut request =
+        consumer.connector.request([servers[0].want(1, 3 * BLOCK), servers[1].want(7, BLOCK)]).unwrap();
+    until("the end", || request.poll() == RequestPoll::EncodeLocally);
+    let missing: Vec<_> =
+        request.missing().map(|(index, hash, why)| (index, hash.clone(), why.is_some())).collect();
+    assert_eq!(missing, [(1, hash(7), true)]);
+    consumer.save(7, BLOCK);
+    request.fill(1, consumer.connector.local(&hash(7)).unwrap()).unwrap();
+    assert_eq!(request.poll(), RequestPoll::Ready);
+    drop(request);
+    consumer.until_cached(6 + 1);
 }

@@ -127,7 +127,7 @@ impl Host {
 
     /// The error of a session that must fail.
     pub fn refused(&self, want: Want) -> EcError {
-        let fetch = self.deferred(want);
+        let mut fetch = self.deferred(want);
         until("the refusal", || fetch.poll() == EcPoll::Failed);
         match fetch.failure().unwrap() {
             FetchFailure::Machine(error) => *error,
