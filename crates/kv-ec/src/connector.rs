@@ -50,10 +50,16 @@ pub enum Availability {
 #[error("the entry was not saved: {why}")]
 pub struct NotSaved {
     /// The reservation, as it was given.
-    pub reservation: Reservation,
+    pub reservation: Box<Reservation>,
     /// Why the reservation came back.
     #[source]
     pub why: SaveError,
+}
+
+impl NotSaved {
+    fn of(reservation: Reservation, why: SaveError) -> NotSaved {
+        NotSaved { reservation: Box::new(reservation), why }
+    }
 }
 
 /// Why an entry was not saved.
@@ -108,7 +114,7 @@ impl EcConnector {
     /// Makes an entry ready whose bytes are in place: peers that ask from now on get the entry.
     pub fn save(&self, reservation: Reservation) -> Result<(), NotSaved> {
         let saved = self.store.commit(reservation);
-        saved.map_err(|reservation| NotSaved { reservation, why: SaveError::NotWhole })
+        saved.map_err(|reservation| NotSaved::of(reservation, SaveError::NotWhole))
     }
 
     /// Makes an entry ready once the event has passed, such as the end of a device's copy into the blocks.
@@ -121,7 +127,7 @@ impl EcConnector {
         self.sweep();
         let mut handle = match self.port.open(|session| Command::Save { session }) {
             Ok(handle) => handle,
-            Err(error) => return Err(NotSaved { reservation, why: error.into() }),
+            Err(error) => return Err(NotSaved::of(reservation, error.into())),
         };
         let (session, reservation, ready) =
             (handle.id(), Box::new(reservation), Some(Box::new(event) as Box<_>));
@@ -130,9 +136,7 @@ impl EcConnector {
                 self.saves.under_way.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
                 Ok(())
             }
-            Err(Command::Commit { reservation, .. }) => {
-                Err(NotSaved { reservation: *reservation, why: SaveError::Busy })
-            }
+            Err(Command::Commit { reservation, .. }) => Err(NotSaved { reservation, why: SaveError::Busy }),
             // The queue gives back the command that it was given.
             Err(_) => Ok(()),
         }

@@ -185,7 +185,7 @@ impl Held {
         element_bytes: u32,
         block_bytes: u32,
     ) -> Result<Shape, EcParamsError> {
-        let row_bytes = width.checked_mul(element_bytes).unwrap_or(u32::MAX);
+        let row_bytes = width.saturating_mul(element_bytes);
         let shape = Shape { rows, row_bytes };
         for (field, got, expected) in [
             ("shape[0]", u64::from(self.rows), u64::from(rows)),
