@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
     println!("\nSettings of UCX that the transport needs");
     for guard in guards::guards() {
-        let value = std::env::var(guard.name).unwrap_or_default();
+        let value = std::env::var(guard.name).unwrap_or_else(|_| "(see ucx.conf)".to_owned());
         let by = if missing.contains(&guard) { "set by this program" } else { "set by you" };
         println!("  {}={value}  ({by})\n      {}", guard.name, guard.why);
     }

@@ -35,9 +35,10 @@ const CODE: usize = 16;
 pub(crate) struct Ucx(Library);
 
 impl Ucx {
-    /// Loads NIXL's plugin for UCX. UCX's initializers run, and read some settings for good.
-    pub(crate) fn load(plugin: &Path) -> Option<Ucx> {
-        Library::load(plugin).ok().map(Ucx)
+    /// Loads NIXL's plugin for UCX. UCX's initializers run, and read some settings for good. `Err` is the reason
+    /// in the loader's words; nothing of UCX has run then.
+    pub(crate) fn load(plugin: &Path) -> Result<Ucx, String> {
+        Library::load(plugin).map(Ucx)
     }
 
     /// The file of the library that keeps UCX's settings.
@@ -72,13 +73,13 @@ impl Ucx {
 
     /// Hands UCX a configuration file for the settings that UCX reads later. The rule of
     /// [`set_global`](Ucx::set_global) applies.
-    pub(crate) fn read_config_file(self, content: &str) {
+    pub(crate) fn read_config_file(self, content: &[u8]) {
         // SAFETY: UCX's function has this type.
         let parse = unsafe { self.0.function::<ParseFile>(c"ucs_config_parse_config_file") };
         let file = memfd_create(c"ucx.conf", MemfdFlags::CLOEXEC).map(File::from);
         let (Some(parse), Ok(mut file)) = (parse, file) else { return };
         let name = CString::new(file.as_raw_fd().to_string());
-        if let (Ok(()), Ok(name)) = (file.write_all(content.as_bytes()), name) {
+        if let (Ok(()), Ok(name)) = (file.write_all(content), name) {
             // SAFETY: both are C strings, which name a file that is open until the call has returned.
             // Nothing uses this copy of UCX yet.
             unsafe { parse(c"/proc/self/fd".as_ptr(), name.as_ptr(), 1) };

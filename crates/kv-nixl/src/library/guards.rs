@@ -1,14 +1,15 @@
-//! Settings of UCX that a long-running server wants. A variable that the user has set in the environment stays.
-//! A setting in a file `ucx.conf` stays only if the file is in the working directory and other threads run while
-//! NIXL is loaded; otherwise the settings below come first. Beside threads, relative paths in the user's UCX
-//! variables are resolved in a directory that is removed afterwards, so such paths should be absolute.
+//! Settings of UCX that a long-running server wants. What the operator has set stays: a variable in the
+//! environment, and a setting in any of UCX's files, wherever it came from. UCX reads `ucx.conf` in these
+//! directories: `/etc/ucx`; `../etc/ucx` beside UCX's library; `$HOME`; `$UCX_CONFIG_DIR`; the working directory.
 //!
 //! [`Nixl::load`](crate::Nixl::load) gives UCX the settings. If no other thread runs, they go into the
 //! environment. Beside threads the environment cannot be changed: another thread may be reading it. But UCX
 //! also reads a file `ucx.conf` of its working directory when it is loaded. So NIXL and UCX are loaded
-//! by a thread whose own working directory contains such a file. Where the system refuses such a thread
-//! (the default profile of Docker does), UCX's own calls make the settings, after UCX is loaded and before
-//! UCX is used.
+//! by a thread whose own working directory contains such a file. The file holds the operator's files too, and
+//! UCX's log is opened again afterwards if its path is relative, so that relative paths begin at the process's
+//! own working directory. Where the system refuses such a thread (the default profile of Docker does), and where
+//! UCX can be loaded from the process's own working directory only (`LD_LIBRARY_PATH` is relative), UCX's own
+//! calls make the settings, after UCX is loaded and before UCX is used.
 //!
 //! ```text
 //! setting                       alone        beside threads  file refused             without the setting
@@ -39,6 +40,8 @@
 
 use std::path::Path;
 
+use crate::library::ucx_files::UcxFiles;
+
 /// The setting whose effect is seen in the code of libc.
 pub(crate) const HOOKS: &str = "UCX_MEM_MMAP_HOOK_MODE";
 
@@ -47,7 +50,7 @@ pub(crate) const HOOKS: &str = "UCX_MEM_MMAP_HOOK_MODE";
 pub struct Guard {
     /// The name of the environment variable.
     pub name: &'static str,
-    /// The value that the setting gets if the environment has none, as UCX writes the value.
+    /// The value that the setting gets if the operator has set none, as UCX writes the value.
     pub value: String,
     /// What happens without the setting.
     pub why: &'static str,
@@ -85,9 +88,16 @@ pub fn guards() -> Vec<Guard> {
     guards
 }
 
-/// The settings of [`guards`] whose variable is not in the environment at all.
+/// The settings of [`guards`] that the operator has set neither in the environment nor in a file of UCX. Only
+/// [`Nixl::load`](crate::Nixl::load) knows where UCX's library is, and reads the file beside it too.
 pub fn missing() -> Vec<Guard> {
-    guards().into_iter().filter(|guard| std::env::var_os(guard.name).is_none()).collect()
+    missing_in(&UcxFiles::read(None))
+}
+
+/// The settings of [`guards`] that are neither in the environment nor in these files.
+pub(crate) fn missing_in(files: &UcxFiles) -> Vec<Guard> {
+    let is_missing = |guard: &Guard| std::env::var_os(guard.name).is_none() && !files.name(guard.name);
+    guards().into_iter().filter(is_missing).collect()
 }
 
 /// Whether the directory of InfiniBand's device class has a device.

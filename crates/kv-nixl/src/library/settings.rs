@@ -2,16 +2,17 @@
 //!
 //! The table in [`guards`](crate::guards) says which setting takes which way.
 
-use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-
-use kv_host::OsError;
 
 use crate::ffi::directory::in_directory;
 use crate::ffi::environment::set_variables_alone;
 use crate::ffi::ucx::{Ucx, intercepted_code};
 use crate::library::config_file::{self, ConfigDirectory};
 use crate::library::guards::{self, Guard, HOOKS};
+use crate::library::loader::{directory_of_ucx, mapped_files};
+use crate::library::ucx_files::UcxFiles;
 use crate::library::warnings::{NotSet, SettingWarning};
 
 /// How the missing guards were given to UCX.
@@ -21,9 +22,14 @@ enum Given {
     Environment,
     /// By UCX's configuration file, while UCX was loaded.
     ConfigFile,
-    /// By calls of UCX after UCX was loaded, which is too late for some.
-    Calls { threads: usize, error: OsError },
+    /// By calls of UCX after UCX was loaded, which is too late for some. The reason is the file's, which could not
+    /// be used.
+    Calls(NotSet),
 }
+
+/// NIXL's library, and the copy of UCX that came with its plugin if there is a plugin. `Err` in the copy's place
+/// is the loader's reason for refusing the plugin.
+type Loaded = (PathBuf, Option<Result<Ucx, String>>);
 
 /// What is seen of UCX after UCX was loaded.
 #[derive(Debug)]
@@ -37,43 +43,61 @@ struct Seen {
 }
 
 /// Runs `load`, which loads NIXL's library, and loads the plugin for UCX that `plugin` finds beside the
-/// library, with the guards that the user has not set.
-pub(crate) fn load_with_guards<E: Send>(
+/// library, with the guards that the operator has not set. `likely` is the library that `load` most likely loads.
+pub(crate) fn load_with_guards<E: Send + Display>(
+    likely: Option<&Path>,
     load: impl Fn() -> Result<PathBuf, E> + Sync,
     plugin: impl Fn(&Path) -> Option<PathBuf> + Sync,
 ) -> Result<(PathBuf, Vec<SettingWarning>), E> {
-    let missing = guards::missing();
+    let directory = likely.and_then(&plugin).and_then(|plugin| directory_of_ucx(&plugin));
+    let files = UcxFiles::read(directory.as_deref());
+    let missing = guards::missing_in(&files);
     if missing.is_empty() {
         return Ok((load()?, Vec::new()));
     }
     let (libraries, code) = (mapped_files(), intercepted_code());
     let load_both = || {
         let library = load()?;
-        let ucx = plugin(&library).and_then(|plugin| Ucx::load(&plugin));
+        let ucx = plugin(&library).map(|plugin| Ucx::load(&plugin));
         Ok((library, ucx))
     };
-    let (given, loaded) = give(&missing, load_both);
+    let (given, loaded) = give(&missing, &files, load_both);
     let (library, ucx) = loaded?;
-    // Without UCX there is nothing to set.
-    let Some(ucx) = ucx else { return Ok((library, Vec::new())) };
+    let ucx = match ucx {
+        Some(Ok(ucx)) => ucx,
+        Some(Err(reason)) => return Ok((library, not_loaded(&missing, &given, &reason))),
+        // Without UCX there is nothing to set.
+        None => return Ok((library, Vec::new())),
+    };
     let loaded_before = ucx.file().is_some_and(|file| libraries.contains(&file));
-    if matches!(given, Given::Calls { .. }) && !loaded_before {
+    if matches!(given, Given::Calls(_)) && !loaded_before {
         give_late(ucx, &missing);
     }
+    // Only now: UCX loads its modules in order to say what it has read.
     let seen = Seen { loaded_before, intercepts: intercepted_code() != code, settings: ucx.settings() };
+    if given == Given::ConfigFile && !loaded_before && seen.has_relative_log() {
+        ucx.reopen_log();
+    }
     Ok((library, warnings(&missing, &given, &seen)))
 }
 
 /// Gives UCX the guards, as early as possible, and runs `load`.
-fn give<T: Send>(missing: &[Guard], load: impl Fn() -> T + Sync) -> (Given, T) {
+fn give<E: Send + Display>(
+    missing: &[Guard],
+    files: &UcxFiles,
+    load: impl Fn() -> Result<Loaded, E> + Sync,
+) -> (Given, Result<Loaded, E>) {
     let pairs: Vec<_> = missing.iter().map(|guard| (guard.name, guard.value.clone())).collect();
     let Err(threads) = set_variables_alone(&pairs) else { return (Given::Environment, load()) };
-    let content = config_file::content(missing, config_file::of_the_user().as_deref());
-    let loaded = ConfigDirectory::new(&content).and_then(|directory| in_directory(directory.path(), &load));
-    match loaded {
-        Ok(loaded) => (Given::ConfigFile, loaded),
-        Err(error) => (Given::Calls { threads, error }, load()),
-    }
+    let directory = ConfigDirectory::new(&config_file::content(missing, files));
+    let refused = match directory.and_then(|directory| in_directory(directory.as_fd(), &load)) {
+        Ok(Ok((_, Some(Err(reason))))) => NotSet::NotLoaded { reason },
+        Ok(Err(error)) => NotSet::NotLoaded { reason: error.to_string() },
+        Ok(loaded) => return (Given::ConfigFile, loaded),
+        Err(error) => NotSet::Refused { threads, error },
+    };
+    // What the loader refuses there for a relative path is loaded from the process's own working directory.
+    (Given::Calls(refused), load())
 }
 
 /// Gives a UCX that is loaded, and not used yet, what its initializers have not put into effect for good.
@@ -88,15 +112,26 @@ fn give_late(ucx: Ucx, missing: &[Guard]) {
             _ => {}
         }
     }
-    ucx.read_config_file(&config_file::content(missing, None));
+    ucx.read_config_file(&config_file::content(missing, &UcxFiles::default()));
+}
+
+/// What is told of a UCX that is not loaded: all guards may be missing when UCX comes, unless the environment has
+/// them.
+fn not_loaded(missing: &[Guard], given: &Given, reason: &str) -> Vec<SettingWarning> {
+    if *given == Given::Environment {
+        return Vec::new();
+    }
+    let reason = NotSet::NotLoaded { reason: reason.to_owned() };
+    missing.iter().map(|guard| warning(guard, reason.clone())).collect()
 }
 
 fn warnings(missing: &[Guard], given: &Given, seen: &Seen) -> Vec<SettingWarning> {
-    let warning = |guard: &Guard| {
-        let reason = not_set(guard, missing, given, seen)?;
-        Some(SettingWarning { name: guard.name, wanted: guard.value.clone(), reason, consequence: guard.why })
-    };
-    missing.iter().filter_map(warning).collect()
+    let told = |guard: &Guard| Some(warning(guard, not_set(guard, missing, given, seen)?));
+    missing.iter().filter_map(told).collect()
+}
+
+fn warning(guard: &Guard, reason: NotSet) -> SettingWarning {
+    SettingWarning { name: guard.name, wanted: guard.value.clone(), reason, consequence: guard.why }
 }
 
 /// Why UCX does not have a guard; `None` if UCX has the guard.
@@ -104,9 +139,7 @@ fn not_set(guard: &Guard, missing: &[Guard], given: &Given, seen: &Seen) -> Opti
     match (seen.shows(guard), given) {
         (Some(true), _) => None,
         _ if seen.loaded_before => Some(NotSet::LoadedBefore),
-        (Some(false), Given::Calls { threads, error }) => {
-            Some(NotSet::Refused { threads: *threads, error: *error })
-        }
+        (Some(false), Given::Calls(refused)) => Some(refused.clone()),
         (Some(false), _) => Some(NotSet::Other { value: seen.value(guard.name).map(str::to_owned) }),
         (None, Given::Environment) => None,
         // What came by the same file is in effect.
@@ -131,20 +164,24 @@ impl Seen {
         self.shows(guard) == Some(true) && (guard.name != HOOKS || *given == Given::ConfigFile)
     }
 
+    /// Whether UCX's log is a file whose path begins at the working directory. UCX takes the beginning of a
+    /// stream's name for the name.
+    fn has_relative_log(&self) -> bool {
+        let log = self.value("UCX_LOG_FILE").unwrap_or_default();
+        let log = log.split_once("file:").map_or(log, |(_, path)| path);
+        !log.starts_with('/') && !["stdout", "stderr"].iter().any(|stream| stream.starts_with(log))
+    }
+
     /// The value of a setting, as UCX writes it.
     fn value(&self, name: &str) -> Option<&str> {
         self.settings.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
     }
 }
 
-/// Files that are mapped into this process.
-fn mapped_files() -> BTreeSet<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..]))).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use kv_host::OsError;
+
     use super::*;
 
     const REFUSED: OsError =
@@ -167,7 +204,7 @@ mod tests {
     }
 
     fn calls() -> Given {
-        Given::Calls { threads: 3, error: REFUSED }
+        Given::Calls(NotSet::Refused { threads: 3, error: REFUSED })
     }
 
     #[test]
@@ -178,7 +215,35 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_users_own_file_is_named_in_the_warning() {
+    fn only_a_log_with_a_relative_path_is_opened_again() {
+        for (log, relative) in [
+            ("own.log", true),
+            ("file:own.log", true),
+            ("logs/%p", true),
+            ("", false),
+            ("stdout", false),
+            ("stderr", false),
+            ("/var/own.log", false),
+            ("file:/var/own.log", false),
+        ] {
+            assert_eq!(seen(&format!("UCX_LOG_FILE={log}\n")).has_relative_log(), relative, "{log}");
+        }
+        assert!(!seen("").has_relative_log());
+    }
+
+    #[test]
+    fn a_plugin_that_is_not_loaded_misses_all_that_the_environment_does_not_have() {
+        assert_eq!(not_loaded(&missing(), &Given::Environment, "too short"), []);
+        let told = not_loaded(&missing(), &calls(), "too short");
+        assert_eq!(
+            told.iter().map(|warning| warning.name).collect::<Vec<_>>(),
+            missing().iter().map(|guard| guard.name).collect::<Vec<_>>()
+        );
+        assert!(told.iter().all(|warning| warning.to_string().contains("too short")));
+    }
+
+    #[test]
+    fn another_value_than_the_one_given_is_named_in_the_warning() {
         let value = Some("all".to_owned());
         let expected = [("UCX_MODULES", NotSet::Other { value })];
         assert_eq!(reasons(&Given::Environment, &seen("UCX_MODULES=all\n")), expected);

@@ -34,7 +34,13 @@ pub enum NotSet {
         /// The call that was refused.
         error: OsError,
     },
-    /// UCX was told the setting, and has another value: a configuration file of the user says so, say.
+    /// Other threads run, so the environment cannot be changed, and the loader refused NIXL's plugin for UCX
+    /// while the configuration file could be read: UCX may come later, and without the setting.
+    NotLoaded {
+        /// What the loader says of the plugin, or of NIXL's library.
+        reason: String,
+    },
+    /// UCX was told the setting, and has another value.
     Other {
         /// The value that UCX has, as UCX writes it; `None` if only the effect is seen.
         value: Option<String>,
@@ -59,6 +65,9 @@ impl fmt::Display for NotSet {
                 "{threads} threads run, so the environment cannot be changed, and UCX's configuration file \
                  cannot be used: {error}"
             ),
+            NotSet::NotLoaded { reason } => {
+                write!(f, "the loader refused UCX while its configuration file could be read: {reason}")
+            }
             NotSet::Other { value: Some(value) } => write!(f, "UCX has the value {value}"),
             NotSet::Other { value: None } => f.write_str("UCX acts as if the setting had another value"),
             NotSet::Unconfirmed => f.write_str("nothing shows that UCX has read its configuration file"),
