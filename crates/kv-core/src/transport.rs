@@ -328,6 +328,14 @@ pub enum TransportError {
     /// The metadata are of another transport, another version, or another host.
     #[error("the peer's metadata cannot be used: {0}")]
     Metadata(&'static str),
+    /// The peer's process belongs to another user of this host, who could write what a peer may write.
+    #[error("the peer belongs to user {peer}, this process to user {ours}")]
+    OtherUser {
+        /// The effective user id of the peer.
+        peer: u32,
+        /// The effective user id of this process.
+        ours: u32,
+    },
     /// The peer is not connected (any more).
     #[error("the peer is gone")]
     PeerGone,
@@ -357,8 +365,10 @@ pub enum TransportError {
     Backend {
         /// The library's call that failed.
         call: &'static str,
-        /// The status that the call returned.
+        /// The status that the call returned, in words.
         status: &'static str,
+        /// The library's number for the status; `None` if several statuses come as one, without a number.
+        code: Option<i32>,
     },
 }
 

@@ -98,7 +98,7 @@ pub enum PeerError {
 impl From<PeerError> for TransportError {
     fn from(error: PeerError) -> TransportError {
         match error {
-            PeerError::OtherUser { .. } => TransportError::Metadata("the peer belongs to another user"),
+            PeerError::OtherUser { peer, ours } => TransportError::OtherUser { peer, ours },
             PeerError::Unseen => {
                 TransportError::Unsupported("a peer in a PID namespace that this process cannot see")
             }
@@ -142,6 +142,7 @@ mod tests {
         assert_eq!(TransportError::from(PeerError::Os(OsError::new("mmap", Errno::NOMEM))), os);
         assert_eq!(TransportError::from(PeerError::Gone), TransportError::PeerGone);
         assert!(matches!(PeerError::Unseen.into(), TransportError::Unsupported(_)));
-        assert!(matches!(PeerError::OtherUser { peer: 7, ours: 0 }.into(), TransportError::Metadata(_)));
+        let other = TransportError::OtherUser { peer: 7, ours: 0 };
+        assert_eq!(TransportError::from(PeerError::OtherUser { peer: 7, ours: 0 }), other);
     }
 }

@@ -56,6 +56,9 @@ pub enum NixlError {
         call: &'static str,
         /// NIXL's status, in words.
         status: &'static str,
+        /// NIXL's number for the status, from `nixl_capi_status_t`; `None` for a backend error, as which the
+        /// binding gives several statuses.
+        code: Option<i32>,
     },
     /// NIXL has no such backend, or the backend could not start.
     #[error(

@@ -28,17 +28,19 @@ const LIBFABRIC_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) struct CallError {
     pub(crate) call: &'static str,
     pub(crate) status: &'static str,
+    /// The number of the status in NIXL's header; `None` where the binding gives several statuses as one.
+    pub(crate) code: Option<i32>,
 }
 
 impl From<CallError> for TransportError {
     fn from(error: CallError) -> TransportError {
-        TransportError::Backend { call: error.call, status: error.status }
+        TransportError::Backend { call: error.call, status: error.status, code: error.code }
     }
 }
 
 impl From<CallError> for NixlError {
     fn from(error: CallError) -> NixlError {
-        NixlError::Call { call: error.call, status: error.status }
+        NixlError::Call { call: error.call, status: error.status, code: error.code }
     }
 }
 
@@ -265,7 +267,7 @@ impl Engine {
         // NIXL drops what it knows of a peer when its connection has failed, and a list of it then
         // leads nowhere.
         let Some((ours, theirs)) = lists.filter(|_| self.knows(name)) else {
-            return Err(CallError { call: "make_xfer_req", status: "not found" });
+            return Err(call("make_xfer_req")(nixl_sys::NixlError::NotFound));
         };
         let made = self.agent.make_xfer_req(xfer_op(op), ours, here, theirs, there, Some(&self.args));
         made.map_err(call("make_xfer_req"))
@@ -323,7 +325,7 @@ fn refused(nixl: &Nixl, backend: &str) -> impl Fn(nixl_sys::NixlError) -> NixlEr
 }
 
 fn call(call: &'static str) -> impl Fn(nixl_sys::NixlError) -> CallError {
-    move |error| CallError { call, status: status(&error) }
+    move |error| CallError { call, status: status(&error), code: code(&error) }
 }
 
 fn status(error: &nixl_sys::NixlError) -> &'static str {
@@ -340,5 +342,32 @@ fn status(error: &nixl_sys::NixlError) -> &'static str {
         E::IndexOutOfBounds => "index out of bounds",
         E::InvalidDataPointer => "invalid pointer",
         E::NoTelemetry => "no telemetry",
+    }
+}
+
+/// The number in `nixl_capi_status_t`. The binding calls every other status a backend error, and makes some
+/// errors itself.
+fn code(error: &nixl_sys::NixlError) -> Option<i32> {
+    match error {
+        nixl_sys::NixlError::InvalidParam => Some(nixl_sys::NIXL_CAPI_ERROR_INVALID_PARAM),
+        nixl_sys::NixlError::NoTelemetry => Some(nixl_sys::NIXL_CAPI_ERROR_NO_TELEMETRY),
+        nixl_sys::NixlError::NotFound => Some(nixl_sys::NIXL_CAPI_ERROR_NOT_FOUND),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{nixl, worker};
+
+    #[test]
+    fn a_status_of_nixl_reaches_the_owner_with_nixls_number() {
+        let Some(nixl) = nixl() else { return };
+        let (here, _) = worker(nixl);
+        let error = here.engine.notify("nobody", b"").unwrap_err();
+        let (call, status) = ("gen_notif", "not found");
+        let expected = TransportError::Backend { call, status, code: Some(-6) };
+        assert_eq!(TransportError::from(error), expected);
     }
 }

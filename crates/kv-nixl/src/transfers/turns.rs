@@ -140,8 +140,8 @@ impl NixlTransport {
         while let Some(request) = self.requests.get(index) {
             if let Some(failed) = request.failed {
                 if self.file_is_quiet(request, failed) {
-                    let error =
-                        TransportError::Backend { call: "post_xfer_req", status: "the file system refused" };
+                    let (call, status) = ("post_xfer_req", "the file system refused");
+                    let error = TransportError::Backend { call, status, code: None };
                     let parts = self.take_over(index);
                     self.finish(&parts, Some(error));
                 } else {

@@ -305,7 +305,7 @@ impl<S: Service> World<S> {
                 return;
             }
         }
-        let backend = TransportError::Backend { call: "transfer", status: "remote error" };
+        let backend = TransportError::Backend { call: "transfer", status: "remote error", code: None };
         let known = &mut self.flights[flight];
         let default = if known.fails_after.is_some() { Err(backend) } else { Ok(()) };
         let result = known.outcome.get_or_insert(default).clone();

@@ -77,7 +77,7 @@ fn a_failed_post_fails_both_sides_and_names_the_cause() {
     let mut pair = Pair::with(|config| config.limits.max_post_bytes = 64);
     let (sender, receiver) = pair.transferring(ROOM, &[0, 4], &[1, 3]);
     let mut posts = pair.take_posts();
-    let error = TransportError::Backend { call: "post", status: "BACKEND" };
+    let error = TransportError::Backend { call: "post", status: "BACKEND", code: Some(-2) };
     let (node, post) = posts.remove(0);
     pair.complete(node, post, Err(error.clone()));
     assert_eq!(pair.failure(P, sender), Cause::Post(error));
