@@ -20,6 +20,7 @@ impl NixlTransport {
         &mut self,
         peer: PeerId,
         metadata: TransportMetadata,
+        hash: u64,
     ) -> Result<RemoteId, TransportError> {
         let ours = metadata.token == self.token;
         if ours && self.regions.iter().all(|region| region.kind() != MemoryKind::File) {
@@ -37,6 +38,7 @@ impl NixlTransport {
             if let Stage::Broken(_) = remote.stage {
                 return Err(TransportError::PeerGone);
             }
+            remote.check_same(hash)?;
             remote.stage = Stage::Open;
             remote.users.push(peer);
             return Ok(*id);
@@ -61,6 +63,7 @@ impl NixlTransport {
         let speech = Speech::ours(metadata.token, near);
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);
+        remote.metadata = hash;
         remote.route = if ours { Route::Storage } else { route };
         remote.origin = self.origins.of(&name);
         if !ours {
@@ -87,5 +90,34 @@ impl NixlTransport {
         let grid = Grid::new(regions, most)?;
         self.engine.prepare(Some(name), grid.kind, grid.items(regions)).ok()?;
         Some(grid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{MemoryKind, Transport};
+
+    use super::*;
+    use crate::regions::place::Place;
+    use crate::testing::{PEER, nixl, worker};
+
+    #[test]
+    fn other_metadata_in_the_name_of_a_connected_agent_is_refused() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, _), (there, _)) = (worker(nixl), worker(nixl));
+        let genuine = there.metadata().unwrap();
+        let mut changed = TransportMetadata::decode(&genuine).unwrap();
+        let (addr, len, item_len) = (1 << 20, 1 << 20, 4096);
+        changed.regions[0] = Place { addr, len, item_len, kind: MemoryKind::Dram, device: 0 };
+        let changed = changed.encode().unwrap();
+        here.connect(PEER, &genuine).unwrap();
+        let other = PeerId(PEER.0 + 1);
+        for peer in [PEER, other] {
+            let refused = here.connect(peer, &changed);
+            assert!(matches!(refused, Err(TransportError::Metadata(_))), "{peer:?}: {refused:?}");
+        }
+        assert_eq!(here.connect(other, &genuine), Ok(()));
+        assert_eq!(here.connect(PEER, &genuine), Ok(()));
+        assert_eq!((here.remotes.len(), here.peers.len()), (1, 2));
     }
 }

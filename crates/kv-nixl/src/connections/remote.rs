@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use kv_core::{Op, Origin, PeerId, PostId};
+use kv_core::{Op, Origin, PeerId, PostId, TransportError};
 use kv_host::{Life, Parked};
 
 use crate::connections::route::Route;
@@ -18,6 +18,8 @@ use crate::transfers::speed::{SLICE, Speed};
 pub(crate) struct Remote {
     pub(crate) name: String,
     pub(crate) speech: Speech,
+    /// A hash of the transport's metadata, with a key that peers do not know; zero for a foreign agent.
+    pub(crate) metadata: u64,
     pub(crate) regions: Vec<Place>,
     /// The items of the regions, if NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
@@ -81,6 +83,7 @@ impl Remote {
         Remote {
             name,
             speech,
+            metadata: 0,
             regions,
             lists: None,
             life,
@@ -99,6 +102,15 @@ impl Remote {
             parked: Parked::default(),
             spoke: Instant::now(),
         }
+    }
+
+    /// Refuses other metadata in the name of the agent: the peer that presents the metadata is another one, or
+    /// was another one when the agent was connected.
+    pub(crate) fn check_same(&self, metadata: u64) -> Result<(), TransportError> {
+        if self.metadata == metadata {
+            return Ok(());
+        }
+        Err(TransportError::Metadata("the agent is connected already, by other metadata"))
     }
 
     pub(crate) fn is_open(&self) -> bool {

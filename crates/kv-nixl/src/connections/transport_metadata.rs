@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::name::agent_name;
 use crate::connections::route::Reach;
+use crate::foreign::agent_metadata::AgentMetadata;
 use crate::regions::place::Place;
 
 /// The version of the format. Every change of the format gets another number.
@@ -99,7 +100,7 @@ impl TransportMetadata {
             return Err(TransportError::Metadata("the name of the backend is longer than 64 bytes"));
         }
         if metadata.digest != digest(&metadata.nixl)
-            || !is_serdes_of(&metadata.nixl, &agent_name(metadata.token))
+            || !is_of_agent(&metadata.nixl, &agent_name(metadata.token))
         {
             return Err(TransportError::Metadata("NIXL's part is damaged, or describes another agent"));
         }
@@ -107,19 +108,14 @@ impl TransportMetadata {
     }
 }
 
-/// Whether NIXL's part begins with the name of this agent. NIXL's own reader believes what it reads, and the
-/// binding panics at a name that is no text; the digest makes sure that the rest is what a transport of this
-/// crate wrote.
-fn is_serdes_of(bytes: &[u8], name: &str) -> bool {
-    let mut start = b"nixlSerDes|Agent".to_vec();
-    start.extend((name.len() as u64).to_le_bytes());
-    start.extend(name.as_bytes());
-    start.push(b'|');
-    bytes.starts_with(&start)
+/// Whether NIXL's part is the metadata of the agent of this name. NIXL's own reader believes what it reads, and
+/// a forger makes a digest that fits, so NIXL gets what is checked as a foreign agent's metadata is.
+fn is_of_agent(nixl: &[u8], name: &str) -> bool {
+    AgentMetadata::parse(nixl).is_ok_and(|agent| agent.name == name)
 }
 
 /// A digest against damage; no protection against forgery.
-pub(crate) fn digest(bytes: &[u8]) -> u64 {
+fn digest(bytes: &[u8]) -> u64 {
     Fnv1a::of(bytes)
 }
 
@@ -131,11 +127,8 @@ mod tests {
     use crate::config::NixlConfig;
 
     fn sample(regions: usize) -> TransportMetadata {
-        let name = agent_name(7);
-        let mut nixl = b"nixlSerDes|Agent\x13\0\0\0\0\0\0\0".to_vec();
-        nixl.extend(name.as_bytes());
-        nixl.extend(b"|");
-        nixl.resize(600 + 44 * regions, 0xff);
+        let range = [u64::MAX >> 1, u64::MAX >> 2, 300];
+        let nixl = crate::testing::sample(agent_name(7).as_bytes(), &vec![range; regions.max(1)]);
         let reach = Reach::here(&NixlConfig::default());
         let host = Host { boot: (u64::MAX, u64::MAX), network: u64::MAX };
         let process =
@@ -186,5 +179,25 @@ mod tests {
         assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0]; MAX_REGIONS + 1]));
         assert!(refused(|metadata| metadata.backend = "x".repeat(65)));
         assert!(refused(|metadata| metadata.nixl = Bytes::from_static(b"nixlSerDes|Agent")));
+    }
+
+    #[test]
+    fn a_forged_part_for_nixl_is_refused_although_its_digest_and_its_name_are_right() {
+        let forged = |change: fn(&mut Vec<u8>)| {
+            let mut metadata = sample(3);
+            let mut nixl = metadata.nixl.to_vec();
+            change(&mut nixl);
+            metadata.digest = digest(&nixl);
+            metadata.nixl = nixl.into();
+            TransportMetadata::decode(&metadata.encode().unwrap()).is_err()
+        };
+        assert!(!forged(|_| {}));
+        assert!(forged(|nixl| nixl.truncate(60)), "an agent without memory and without an end");
+        assert!(forged(|nixl| nixl.push(0)), "bytes after the end");
+        // The length of the last value reaches beyond the end.
+        assert!(forged(|nixl| {
+            let at = nixl.len() - 1 - 27 - 8;
+            nixl[at] = 0xff;
+        }));
     }
 }

@@ -1,6 +1,7 @@
 //! The metadata of an agent in NIXL's format, checked before NIXL reads the metadata.
 //!
-//! A foreign agent's metadata comes from a side channel, without a digest. NIXL's reader checks little, and
+//! A foreign agent's metadata comes from a side channel, without a digest, and the metadata of an agent of this
+//! crate with a digest that a forger can make. NIXL's reader checks little, and
 //! the binding panics at a name that is no text. So the whole structure is checked here: NIXL gets metadata
 //! with a name, with counts and lengths that fit, and with possible ranges of memory. The parts that NIXL
 //! hands on to its backend cannot be checked: for UCX, the address of the worker and the memory keys.
@@ -13,9 +14,9 @@
 //! where `tag(value)` is the tag, the length of the value in eight bytes (little-endian as all numbers),
 //! the value, and `|`.
 
+use kv_core::hash::Fnv1a;
 use kv_core::{MAX_REGIONS, MemoryKind};
 
-use crate::connections::transport_metadata::digest;
 use crate::foreign::error::ForeignError;
 use crate::foreign::registered::Registered;
 
@@ -81,7 +82,7 @@ impl<'a> AgentMetadata<'a> {
         if reader.at != bytes.len() {
             return Err(reader.damaged("end"));
         }
-        let part = |from: usize, to: usize| digest(bytes.get(from..to).unwrap_or_default());
+        let part = |from: usize, to: usize| Fnv1a::of(bytes.get(from..to).unwrap_or_default());
         let digests =
             Digests { addresses: part(addresses, section), registrations: part(section, bytes.len()) };
         Ok(AgentMetadata { name, backends, memory, digests })

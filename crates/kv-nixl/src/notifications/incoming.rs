@@ -7,6 +7,7 @@ use kv_core::{MAX_FRAME, TransportEvent};
 use kv_host::Life;
 use rustix::event::{Timespec, epoll};
 
+use crate::agent::name::is_of_a_transport;
 use crate::connections::id::RemoteId;
 use crate::connections::origins::Origins;
 use crate::connections::remote::Remote;
@@ -112,7 +113,9 @@ impl Intake<'_> {
     fn take(&mut self, name: &str, bytes: Bytes) {
         let known = self.names.get(name).and_then(|id| self.remotes.get_mut(id));
         let foreign = known.as_ref().map(|remote| remote.is_foreign());
-        let ours = if foreign == Some(true) { None } else { Notification::decode(&bytes) };
+        // An agent whose name no transport has is foreign, whatever the agent says: its name may have any length.
+        let speaks = foreign != Some(true) && is_of_a_transport(name);
+        let ours = if speaks { Notification::decode(&bytes) } else { None };
         let Some(Notification { connection, kind, .. }) = ours.filter(|ours| ours.to == self.token) else {
             // Not of an agent of ours, which does not speak like this.
             let put = if foreign == Some(false) { Put::Unwanted } else { self.inbox.put(name, bytes) };
@@ -254,5 +257,30 @@ mod tests {
         let (a, b) = (origins[0], origins[4]);
         assert_ne!(a, b);
         assert_eq!(origins, [a, a, a, a, b, b, b, b]);
+    }
+
+    #[test]
+    fn a_frame_of_an_agent_whose_name_no_transport_has_is_neither_reported_nor_counted() {
+        let Some(nixl) = nixl() else { return };
+        let (mut here, _) = worker(nixl);
+        let metadata = TransportMetadata::decode(&here.metadata().unwrap()).unwrap();
+        let config =
+            NixlConfig { backend_params: here.config.backend_params.clone(), ..NixlConfig::default() };
+        let mut stranger = Engine::new(nixl, &"x".repeat(300), &config).unwrap();
+        let target = stranger.load(&metadata.nixl).unwrap();
+        for connection in 1..=3 {
+            let kind = Kind::Frame(Bytes::from_static(FRAME));
+            let frame = Notification { to: metadata.token, connection, kind };
+            stranger.notify(&target, &frame.encode()).unwrap();
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut events = Vec::new();
+        while here.stats().strangers < 3 {
+            assert!(Instant::now() < deadline && events.is_empty(), "{events:?}");
+            let _ = stranger.receive(|_, _| {});
+            events.extend(pass(&mut [&mut here], Duration::from_millis(10)));
+        }
+        assert!(events.is_empty(), "{events:?}");
+        assert!(here.arrivals.is_empty(), "names of strangers would be kept for good");
     }
 }

@@ -1,5 +1,6 @@
 //! The transport's side of the contract of the [`Transport`] trait.
 
+use std::hash::BuildHasher;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
@@ -57,10 +58,11 @@ impl Transport for NixlTransport {
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
         // What we registered is part of what the peer may need; it cannot change from now on.
         self.own_agent_metadata()?;
+        let hash = self.same.hash_one(metadata);
         let metadata = TransportMetadata::decode(metadata)?;
         if let Some(remote) = self.peers.get(&peer).and_then(|id| self.remotes.get(id)) {
             return if remote.is_open() && remote.name == agent_name(metadata.token) {
-                Ok(())
+                remote.check_same(hash)
             } else {
                 Err(TransportError::Unsupported(
                     "the id is that of a connected peer, which has another agent",
@@ -70,7 +72,7 @@ impl Transport for NixlTransport {
         if self.peers.len() >= self.config.max_peers {
             return Err(TransportError::WouldBlock);
         }
-        let id = self.open(peer, metadata)?;
+        let id = self.open(peer, metadata, hash)?;
         self.peers.insert(peer, id);
         self.confirm_arrivals_to(id);
         self.pace.stir();

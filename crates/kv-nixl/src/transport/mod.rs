@@ -18,6 +18,7 @@ mod pace;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::hash::RandomState;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,8 @@ pub struct NixlTransport {
     pub(crate) item_lens: Vec<u64>,
     /// The items of this transport's regions, once NIXL has prepared a list of them.
     pub(crate) lists: Option<Grid>,
+    /// The key by which two metadata of one peer are compared.
+    pub(crate) same: RandomState,
     /// The agent's metadata, once a caller has asked for it.
     pub(crate) frozen: Frozen,
 
@@ -144,6 +147,7 @@ impl NixlTransport {
             regions: Vec::new(),
             item_lens: Vec::new(),
             lists: None,
+            same: RandomState::new(),
             frozen: Frozen::default(),
             peers: HashMap::new(),
             names: HashMap::new(),
