@@ -30,6 +30,9 @@
 //! - Whatever route UCX chooses, a processor copies or at least posts the bytes, and goes on after a stop
 //!   where it was before. So only a peer's proven death ends the danger of the peer's writes, unless the
 //!   owner says otherwise of RDMA ([`NixlConfig::rdma_bound`]).
+//! - UCX's sockets stay open in processes that the server starts, unless these close what they inherit. A
+//!   process that outlives its worker in this way keeps the worker's TCP connections, and peers on other hosts
+//!   may not see the worker's end.
 //! - Agents of other programs, such as vLLM's and SGLang's workers, can be peers too ([`foreign`]).
 //!
 //! # Where things are
