@@ -28,8 +28,10 @@ pub(super) struct Members<S: KvSession> {
     /// The ready events that may still be asked, in the order given. The last copy of each is here, so that
     /// an event of the caller is never dropped while the group is locked.
     ready_events: VecDeque<SharedReadyEvent>,
-    /// What the scheduler was told last of the request.
+    /// What the scheduler is told of the request, as of the last `settle`.
     told: Standing,
+    /// The state with which the request has ended, once sessions may be gone that could be asked for theirs.
+    ended: Option<KvPoll>,
     /// Why the session had failed on ranks that were reclaimed.
     failure: Option<TransferError>,
     aborted: bool,
@@ -53,7 +55,8 @@ impl<S: KvSession> Rank<S> {
     /// Takes back what the session was given; true once nothing is left with the session.
     fn take_back(&mut self) -> bool {
         if let Some(reclaimed) = self.session.as_mut().and_then(KvSession::reclaim) {
-            (self.session, self.reclaimed) = (None, reclaimed);
+            // The worker reports nothing more of a session that is gone.
+            (self.session, self.reclaimed, self.reclaimable) = (None, reclaimed, true);
         }
         self.session.is_none()
     }
@@ -88,6 +91,7 @@ impl<S: KvSession> Members<S> {
             withheld: Vec::new(),
             ready_events: VecDeque::new(),
             told: OPENING,
+            ended: None,
             failure: None,
             aborted: false,
             abandoned: false,
@@ -100,9 +104,12 @@ impl<S: KvSession> Members<S> {
 
     /// The minimum of all ranks' states.
     pub(super) fn poll(&self) -> KvPoll {
-        // A rank that was reclaimed has ended, and its end is part of what was told.
-        let open = self.sessions().map(KvSession::poll);
-        open.chain(Some(self.told.poll).filter(|poll| poll.is_terminal())).min().unwrap_or(self.told.poll)
+        self.sessions().map(KvSession::poll).chain(self.ended).min().unwrap_or(KvPoll::Failed)
+    }
+
+    /// What the scheduler is told of the request, as of the last `settle`.
+    pub(super) fn told(&self) -> Standing {
+        self.told
     }
 
     /// Why the request has failed. The reason of a rank that failed by itself goes before the reason of a
@@ -242,9 +249,9 @@ impl<S: KvSession> Members<S> {
         self.ranks.iter().any(|rank| !rank.waiting.is_empty())
     }
 
-    /// Gives the ranks the commands that wait, and aborts all ranks when one has failed. The result is the
-    /// common state, if that is new for the scheduler.
-    pub(super) fn settle(&mut self) -> Option<Standing> {
+    /// Gives the ranks the commands that wait, and aborts all ranks when one has failed. True if
+    /// [`told`](Members::told) is new for the scheduler.
+    pub(super) fn settle(&mut self) -> bool {
         for rank in &mut self.ranks {
             if rank.session.as_ref().is_none_or(|session| session.poll().is_terminal()) {
                 // Pages in these commands are copies of the first rank's, which this rank was never given.
@@ -267,7 +274,7 @@ impl<S: KvSession> Members<S> {
         let standing = Standing { poll, reclaimable };
         let news = standing != self.told;
         self.told = standing;
-        news.then_some(standing)
+        news
     }
 
     /// Takes back what the ranks after the first were given; true once nothing is left with any of them.
@@ -284,8 +291,7 @@ impl<S: KvSession> Members<S> {
         if !self.sessions().all(|session| session.poll().is_terminal()) {
             return None;
         }
-        // From now on sessions are gone that could be asked for their state.
-        (self.told.poll, self.failure) = (self.poll(), self.failure());
+        (self.ended, self.failure) = (Some(self.poll()), self.failure());
         // The first rank comes last: it alone has the tokens of the caller's pool, and what its session does not
         // give back in one piece is free to be taken at once.
         if !self.others_gave_back() || !self.ranks.iter_mut().take(1).all(Rank::take_back) {

@@ -41,7 +41,7 @@ use kv_core::{
     Geometry, KvArgs, KvManager, KvSender, OpenError, OsError, Pages, Quarantine, RequestGroups, Room,
     SessionOptions,
 };
-use rustix::event::epoll;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::kv::{Change, Manager};
 use deal::Deal;
@@ -120,9 +120,12 @@ impl EngineGroup {
             let data = epoll::EventData::new_u64(rank);
             epoll::add(&wake, manager.poll_set(), data, epoll::EventFlags::IN).map_err(os("epoll_ctl"))?;
         }
+        let untold = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os("eventfd"))?;
+        let data = epoll::EventData::new_u64(managers.len() as u64);
+        epoll::add(&wake, &untold, data, epoll::EventFlags::IN).map_err(os("epoll_ctl"))?;
         let (args, roster) = (first.args().clone(), Mutex::new(Roster::new(managers.len())));
         let layers = managers.iter().map(|manager| manager.args().geometry().kv_layers()).collect();
-        Ok(EngineGroup { shared: Arc::new(Shared { args, managers, layers, wake, roster }) })
+        Ok(EngineGroup { shared: Arc::new(Shared { args, managers, layers, wake, untold, roster }) })
     }
 
     /// The managers of the ranks, in the order of ranks: for gauges and registrations.
@@ -130,25 +133,32 @@ impl EngineGroup {
         &self.shared.managers
     }
 
-    /// Hands every session that has changed since the last call to `f`, and returns the number of such
-    /// sessions. The group is not locked while `f` runs.
+    /// Hands every session that has changed since the last call to `f`, and returns the number of calls of
+    /// `f`. The group is not locked while `f` runs. Should `f` panic, the next call hands on the changes that
+    /// `f` was not called with, and the descriptor wakes for them.
     pub fn drain(&self, mut f: impl FnMut(Change)) -> usize {
-        let mut changes = Vec::new();
         // Dropped outside the lock, as `f` is called outside of it: both are the caller's code.
-        let over = {
+        let (over, mut untold) = {
             let mut roster = self.shared.lock();
+            let _ = rustix::io::read(&self.shared.untold, &mut [0_u8; 8]);
             for (rank, manager) in self.shared.managers.iter().enumerate() {
                 manager.poll_set().drain(|change| {
                     let known = roster.note(rank, change);
                     debug_assert!(known, "a session of a rank that was not opened by its group");
                 });
             }
-            roster.settle(&mut changes)
+            (roster.settle(), roster.num_untold())
         };
+        let _telling = Telling(&self.shared);
         drop(over);
-        let count = changes.len();
-        changes.into_iter().for_each(&mut f);
-        count
+        let mut told = 0;
+        while untold > 0 {
+            // Taken out on its own, because the lock must not be held while `f` runs.
+            let Some(change) = self.shared.lock().next_change() else { break };
+            (untold, told) = (untold - 1, told + 1);
+            f(change);
+        }
+        told
     }
 
     /// Takes the pages that came back from all ranks after the handle of their session was dropped.
@@ -192,10 +202,8 @@ impl KvManager for EngineGroup {
     ) -> Result<GroupSender, OpenError> {
         let deal = Deal::new(self.geometries(), options.tokens, 0);
         let open =
-            |manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
-        let ranks = self.shared.managers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let lease_refs = ranks.iter().map(KvSender::lease_ref).collect();
-        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, lease_refs, deal))
+            |_, manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
+        GroupSession::open(&self.shared, room.clone(), deal, open, |sender| Some(sender.lease_ref()))
     }
 
     fn receiver(
@@ -205,16 +213,13 @@ impl KvManager for EngineGroup {
         options: SessionOptions,
     ) -> Result<GroupReceiver, OpenError> {
         let deal = Deal::new(self.geometries(), options.tokens, options.prefix_pages);
-        let open = |(rank, manager): (usize, &Manager)| {
-            let prefix_pages = deal.prefix(rank);
-            manager.receiver(
-                bootstrap_addr,
-                room.clone(),
-                options.clone().with(|options| options.prefix_pages = prefix_pages),
-            )
+        let prefixes: Vec<usize> = (0..self.shared.managers.len()).map(|rank| deal.prefix(rank)).collect();
+        let open = |rank: usize, manager: &Manager| {
+            let prefix_pages = prefixes.get(rank).copied().unwrap_or_default();
+            let options = options.clone().with(|options| options.prefix_pages = prefix_pages);
+            manager.receiver(bootstrap_addr, room.clone(), options)
         };
-        let ranks = self.shared.managers.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
-        Ok(GroupSession::new(Arc::clone(&self.shared), room, ranks, Vec::new(), deal))
+        GroupSession::open(&self.shared, room.clone(), deal, open, |_| None)
     }
 
     /// A page counts once for each peer and reason, however many ranks wait for the page: the numbers for a
@@ -222,6 +227,19 @@ impl KvManager for EngineGroup {
     fn quarantine(&self) -> Vec<Quarantine> {
         let ranks = self.shared.managers.iter().flat_map(Manager::quarantine);
         Quarantine::gather(ranks, usize::max)
+    }
+}
+
+/// A drain that tells the scheduler, until this is dropped. What is untold then, because `f` has panicked,
+/// makes the descriptor of the group readable.
+struct Telling<'a>(&'a Shared);
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        let Telling(shared) = self;
+        if shared.lock().num_untold() > 0 {
+            let _ = rustix::io::write(&shared.untold, &1_u64.to_ne_bytes());
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use kv_core::{KvSession, Pages, RequestGroups, SessionId};
 
 use super::deal::Deal;
 use super::members::Members;
+use crate::consensus::Standing;
 use crate::kv::Change;
 
 /// All open sessions of a group, by their numbers on the first rank.
@@ -16,6 +17,8 @@ pub(super) struct Roster<S: KvSession> {
     by_rank: Vec<BTreeMap<SessionId, SessionId>>,
     /// Sessions that have changed, or that have commands waiting for room in the ring of a rank.
     touched: BTreeSet<SessionId>,
+    /// Sessions of which the scheduler has yet to be told.
+    untold: BTreeSet<SessionId>,
     orphans: Vec<Pages>,
     orphan_groups: Vec<RequestGroups>,
 }
@@ -27,6 +30,7 @@ impl<S: KvSession> Roster<S> {
             open: BTreeMap::new(),
             by_rank,
             touched: BTreeSet::new(),
+            untold: BTreeSet::new(),
             orphans: Vec::new(),
             orphan_groups: Vec::new(),
         }
@@ -61,9 +65,9 @@ impl<S: KvSession> Roster<S> {
         true
     }
 
-    /// Appends what is new for the scheduler. The result is the requests that are over: they hold ready
-    /// events of the caller, and are to be dropped when the group is not locked any more.
-    pub(super) fn settle(&mut self, changes: &mut Vec<Change>) -> Vec<Members<S>> {
+    /// Notes what is new for the scheduler. The result is the requests that are over: they hold ready events
+    /// of the caller, and are to be dropped when the group is not locked any more.
+    pub(super) fn settle(&mut self) -> Vec<Members<S>> {
         let mut over = Vec::new();
         for session in std::mem::take(&mut self.touched) {
             let Some(members) = self.open.get_mut(&session) else { continue };
@@ -78,11 +82,27 @@ impl<S: KvSession> Roster<S> {
                     self.keep(reclaimed.groups);
                     self.orphans.extend(Some(reclaimed.pages).filter(|pages| !pages.is_empty()));
                 }
-            } else if let Some(standing) = news {
-                changes.push(Change { session, poll: standing.poll, reclaimable: standing.reclaimable });
+            } else if news {
+                self.untold.insert(session);
             }
         }
         over
+    }
+
+    /// Number of sessions of which the scheduler has yet to be told.
+    pub(super) fn num_untold(&self) -> usize {
+        self.untold.len()
+    }
+
+    /// Takes out the next change that the scheduler is to be told. A session whose handle is gone has none.
+    pub(super) fn next_change(&mut self) -> Option<Change> {
+        loop {
+            let session = self.untold.pop_first()?;
+            if let Some(members) = self.open.get(&session).filter(|members| !members.abandoned) {
+                let Standing { poll, reclaimable } = members.told();
+                return Some(Change { session, poll, reclaimable });
+            }
+        }
     }
 
     /// Takes out a request that was reclaimed on all ranks, to be dropped when the group is not locked any

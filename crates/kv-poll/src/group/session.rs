@@ -7,13 +7,14 @@ use std::sync::Arc;
 use kv_core::machine::Submit;
 use kv_core::proto::Command;
 use kv_core::{
-    ChunkId, KvPoll, KvReceiver, KvSender, KvSession, LeaseRef, Reclaimed, Room, SessionId, TransferError,
+    ChunkId, KvPoll, KvReceiver, KvSender, KvSession, LeaseRef, OpenError, Reclaimed, Room, SessionId,
+    TransferError,
 };
 
 use super::deal::Deal;
 use super::members::Members;
 use super::shared::{Rank, Shared};
-use crate::kv::{KvMachine, Receiving, Sending, Session};
+use crate::kv::{KvMachine, Manager, Receiving, Sending, Session};
 use crate::worker::Watch;
 
 /// The sending half of a transfer, on all ranks of a prefill engine.
@@ -47,19 +48,36 @@ pub struct GroupSession<Role> {
 }
 
 impl<Role> GroupSession<Role> {
-    /// A handle on sessions of one request, which are given in the order of ranks. There is at least one: see
-    /// [`EngineGroup::new`](super::EngineGroup::new).
-    pub(super) fn new(
-        shared: Arc<Shared>,
+    /// Opens the sessions of one request on all ranks: `open` opens the session of one rank, which is named
+    /// by its position. There is at least one rank: see [`EngineGroup::new`](super::EngineGroup::new).
+    pub(super) fn open(
+        shared: &Arc<Shared>,
         room: Room,
-        sessions: Vec<Session<Role>>,
-        lease_refs: Vec<LeaseRef>,
         deal: Deal,
-    ) -> GroupSession<Role> {
+        open: impl Fn(usize, &Manager) -> Result<Session<Role>, OpenError>,
+        lease_ref: fn(&Session<Role>) -> Option<LeaseRef>,
+    ) -> Result<GroupSession<Role>, OpenError> {
+        // The group stays locked until it knows the sessions: a drain on another thread that came in between
+        // would not know whose the first change of a rank is. No code of the caller runs meanwhile.
+        let mut roster = shared.lock();
+        let open = shared.managers.iter().enumerate().map(|(rank, manager)| open(rank, manager));
+        let sessions = open.collect::<Result<Vec<_>, _>>()?;
         let id = sessions.first().map_or(SessionId(0), KvSession::id);
+        let lease_refs = sessions.iter().filter_map(lease_ref).collect();
         let ranks = sessions.iter().map(Session::watch).collect();
-        shared.lock().enter(id, sessions.into_iter().map(Session::cast::<Rank>).collect(), deal);
-        GroupSession { shared, id, room, ranks, lease_refs, closed: false, failure: None, role: PhantomData }
+        roster.enter(id, sessions.into_iter().map(Session::cast::<Rank>).collect(), deal);
+        drop(roster);
+        let shared = Arc::clone(shared);
+        Ok(GroupSession {
+            shared,
+            id,
+            room,
+            ranks,
+            lease_refs,
+            closed: false,
+            failure: None,
+            role: PhantomData,
+        })
     }
 }
 

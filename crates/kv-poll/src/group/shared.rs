@@ -22,8 +22,10 @@ pub(super) struct Shared {
     /// The layers that each rank holds, as the first layer and the layer after the last; `None` for a rank
     /// whose regions do not say which layers they hold.
     pub(super) layers: Vec<Option<(u32, u32)>>,
-    /// An epoll descriptor that is readable while the poll set of any rank is.
+    /// An epoll descriptor that is readable while the poll set of any rank is, or `untold`.
     pub(super) wake: OwnedFd,
+    /// An eventfd that is readable after a drain has ended before the scheduler was told everything.
+    pub(super) untold: OwnedFd,
     /// The open sessions. Locked for moments, and never while code of the caller runs.
     pub(super) roster: Mutex<Roster<Session<Rank>>>,
 }

@@ -1,5 +1,6 @@
 //! The caller's code and the group's lock: neither waits for the other.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
@@ -9,6 +10,8 @@ use std::time::Duration;
 use kv_core::machine::SessionCommand;
 use kv_core::proto::Command;
 use kv_core::{ChunkId, FinalLayers, KvPoll, KvSender, KvSession, ReadyEvent, ReadyEventError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::kv::KvMachine;
@@ -163,4 +166,99 @@ fn a_ready_event_that_was_never_asked_is_dropped_while_the_group_is_not_locked()
         let expected = if keeps_the_handle { vec![] } else { vec![pages(&[3])] };
         assert_eq!((orphans, left.load(Ordering::SeqCst)), (expected, 1), "handle kept: {keeps_the_handle}");
     }
+}
+
+/// True if the descriptor of the group wakes an event loop.
+fn wakes(group: &EngineGroup) -> bool {
+    let mut fds = [PollFd::new(group, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+}
+
+/// Sessions on a group of one rank whose worker says that they wait for input.
+fn met(link: &Link, group: &EngineGroup, rooms: std::ops::Range<u64>) -> Vec<GroupSender> {
+    let open = |room| group.sender("", Room::from(room), &[], SessionOptions::default()).unwrap();
+    let senders: Vec<_> = rooms.map(open).collect();
+    while let Some(message) = link.next_command() {
+        message.cell.set(KvPoll::WaitingForInput, None);
+        link.poll_set.notify(&message.cell);
+    }
+    senders
+}
+
+#[test]
+fn a_panic_in_a_drain_of_a_group_leaves_the_other_changes_to_the_next_drain() {
+    let (link, manager) = queues(8, 16);
+    let group = EngineGroup::new(vec![manager]).unwrap();
+    let mut senders = met(&link, &group, 0..4);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        group.drain(|change| panic!("a bug in the scheduler, at {change:?}"))
+    }));
+    assert!(panicked.is_err());
+    assert!(wakes(&group), "three changes are untold");
+    // Nothing is told of a session that is gone.
+    drop(senders.remove(3));
+    let mut told = Vec::new();
+    assert_eq!(group.drain(|change| told.push(change)), told.len());
+    let change =
+        |of: &GroupSender| Change { session: of.id(), poll: KvPoll::WaitingForInput, reclaimable: false };
+    assert_eq!(told, [change(&senders[1]), change(&senders[2])]);
+    assert!(!wakes(&group));
+    assert_eq!(group.drain(|_| ()), 0);
+}
+
+#[test]
+fn a_drain_within_a_drain_tells_each_change_once_and_none_out_of_order() {
+    let (link, manager) = queues(8, 16);
+    let group = EngineGroup::new(vec![manager]).unwrap();
+    let senders = met(&link, &group, 0..3);
+    let mut told = Vec::new();
+    let outer = group.drain(|change| {
+        told.push(change.session);
+        assert_eq!(group.drain(|change| told.push(change.session)), 2);
+    });
+    assert_eq!((outer, told), (1, senders.iter().map(KvSession::id).collect()));
+    assert!(!wakes(&group));
+}
+
+/// The worker answers at once, on a thread of its own; the scheduler drains on another one than it opens on.
+#[test]
+fn no_change_of_a_session_that_is_opened_beside_a_drain_is_lost() {
+    const SESSIONS: usize = 4_000;
+    let (links, managers): (Vec<_>, Vec<_>) = (0..3).map(|_| queues(SESSIONS, SESSIONS)).unzip();
+    let group = EngineGroup::new(managers).unwrap();
+    let opened = Arc::new(AtomicUsize::new(0));
+    let answering = thread::spawn({
+        let links = links.clone();
+        move || {
+            let mut answered = 0;
+            while answered < SESSIONS * links.len() {
+                for link in &links {
+                    while let Some(message) = link.next_command() {
+                        message.cell.set(KvPoll::WaitingForInput, None);
+                        link.poll_set.notify(&message.cell);
+                        answered += 1;
+                    }
+                }
+            }
+        }
+    });
+    let opening = thread::spawn({
+        let (group, opened) = (group.clone(), Arc::clone(&opened));
+        move || {
+            let open = |room| {
+                let sender = group.sender("", Room::from(room as u64), &[], SessionOptions::default());
+                opened.store(room + 1, Ordering::SeqCst);
+                sender.unwrap()
+            };
+            (0..SESSIONS).map(open).collect::<Vec<_>>()
+        }
+    });
+    let mut told = 0;
+    while opened.load(Ordering::SeqCst) < SESSIONS {
+        told += group.drain(|_| ());
+    }
+    let senders = opening.join().unwrap();
+    answering.join().unwrap();
+    told += group.drain(|_| ());
+    assert_eq!((told, senders.len()), (SESSIONS, SESSIONS));
 }

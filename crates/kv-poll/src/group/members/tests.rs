@@ -100,6 +100,11 @@ fn say(members: &mut Members<Fake>, list: &[u32]) -> Result<(), Pages> {
     })
 }
 
+/// What the scheduler is told by the next `settle`, if that is news.
+fn settled(members: &mut Members<Fake>) -> Option<Standing> {
+    members.settle().then(|| members.told())
+}
+
 fn set(script: &Rc<RefCell<Script>>, members: &mut Members<Fake>, rank: usize, poll: KvPoll, quiet: bool) {
     script.borrow_mut().poll = poll;
     script.borrow_mut().quiet = quiet;
@@ -110,21 +115,21 @@ fn set(script: &Rc<RefCell<Script>>, members: &mut Members<Fake>, rank: usize, p
 fn a_request_stands_where_its_slowest_rank_stands() {
     let (mut members, scripts) = three();
     for (rank, script) in scripts.iter().enumerate() {
-        assert_eq!(members.settle(), None);
+        assert_eq!(settled(&mut members), None);
         set(script, &mut members, rank, KvPoll::WaitingForInput, false);
     }
     let standing = |poll, reclaimable| Some(Standing { poll, reclaimable });
-    assert_eq!(members.settle(), standing(KvPoll::WaitingForInput, false));
+    assert_eq!(settled(&mut members), standing(KvPoll::WaitingForInput, false));
     set(&scripts[0], &mut members, 0, KvPoll::Success, true);
     set(&scripts[1], &mut members, 1, KvPoll::Transferring, false);
-    assert_eq!((members.settle(), members.poll()), (None, KvPoll::WaitingForInput));
+    assert_eq!((settled(&mut members), members.poll()), (None, KvPoll::WaitingForInput));
     set(&scripts[2], &mut members, 2, KvPoll::Success, false);
-    assert_eq!(members.settle(), standing(KvPoll::Transferring, false));
+    assert_eq!(settled(&mut members), standing(KvPoll::Transferring, false));
     set(&scripts[1], &mut members, 1, KvPoll::Success, true);
-    assert_eq!(members.settle(), standing(KvPoll::Success, false));
+    assert_eq!(settled(&mut members), standing(KvPoll::Success, false));
     assert_eq!(members.reclaim(), None);
     set(&scripts[2], &mut members, 2, KvPoll::Success, true);
-    assert_eq!(members.settle(), standing(KvPoll::Success, true));
+    assert_eq!(settled(&mut members), standing(KvPoll::Success, true));
     assert_eq!(members.reclaim(), Some(Reclaimed::default()));
 }
 
@@ -136,17 +141,17 @@ fn one_failed_rank_fails_the_others_and_no_page_is_free_before_all_are_quiet() {
     scripts[1].borrow_mut().cause = Some(Cause::ByPeer(PeerCause::Aborted));
     set(&scripts[1], &mut members, 1, KvPoll::Failed, true);
     let failed = |reclaimable| Some(Standing { poll: KvPoll::Failed, reclaimable });
-    assert_eq!(members.settle(), failed(false));
+    assert_eq!(settled(&mut members), failed(false));
     assert!(scripts[2].borrow().aborted);
     assert_eq!(members.reclaim(), None);
     scripts[2].borrow_mut().cause = Some(Cause::Aborted);
     set(&scripts[2], &mut members, 2, KvPoll::Failed, false);
-    assert_eq!((members.settle(), members.reclaim()), (None, None));
+    assert_eq!((settled(&mut members), members.reclaim()), (None, None));
     // The one that failed for itself says why, not the one that was made to.
     let cause = members.failure().map(|error| error.cause);
     assert_eq!(cause, Some(Cause::ByPeer(PeerCause::Aborted)));
     set(&scripts[2], &mut members, 2, KvPoll::Failed, true);
-    assert_eq!(members.settle(), failed(true));
+    assert_eq!(settled(&mut members), failed(true));
     assert_eq!(members.reclaim().map(|reclaimed| reclaimed.pages), Some(pages(&[4, 5])));
     assert_eq!(members.poll(), KvPoll::Failed);
 }
@@ -202,7 +207,7 @@ fn a_full_queue_of_the_first_rank_refuses_and_one_of_another_keeps_the_order() {
     assert_eq!([heard(0), heard(1), heard(2)], [3, 3, 1]);
     assert!(members.is_behind());
     scripts[2].borrow_mut().room = 1;
-    assert_eq!(members.settle(), None);
+    assert_eq!(settled(&mut members), None);
     assert_eq!((heard(2), members.is_behind()), (2, true));
     scripts[2].borrow_mut().room = 9;
     members.settle();
@@ -231,6 +236,40 @@ fn pages_that_a_failed_rank_was_never_told_of_are_free_on_it_and_lost_ones_are_n
     }
     scripts[2].borrow_mut().heard = vec![pages(&[1])];
     assert_eq!(members.reclaim().map(|reclaimed| reclaimed.pages), Some(pages(&[1])));
+}
+
+#[test]
+fn pages_that_are_asked_for_too_early_do_not_hide_the_end_of_the_request() {
+    let (mut members, scripts) = three();
+    say(&mut members, &[4, 9]).unwrap();
+    for (rank, script) in scripts.iter().enumerate() {
+        set(script, &mut members, rank, KvPoll::Transferring, false);
+    }
+    members.settle();
+    for (rank, script) in scripts.iter().enumerate() {
+        set(script, &mut members, rank, KvPoll::Failed, rank != 2);
+    }
+    assert_eq!(members.reclaim(), None, "the last rank has a wire at the pages");
+    let failed = |reclaimable| Some(Standing { poll: KvPoll::Failed, reclaimable });
+    assert_eq!(settled(&mut members), failed(false));
+    set(&scripts[2], &mut members, 2, KvPoll::Failed, true);
+    assert_eq!(settled(&mut members), failed(true));
+    assert_eq!(members.reclaim().map(|back| back.pages), Some(pages(&[4, 9])));
+    assert_eq!(settled(&mut members), None);
+}
+
+#[test]
+fn a_rank_that_gave_back_before_it_was_reported_counts_as_reclaimable() {
+    let (mut members, scripts) = three();
+    say(&mut members, &[4]).unwrap();
+    // The pages are back on the second rank, and its worker has not reported that yet.
+    for (rank, script) in scripts.iter().enumerate() {
+        set(script, &mut members, rank, KvPoll::Success, rank == 0);
+    }
+    scripts[1].borrow_mut().quiet = true;
+    assert_eq!(members.reclaim(), None);
+    set(&scripts[2], &mut members, 2, KvPoll::Success, true);
+    assert_eq!(settled(&mut members), Some(Standing { poll: KvPoll::Success, reclaimable: true }));
 }
 
 #[test]
