@@ -95,6 +95,11 @@ impl Pages {
         }
     }
 
+    /// A token without pages, which is [of the same pool](Pages::is_of_same_pool) as this one.
+    pub fn none_of_pool(&self) -> Pages {
+        Pages { list: PageList::default(), ledger: self.ledger.clone() }
+    }
+
     /// Appends the pages of `other`, in order. Two tokens of one pool never share a page, so the result is
     /// distinct. If another pool minted `other`, or the sum exceeds [`MAX_PAGES`], `other` comes back
     /// untouched, and this token stays as it was. A token without pages takes any `other`.

@@ -39,19 +39,23 @@ impl Manager {
     /// Takes the pages that came back after the handle of their session was dropped. No wire touches these
     /// pages any more.
     pub fn orphans(&self) -> Vec<Pages> {
-        self.port.take_orphans(|resource| match resource {
-            Resource::Pages(pages) => Ok(pages),
-            groups @ Resource::RequestGroups { .. } => Err(groups),
-        })
+        let orphans = self.port.take_orphans(|resource| matches!(resource, Resource::Pages(_)));
+        let pages = |orphan| match orphan {
+            Resource::Pages(pages) => Some(pages),
+            Resource::RequestGroups { .. } => None,
+        };
+        orphans.into_iter().filter_map(pages).collect()
     }
 
     /// Takes the items of cache groups that came back after their session's handle was dropped. No
     /// wire touches them any more.
     pub fn orphan_groups(&self) -> Vec<RequestGroups> {
-        self.port.take_orphans(|resource| match resource {
-            Resource::RequestGroups { groups, .. } => Ok(groups),
-            pages @ Resource::Pages(_) => Err(pages),
-        })
+        let orphans = self.port.take_orphans(|resource| matches!(resource, Resource::RequestGroups { .. }));
+        let groups = |orphan| match orphan {
+            Resource::RequestGroups { groups, .. } => Some(groups),
+            Resource::Pages(_) => None,
+        };
+        orphans.into_iter().filter_map(groups).collect()
     }
 
     /// The numbers of the worker.

@@ -43,8 +43,10 @@ struct Own {
     room: Room,
     /// The incarnation of the worker.
     incarnation: Incarnation,
-    /// The first page of each chunk given, by which the place of the chunk is known when the chunk comes
-    /// back.
+    /// A token without pages, of the pool of the first pages given; `None` before them.
+    pool: Option<Pages>,
+    /// The first page of each chunk of that pool, by which the place of the chunk is known when the chunk
+    /// comes back.
     given: Vec<u32>,
     /// Number of chunks given.
     tokens: u32,
@@ -52,7 +54,7 @@ struct Own {
 
 impl<Role> Session<Role> {
     pub(super) fn new(handle: Handle<KvMachine>, room: Room, incarnation: Incarnation) -> Session<Role> {
-        let own = Box::new(Own { room, incarnation, given: Vec::new(), tokens: 0 });
+        let own = Box::new(Own { room, incarnation, pool: None, given: Vec::new(), tokens: 0 });
         Session { handle, own, role: PhantomData }
     }
 
@@ -118,9 +120,15 @@ impl<Role> KvSession for Session<Role> {
                 }
             }
         }
+        // Tokens of another pool than the first pages, against the session's contract.
+        let pool = self.own.pool.take().unwrap_or_default();
+        let strange = |token: &mut Pages| !token.is_empty() && !token.is_of_same_pool(&pool);
+        for token in tokens.extract_if(.., strange) {
+            self.handle.leave_behind(token.into());
+        }
         for token in in_order(tokens, &self.own.given) {
-            // A token of another pool than the first, against the session's contract.
             if let Err(token) = reclaimed.pages.append(token) {
+                // More than a token can own.
                 self.handle.leave_behind(token.into());
             }
         }
@@ -142,11 +150,18 @@ impl KvReceiver for Session<Receiving> {}
 
 impl<Role> Submit<Command> for Session<Role> {
     fn submit(&mut self, command: Command) -> Result<(), Command> {
-        let token = command.pages().map(|pages| pages.list().runs().first().map(|run| run.start));
+        let token = command.pages().map(|pages| {
+            let first = pages.list().runs().first().map(|run| run.start);
+            first.map(|first| (first, pages.none_of_pool()))
+        });
         self.handle.submit(command)?;
         if let Some(first) = token {
-            self.own.given.extend(first);
             self.own.tokens = self.own.tokens.saturating_add(1);
+            if let Some((first, pool)) = first
+                && self.own.pool.get_or_insert_with(|| pool.none_of_pool()).is_of_same_pool(&pool)
+            {
+                self.own.given.push(first);
+            }
         }
         Ok(())
     }
@@ -159,8 +174,8 @@ impl<Role> fmt::Debug for Session<Role> {
     }
 }
 
-/// Puts chunks, which come back in any order, into the order in which they were given. Chunks own distinct
-/// pages, so the first page names the chunk. Empty chunks come first.
+/// Puts chunks, which come back in any order, into the order in which they were given. Chunks of one pool
+/// own distinct pages, so the first page names the chunk. Empty chunks come first.
 fn in_order(mut tokens: Vec<Pages>, given: &[u32]) -> Vec<Pages> {
     if tokens.len() > 1 {
         let mut places: Vec<(u32, usize)> =
@@ -273,6 +288,30 @@ mod tests {
         let mut orphans = manager.orphans();
         pools[1].release(orphans.pop().unwrap()).unwrap();
         assert!(orphans.is_empty() && pools.iter().all(|pool| pool.num_out() == 0));
+    }
+
+    #[test]
+    fn pages_of_another_pool_with_the_same_numbers_take_no_place_of_the_first_ones() {
+        // Whatever the order in which the chunks come back.
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2], [2, 3, 0, 1], [1, 3, 2, 0]] {
+            let (shared, manager) = queues(8, 8);
+            let pools = [8, 8].map(PagePool::new);
+            let mut sender = open(&manager).unwrap();
+            for (pool, page) in [(0, 3), (0, 5), (1, 3), (1, 5)] {
+                let list = PageList::from_pages([page, page + 1]).unwrap();
+                sender.send(pools[pool].adopt(list).unwrap()).unwrap();
+            }
+            let (cell, _) = take(&shared);
+            cell.set(KvPoll::Success, None);
+            let mut tokens: Vec<_> = (0..4).map(|_| take(&shared).1.into_resource()).collect();
+            for at in order {
+                shared.give_back(&cell, tokens[at].take().unwrap());
+            }
+            let back = pools[0].release(sender.reclaim().unwrap().pages);
+            assert_eq!(back, Ok(PageList::from_pages([3, 4, 5, 6]).unwrap()), "{order:?}");
+            manager.orphans().into_iter().for_each(|orphan| drop(pools[1].release(orphan).unwrap()));
+            assert_eq!(pools.each_ref().map(PagePool::num_out), [0, 0]);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 pub(crate) mod cell;
 mod clock;
+mod discard;
 mod driver;
 mod gauges;
 mod listeners;
@@ -30,12 +31,12 @@ use kv_core::{BootstrapClient, OsError, Transport};
 
 pub use cell::Failure;
 pub use clock::{BootTime, Clock};
+pub(crate) use discard::discard;
 pub use driver::{Driver, Ended, Rest, Turn};
 pub use gauges::Gauges;
 pub use listeners::Listener;
 pub use poll_set::{Change, PollSet};
 pub use port::{Handle, Port, Watch};
-pub(crate) use ready_events::discard;
 pub use setup::{Setup, StartError, attach};
 pub use shared::Registration;
 pub use stopping::{StopReport, Stopping};

@@ -34,13 +34,19 @@ impl<M: Machine> Port<M> {
         &self.shared.poll_set
     }
 
-    /// Takes the resources that came back after the handle of their session was dropped. `pick` sees each of
-    /// them and returns as an error what is to stay. No wire touches these resources any more.
+    /// Takes those resources for which `pick` returns true, of the resources that came back after the handle
+    /// of their session was dropped. No wire touches these resources any more.
     ///
     /// `pick` may use the port. While `pick` runs, the resources are on offer to this call, and other calls
-    /// do not see them. Should `pick` panic, what it has not seen, or has refused, stays.
-    pub fn take_orphans<T>(&self, pick: impl FnMut(M::Resource) -> Result<T, M::Resource>) -> Vec<T> {
+    /// do not see them. Should `pick` panic, all of them stay.
+    pub fn take_orphans(&self, pick: impl FnMut(&M::Resource) -> bool) -> Vec<M::Resource> {
         self.shared.take_orphans(pick)
+    }
+
+    /// Adds a resource to those of [`take_orphans`](Port::take_orphans): one that no wire touches, and whose
+    /// owner goes without freeing it.
+    pub fn leave_behind(&self, resource: M::Resource) {
+        self.shared.add_orphan(resource);
     }
 
     /// The numbers of the worker.

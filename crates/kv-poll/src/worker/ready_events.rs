@@ -9,6 +9,7 @@ use std::time::Duration;
 use kv_core::machine::{Machine, SessionCommand};
 use kv_core::{ReadyEvent, ReadyEventError, SessionId, Time};
 
+use super::discard::discard;
 use super::shared::{Message, Shared};
 
 /// First pause before an event is asked again; doubles while no event has passed.
@@ -128,10 +129,4 @@ impl<M: Machine> Drop for ReadyEvents<M> {
             self.shared.return_unseen(&message.cell, message.command);
         }
     }
-}
-
-/// Drops a ready event that nobody will ask any more. Its destructor is the caller's and may panic; what is
-/// lent behind the event must not be lost for that.
-pub(crate) fn discard(ready_event: Option<Box<dyn ReadyEvent>>) {
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(ready_event)));
 }

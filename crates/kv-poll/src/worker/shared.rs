@@ -11,9 +11,9 @@ use kv_core::machine::{Machine, SessionCommand, SessionResource};
 use kv_core::{BootstrapError, OpenError, SessionId};
 
 use super::cell::{Cell, Side};
+use super::discard::discard;
 use super::gauges::{Counters, Gauges};
 use super::poll_set::PollSet;
-use super::ready_events::discard;
 use super::wake::Waker;
 
 /// A command, with the cell of its session, by which resources that the command lends come back.
@@ -145,24 +145,13 @@ impl<M: Machine> Shared<M> {
         }
     }
 
-    /// Takes the orphans that `pick` takes; the others stay. No lock is held while `pick` runs.
-    pub(crate) fn take_orphans<T>(
-        &self,
-        mut pick: impl FnMut(M::Resource) -> Result<T, M::Resource>,
-    ) -> Vec<T> {
-        let waiting = std::mem::take(&mut *lock(&self.orphans)).into_iter();
-        let mut offered = Offered { orphans: &self.orphans, waiting, refused: Vec::new() };
-        let mut taken = Vec::new();
-        for orphan in offered.waiting.by_ref() {
-            let amounts = orphan.amounts();
-            match pick(orphan) {
-                Ok(orphan) => {
-                    self.counters.orphaned.sub(amounts);
-                    taken.push(orphan);
-                }
-                Err(orphan) => offered.refused.push(orphan),
-            }
-        }
+    /// Takes the orphans that `pick` picks; the others stay. No lock is held while `pick` runs.
+    pub(crate) fn take_orphans(&self, pick: impl FnMut(&M::Resource) -> bool) -> Vec<M::Resource> {
+        let all = std::mem::take(&mut *lock(&self.orphans));
+        let mut offered = Offered { orphans: &self.orphans, all };
+        let mut picks = offered.all.iter().map(pick).collect::<Vec<bool>>().into_iter();
+        let taken: Vec<_> = offered.all.extract_if(.., |_| picks.next().unwrap_or_default()).collect();
+        taken.iter().for_each(|orphan| self.counters.orphaned.sub(orphan.amounts()));
         taken
     }
 
@@ -276,19 +265,17 @@ impl<M: Machine> Shared<M> {
 }
 
 /// Orphans that are offered to a caller, outside the lock. What the caller does not take goes back, ahead of
-/// what has come meanwhile; so does what was not offered yet, should the caller panic.
+/// what has come meanwhile: all of them, should the caller panic.
 struct Offered<'a, R> {
     orphans: &'a Mutex<Vec<R>>,
-    waiting: std::vec::IntoIter<R>,
-    refused: Vec<R>,
+    all: Vec<R>,
 }
 
 impl<R> Drop for Offered<'_, R> {
     fn drop(&mut self) {
         let mut orphans = lock(self.orphans);
-        self.refused.extend(self.waiting.by_ref());
-        self.refused.append(&mut orphans);
-        *orphans = std::mem::take(&mut self.refused);
+        self.all.append(&mut orphans);
+        *orphans = std::mem::take(&mut self.all);
     }
 }
 
@@ -302,8 +289,40 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use kv_core::proto::Resource;
+    use kv_core::{
+        ChunkId, FinalLayers, KvManager, KvSender, KvSession, PageList, PagePool, ReadyEvent,
+        ReadyEventError, Room, SessionOptions,
+    };
 
     use crate::worker::tests::{idle, pages};
+
+    /// A ready event whose destructor panics.
+    struct Broken;
+
+    impl ReadyEvent for Broken {
+        fn passed(&mut self) -> Result<bool, ReadyEventError> {
+            Ok(false)
+        }
+    }
+
+    impl Drop for Broken {
+        fn drop(&mut self) {
+            panic!("a bug in the destructor of a ready event");
+        }
+    }
+
+    #[test]
+    fn a_ready_event_that_panics_when_a_stopped_worker_drops_it_loses_no_page_behind_it() {
+        let (shared, manager) = idle();
+        let pool = PagePool::new(8);
+        let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+        sender.layers_final(FinalLayers::all(ChunkId(0)).after(Broken)).unwrap();
+        sender.send(pool.adopt(PageList::from_pages([3, 4]).unwrap()).unwrap()).unwrap();
+        shared.close();
+        pool.release(sender.reclaim().unwrap().pages).unwrap();
+        assert_eq!((pool.num_out(), pool.lost().len()), (0, 0));
+        assert_eq!(manager.gauges().sessions_open, 0);
+    }
 
     #[test]
     fn orphans_are_offered_without_a_lock_and_stay_unless_they_are_taken() {
@@ -314,16 +333,23 @@ mod tests {
         // A service that looks at its orphans while it is offered one, and that panics at the third.
         let mut offered = 0;
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            shared.take_orphans(|orphan| {
+            shared.take_orphans(|_| {
                 offered += 1;
                 assert!(offered < 3, "a bug in the service");
-                assert_eq!(shared.take_orphans(Ok).len(), 0, "all are being offered");
-                if offered == 1 { Ok(orphan) } else { Err(orphan) }
+                if offered == 1 {
+                    assert_eq!(shared.take_orphans(|_| true).len(), 0, "all are being offered");
+                    shared.add_orphan(pages(&[5]).into());
+                }
+                offered == 1
             })
         }));
         assert!(panicked.is_err());
-        // What was taken, and what was offered when it panicked, is the service's.
-        assert_eq!(manager.orphans(), [pages(&[2]), pages(&[4])]);
-        assert_eq!(shared.take_orphans(Ok::<Resource, Resource>), []);
+        assert_eq!(manager.gauges().pages_orphaned(), 5);
+        // What was picked before the panic is there, too, ahead of what has come meanwhile.
+        let mut fourth = 0..;
+        let taken = shared.take_orphans(|_| fourth.next() == Some(3));
+        assert_eq!(taken, [Resource::from(pages(&[4]))]);
+        assert_eq!(manager.orphans(), [1, 2, 3, 5].map(|page| pages(&[page])));
+        assert_eq!(manager.gauges().pages_orphaned(), 0);
     }
 }

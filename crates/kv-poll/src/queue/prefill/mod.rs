@@ -219,7 +219,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     fn give_chunk(
         &mut self,
         key: RequestKey,
-        mut pages: Pages,
+        pages: Pages,
         command: fn(SessionId, Pages) -> Command,
     ) -> Result<ChunkId, ChunkError> {
         let Some(entry) = self.entries.get_mut(&key) else {
@@ -229,7 +229,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             return Err(ChunkError { pages, reason });
         }
         if entry.pool.is_none() && !pages.is_empty() {
-            entry.pool = Some(pages.split_off(pages.len()));
+            entry.pool = Some(pages.none_of_pool());
         }
         entry.given += pages.len();
         let (number, session) = (entry.next_chunk(), entry.session.id());

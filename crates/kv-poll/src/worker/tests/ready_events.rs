@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kv_core::{
-    Cause, ChunkId, FinalLayers, KvPoll, KvSender, KvSession, Pages, ReadyEvent, ReadyEventError, WorkerRole,
+    Cause, ChunkId, FinalLayers, KvPoll, KvSender, KvSession, PageList, PagePool, Pages, ReadyEvent,
+    ReadyEventError, WorkerRole,
 };
 
 use super::script::SLOW;
@@ -178,6 +179,44 @@ fn stopping_with_ready_events_in_line_returns_their_pages_at_once() {
     assert_eq!(report, StopReport { sessions_ended: 1, ..StopReport::default() });
     assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[1, 2])));
     assert_eq!(device.dropped(), 1);
+}
+
+/// A ready event whose destructor panics.
+struct Broken;
+
+impl ReadyEvent for Broken {
+    fn passed(&mut self) -> Result<bool, ReadyEventError> {
+        Ok(false)
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        panic!("a bug in the destructor of a ready event");
+    }
+}
+
+#[test]
+fn ready_events_that_panic_when_they_are_dropped_lose_no_page_and_end_no_worker() {
+    let rig = Rig::start();
+    let pool = PagePool::new(8);
+    let adopt = |page| pool.adopt(PageList::from_pages([page]).unwrap()).unwrap();
+    let waiting = |page| {
+        let mut sender = rig.sender(SLOW);
+        sender.layers_final(FinalLayers::all(ChunkId(0)).after(Broken)).unwrap();
+        sender.send(adopt(page)).unwrap();
+        sender
+    };
+    // One event is dropped when its session ends, the others with the worker.
+    let mut first = waiting(1);
+    first.abort();
+    pool.release(reclaimed(&rig, first)).unwrap();
+    let others = [2, 3].map(waiting);
+    assert_eq!(rig.worker.stop(PATIENCE), StopReport { sessions_ended: 2, ..StopReport::default() });
+    for mut sender in others {
+        pool.release(sender.reclaim().unwrap().pages).unwrap();
+    }
+    assert_eq!((pool.num_out(), pool.lost().len()), (0, 0));
 }
 
 #[test]
