@@ -13,7 +13,7 @@ use std::time::Duration;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use kv_transfer::layout::{Axes, HND, Holds, Layout, NHD};
 use kv_transfer::prelude::*;
-use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
+use kv_transfer::queue::{Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues};
 use kv_transfer::unstable::Descriptor;
 use kv_transfer::unstable::plan::{PagePlan, Plan, RegionMap, Side};
 use kv_transfer::unstable::wire::{Body, ConversationId, Delivery, Destination, Frame, Register};
@@ -50,8 +50,11 @@ fn sessions(criterion: &mut Criterion, testing: bool) -> Result<(), Box<dyn Erro
 
         polls(criterion, &manager, count)?;
 
-        let mut queues =
-            PrefillQueues::<u32, _>::new(manager.clone(), Default::default(), PrefillPolicy::Eager);
+        let mut queues = PrefillQueues::<u32, _>::new(
+            manager.clone(),
+            Default::default(),
+            PrefillConfig::new(PrefillPolicy::Eager),
+        );
         let mut changes: Vec<Change> = Vec::new();
         for page in 0..count {
             let key = loop {

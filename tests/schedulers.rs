@@ -15,7 +15,7 @@ use kv_transfer::consensus::{RequestKey, ThreadConsensus};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{
     AdmissionRule, AuxMemory, DecodeConfig, DecodeCounts, DecodeQueues, Demand, GateError, Incoming,
-    Outgoing, PrefillPolicy, PrefillQueues, RequestError, aux_tag,
+    Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, RequestError, aux_tag,
 };
 use kv_transfer::{AuxIndex, Cause, Change, Manager, Parallel, PeerCause};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -110,7 +110,8 @@ fn prefill_rank(
     let setup = Setup { rank, parallel: parallel(rank), runs: true, ..Setup::prefill(addr, SHAPE) };
     let mut host = setup.start();
     let manager = host.manager.clone();
-    let mut queues = PrefillQueues::new(manager.clone(), consensus, PrefillPolicy::AfterBootstrap);
+    let mut queues =
+        PrefillQueues::new(manager.clone(), consensus, PrefillConfig::new(PrefillPolicy::AfterBootstrap));
     let mut outcomes: Vec<Option<Outcome>> = vec![None; requests.len()];
     let mut rows: BTreeMap<RequestKey, AuxIndex> = BTreeMap::new();
     for (number, request) in requests.iter().enumerate() {
@@ -217,7 +218,7 @@ fn decode_rank(
     let mut left = requests.len();
     let (mut doomed, mut met) = (Vec::new(), false);
     for (number, request) in requests.iter().enumerate() {
-        let demand = Demand { pages: request.pages, max_new_tokens: 0 };
+        let demand = Demand::new(request.pages, 0);
         let key = queues.push(number, Incoming::new(addr, request.decode_room.clone(), demand)).unwrap();
         if request.trouble == Trouble::DecodeAborts(rank) {
             doomed.push(key);

@@ -118,12 +118,12 @@ fn numbers_are_leased_across_workers_and_return_when_leases_end() {
     assert!(numbers.iter().all(|number| [7, 8, 9].contains(number)), "{numbers:?}");
     asking.until("the gauges", || {
         let gauges = asking.port().gauges();
-        let lent = (gauges.in_transfer, gauges.quarantined);
-        (lent, gauges.commands) == ((Amounts::default(), Amounts::default()), 8) && gauges.frames_sent >= 4
+        let lent = [0, 1].map(|kind| gauges.in_transfer(kind) + gauges.quarantined(kind));
+        (lent, gauges.commands) == ([0, 0], 8) && gauges.frames_sent >= 4
     });
     holding.until("the holder's gauges", || {
         let gauges = holding.port().gauges();
-        gauges.frames_received >= 4 && gauges.in_transfer == Amounts::of(0, 3)
+        gauges.frames_received >= 4 && gauges.in_transfer(0) == 3
     });
     assert_eq!(asking.worker.stop(PATIENCE), StopReport::default());
 }
@@ -147,8 +147,8 @@ fn close_while_leased(lease: Duration) -> bool {
     assert!(held.failure().is_some_and(|failure| failure.to_string() == Failure::Aborted.to_string()));
     let (mut back, mut reported) = (None, false);
     holding.until("the numbers", || {
-        let quarantine = (holding.port().gauges().quarantined, holding.port().quarantine());
-        reported |= quarantine == (Amounts::of(0, 2), vec![Leased { numbers: 1 }]);
+        let quarantine = (holding.port().gauges().quarantined(0), holding.port().quarantine());
+        reported |= quarantine == (2, vec![Leased { numbers: 1 }]);
         back = held.reclaim();
         back.is_some()
     });
@@ -158,7 +158,7 @@ fn close_while_leased(lease: Duration) -> bool {
     assert_eq!(*numbers, [1, 2]);
     // The client's lease is over before the holder's; its worker may notice a little later.
     asking.until("the end of the lease", || client.0.poll() == Status::Over);
-    holding.until("the gauges", || holding.port().gauges().quarantined == Amounts::default());
+    holding.until("the gauges", || holding.port().gauges().quarantined(0) == 0);
     reported
 }
 

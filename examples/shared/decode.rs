@@ -207,10 +207,8 @@ impl DecodeRank {
     /// Requests open their receivers; they get pages when the handshake is done and some are free.
     fn push_arrived(&mut self) {
         while let Some(request) = self.arrived.pop_front() {
-            let demand = Demand {
-                pages: self.kv.pages_for(request.prompt.len()),
-                max_new_tokens: u32::try_from(request.max_new_tokens).unwrap_or(u32::MAX),
-            };
+            let max_new_tokens = u32::try_from(request.max_new_tokens).unwrap_or(u32::MAX);
+            let demand = Demand::new(self.kv.pages_for(request.prompt.len()), max_new_tokens);
             let bootstrap = request.bootstrap.clone();
             let mut incoming = Incoming::new(&bootstrap, Room::Number(request.room), demand);
             incoming.options = request.options.clone();

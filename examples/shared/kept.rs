@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kv_transfer::consensus::{RequestKey, SingleRank};
 use kv_transfer::params::{RemoteKv, TransferParams};
-use kv_transfer::queue::{Outgoing, PrefillPolicy, PrefillQueues};
+use kv_transfer::queue::{Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues};
 use kv_transfer::{Change, EngineGroup, KvManager, Lease, Pages, Room, SessionOptions, TransferMode};
 use serde_json::Value;
 
@@ -31,7 +31,11 @@ impl KeptCaches {
     pub fn new(manager: &EngineGroup, spec: &RankSpec) -> KeptCaches {
         KeptCaches {
             // Nobody has to be there yet: the next turn may come in minutes.
-            queues: PrefillQueues::new(manager.clone(), SingleRank::default(), PrefillPolicy::Eager),
+            queues: PrefillQueues::new(
+                manager.clone(),
+                SingleRank::default(),
+                PrefillConfig::new(PrefillPolicy::Eager),
+            ),
             manager: manager.clone(),
             order: VecDeque::new(),
             bootstrap: spec.bootstrap.clone(),

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use kv_transfer::{Change, KvArgs, KvManager, KvPoll, KvSession, OpenError, Room, SessionId, SessionOptions};
+use kv_transfer::{
+    Change, KvArgs, KvManager, KvPoll, KvSession, OpenError, Reclaimed, Room, SessionId, SessionOptions,
+};
 
 /// A manager that remembers the request of each receiver that it has opened. The queues take any
 /// [`KvManager`], so that a server can put a manager of its own in between.
@@ -63,6 +65,10 @@ impl<M: KvManager> KvManager for WatchedManager<M> {
         let session = self.inner.receiver(bootstrap_addr, room.clone(), options)?;
         self.timelines.open.borrow_mut().insert(session.id(), (room, Timeline::starting_now()));
         Ok(session)
+    }
+
+    fn leave_behind(&self, left: Reclaimed) {
+        self.inner.leave_behind(left);
     }
 }
 

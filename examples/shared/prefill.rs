@@ -11,7 +11,7 @@ use kv_transfer::allocator::{PageAllocator, RunAllocator};
 use kv_transfer::consensus::{RequestKey, SingleRank};
 use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::queue::{
-    AuxRows, Finished, Outgoing, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
+    AuxRows, Finished, Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
 };
 use kv_transfer::{
     EngineGroup, FinalLayers, GroupReceiver, KvManager, KvSession, OpenError, PageList, Room, SessionOptions,
@@ -80,7 +80,11 @@ impl PrefillRank {
         let held = spec.watch_pages.then(|| HeldPages::watch(manager.clone()));
         Ok(PrefillRank {
             arrived: VecDeque::new(),
-            queues: PrefillQueues::new(manager.clone(), SingleRank::default(), PrefillPolicy::AfterBootstrap),
+            queues: PrefillQueues::new(
+                manager.clone(),
+                SingleRank::default(),
+                PrefillConfig::new(PrefillPolicy::AfterBootstrap),
+            ),
             live: BTreeSet::new(),
             allocator: RunAllocator::new(spec.cache.pages),
             aux_rows: AuxRows::new(AUX_ROWS),

@@ -56,6 +56,13 @@ pub trait KvManager {
     fn quarantine(&self) -> Vec<Quarantine> {
         Vec::new()
     }
+
+    /// Keeps pages and items that no wire touches and whose owner goes without freeing them, beside those of
+    /// dropped sessions, until the server takes them from the manager. A manager that keeps nothing drops
+    /// them: then the pages are lost to their pool.
+    fn leave_behind(&self, left: Reclaimed) {
+        drop(left);
+    }
 }
 
 /// One side of the transfer of one request.

@@ -38,8 +38,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use kv_core::{
-    Geometry, KvArgs, KvManager, KvSender, OpenError, OsError, Pages, Quarantine, RequestGroups, Room,
-    SessionOptions,
+    Geometry, KvArgs, KvManager, KvSender, OpenError, OsError, Pages, Quarantine, Reclaimed, RequestGroups,
+    Room, SessionOptions,
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
@@ -227,6 +227,10 @@ impl KvManager for EngineGroup {
     fn quarantine(&self) -> Vec<Quarantine> {
         let ranks = self.shared.managers.iter().flat_map(Manager::quarantine);
         Quarantine::gather(ranks, usize::max)
+    }
+
+    fn leave_behind(&self, left: Reclaimed) {
+        self.shared.lock().keep(left);
     }
 }
 

@@ -113,6 +113,31 @@ mod tests {
         assert_eq!(*asked.lock().unwrap(), 3);
     }
 
+    /// A ready event whose destructor panics.
+    struct Broken(Result<bool, ReadyEventError>);
+
+    impl ReadyEvent for Broken {
+        fn passed(&mut self) -> Result<bool, ReadyEventError> {
+            self.0
+        }
+    }
+
+    impl Drop for Broken {
+        fn drop(&mut self) {
+            panic!("a bug in the destructor of a ready event");
+        }
+    }
+
+    #[test]
+    fn a_destructor_that_panics_changes_no_answer_and_leaves_no_drop_undone() {
+        let mut passed = SharedReadyEvent::new(Box::new(Broken(Ok(true))));
+        assert_eq!((passed.passed(), passed.passed()), (Ok(true), Ok(true)));
+        let unasked = SharedReadyEvent::new(Box::new(Broken(Ok(false))));
+        assert_eq!(unasked.clone().passed(), Ok(false));
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(unasked)));
+        assert!(dropped.is_ok());
+    }
+
     #[test]
     fn a_ready_event_that_panics_fails_every_rank_and_is_not_asked_again() {
         let mut asked = 0;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use kv_core::{KvSession, Pages, RequestGroups, SessionId};
+use kv_core::{KvSession, Pages, Reclaimed, RequestGroups, SessionId};
 
 use super::deal::Deal;
 use super::members::Members;
@@ -79,8 +79,7 @@ impl<S: KvSession> Roster<S> {
                 if let Some(reclaimed) = members.reclaim() {
                     over.extend(self.forget(session));
                     self.touched.remove(&session);
-                    self.keep(reclaimed.groups);
-                    self.orphans.extend(Some(reclaimed.pages).filter(|pages| !pages.is_empty()));
+                    self.keep(reclaimed);
                 }
             } else if news {
                 self.untold.insert(session);
@@ -115,9 +114,10 @@ impl<S: KvSession> Roster<S> {
         Some(members)
     }
 
-    /// Keeps items of cache groups that the owner of their session did not take back.
-    pub(super) fn keep(&mut self, groups: RequestGroups) {
-        self.orphan_groups.extend(Some(groups).filter(|groups| !groups.is_empty()));
+    /// Keeps pages and items of cache groups that their owner did not take back.
+    pub(super) fn keep(&mut self, left: Reclaimed) {
+        self.orphans.extend(Some(left.pages).filter(|pages| !pages.is_empty()));
+        self.orphan_groups.extend(Some(left.groups).filter(|groups| !groups.is_empty()));
     }
 
     pub(super) fn take_orphan_groups(&mut self) -> Vec<RequestGroups> {

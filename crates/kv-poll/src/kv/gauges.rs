@@ -35,7 +35,7 @@ pub struct HeldBytes {
 impl Gauges {
     /// Pages that the worker holds for sessions that have not ended.
     pub fn pages_in_transfer(&self) -> usize {
-        self.in_transfer.kind(Resource::PAGES)
+        self.worker.in_transfer(Resource::PAGES)
     }
 
     /// Pages that are complete, and pinned under a lease until they were read. A part of `pages_in_transfer`.
@@ -45,28 +45,28 @@ impl Gauges {
 
     /// Pages of ended sessions that a wire or a reader may still touch.
     pub fn pages_quarantined(&self) -> usize {
-        self.quarantined.kind(Resource::PAGES)
+        self.worker.quarantined(Resource::PAGES)
     }
 
     /// Pages that came back after their handle was dropped, and that wait for `Manager::orphans`.
     pub fn pages_orphaned(&self) -> usize {
-        self.orphaned.kind(Resource::PAGES)
+        self.worker.orphaned(Resource::PAGES)
     }
 
     /// Items of cache groups that the worker holds for sessions that have not ended.
     pub fn items_in_transfer(&self) -> usize {
-        self.in_transfer.kind(Resource::ITEMS)
+        self.worker.in_transfer(Resource::ITEMS)
     }
 
     /// Items of cache groups of ended sessions that a wire or a reader may still touch.
     pub fn items_quarantined(&self) -> usize {
-        self.quarantined.kind(Resource::ITEMS)
+        self.worker.quarantined(Resource::ITEMS)
     }
 
     /// Items of cache groups that came back after their handle was dropped, and that wait for
     /// `Manager::orphan_groups`.
     pub fn items_orphaned(&self) -> usize {
-        self.orphaned.kind(Resource::ITEMS)
+        self.worker.orphaned(Resource::ITEMS)
     }
 
     /// The pages that the worker holds, in bytes.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    Incarnation, KvArgs, KvManager, OpenError, Pages, Quarantine, QuarantineReason, RequestGroups, Room,
-    SessionOptions,
+    Incarnation, KvArgs, KvManager, OpenError, Pages, Quarantine, QuarantineReason, Reclaimed, RequestGroups,
+    Room, SessionOptions,
 };
 
 use super::gauges::Gauges;
@@ -122,11 +122,16 @@ impl KvManager for Manager {
         let mut quarantine = self.port.quarantine();
         let gauges = self.port.gauges();
         if gauges.sessions_lost > 0 {
-            let (reason, pages) = (QuarantineReason::WorkerStopped, gauges.quarantined.kind(Resource::PAGES));
+            let (reason, pages) = (QuarantineReason::WorkerStopped, gauges.quarantined(Resource::PAGES));
             let mut lost = Quarantine::new(None, reason, gauges.sessions_lost, pages);
-            lost.items = gauges.quarantined.kind(Resource::ITEMS);
+            lost.items = gauges.quarantined(Resource::ITEMS);
             quarantine.push(lost);
         }
         quarantine
+    }
+
+    fn leave_behind(&self, left: Reclaimed) {
+        self.port.leave_behind(left.pages.into());
+        self.port.leave_behind(left.groups.into());
     }
 }

@@ -31,6 +31,7 @@ pub struct AdmissionRule {
 
 /// How much of the cache a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Demand {
     /// Pages that the request receives from the prefill side.
     pub pages: usize,
@@ -38,8 +39,16 @@ pub struct Demand {
     pub max_new_tokens: u32,
 }
 
+impl Demand {
+    /// So many pages to receive, and so many tokens to generate at most.
+    pub const fn new(pages: usize, max_new_tokens: u32) -> Demand {
+        Demand { pages, max_new_tokens }
+    }
+}
+
 /// How full the cache is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Load {
     /// Pages that are free.
     pub available: usize,
@@ -47,6 +56,15 @@ pub struct Load {
     pub active: usize,
     /// Pages that running requests hold.
     pub running_pages: usize,
+}
+
+impl Load {
+    /// The same with some fields changed: `Load::default().with(|load| load.available = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 impl AdmissionRule {

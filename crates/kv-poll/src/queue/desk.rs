@@ -16,7 +16,7 @@ const CANNOT_SERVE: Standing = Standing { poll: KvPoll::Failed, reclaimable: tru
 /// The sessions of a queue's requests, and this rank's place in the agreement.
 pub(super) struct Desk<M, C> {
     pub(super) manager: M,
-    pub(super) rule: QuarantineRule,
+    rule: QuarantineRule,
     pub(super) stopped: Option<Stopped>,
     consensus: C,
     sessions: BTreeMap<SessionId, RequestKey>,

@@ -95,5 +95,5 @@ pub use decode::{
 };
 pub use error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
 pub use gate::{AuxMemory, GateError, NoAux, aux_tag};
-pub use prefill::{Finished, Outgoing, PrefillCounts, PrefillPolicy, PrefillQueues};
+pub use prefill::{Finished, Outgoing, PrefillConfig, PrefillCounts, PrefillPolicy, PrefillQueues};
 pub use quarantine::{QuarantineRule, Stopped};

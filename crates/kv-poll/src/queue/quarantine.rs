@@ -11,6 +11,7 @@ use kv_core::Quarantine;
 /// requests would find no page to grow into. So new requests wait while quarantined pages have reached the
 /// share, and are admitted again as soon as there are fewer. Requests that have been admitted go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QuarantineRule {
     /// Admission stops when so many percent of the cache's pages are in quarantine; above 100, never.
     pub stop_percent: u32,
@@ -18,7 +19,12 @@ pub struct QuarantineRule {
 
 impl QuarantineRule {
     /// Admission stops when half of the cache's pages are in quarantine.
-    pub const HALF: QuarantineRule = QuarantineRule { stop_percent: 50 };
+    pub const HALF: QuarantineRule = QuarantineRule::at(50);
+
+    /// Admission stops when so many percent of the cache's pages are in quarantine; above 100, never.
+    pub const fn at(stop_percent: u32) -> QuarantineRule {
+        QuarantineRule { stop_percent }
+    }
 
     /// True if no new request may be admitted while `quarantined` of the cache's `pool` pages are in
     /// quarantine.
@@ -62,7 +68,7 @@ mod tests {
     #[test]
     fn a_share_is_reached_exactly_and_an_empty_quarantine_stops_nothing() {
         let stops =
-            |stop_percent, quarantined, pool| QuarantineRule { stop_percent }.stops(quarantined, pool);
+            |stop_percent, quarantined, pool| QuarantineRule::at(stop_percent).stops(quarantined, pool);
         assert!(stops(50, 5, 10) && !stops(50, 4, 10) && stops(50, 6, 11) && !stops(50, 5, 11));
         assert!(stops(100, 10, 10) && !stops(100, 9, 10) && !stops(101, 10, 10));
         assert!(!stops(50, 0, 0) && !stops(0, 0, 10) && stops(0, 1, 10));

@@ -213,7 +213,13 @@ impl<M: Machine> Cell<M> {
     /// before: a change that a drain sees before the notification of the change is notified for nothing.
     /// Drains run one at a time.
     pub(crate) fn news(&self) -> Option<(M::Status, bool)> {
+        // In this order: what is reclaimable has its final state.
         let (reclaimable, poll) = (self.is_reclaimable(), self.poll());
+        self.tell(poll, reclaimable)
+    }
+
+    /// The second half of `news`: notes what was just read. Other threads may come in between.
+    fn tell(&self, poll: M::Status, reclaimable: bool) -> Option<(M::Status, bool)> {
         let now = poll.to_u8() | if reclaimable { RECLAIMABLE } else { 0 };
         let before = self.told.swap(now, Ordering::SeqCst);
         if reclaimable && !self.is_reclaimable() {
@@ -290,6 +296,24 @@ mod tests {
         assert_eq!(cell.give_back(pages(&[3])), None);
         assert!(cell.is_reclaimable());
         assert_eq!(cell.take_returned(), [pages(&[1, 2]), pages(&[3])]);
+    }
+
+    /// One interleaving, driven by hand: a command lends while a drain is between its two halves.
+    #[test]
+    fn the_return_of_pages_that_were_lent_in_the_middle_of_a_drain_is_news() {
+        let cell = cell();
+        assert!(cell.set(KvPoll::Success, None));
+        let (reclaimable, poll) = (cell.is_reclaimable(), cell.poll());
+        cell.lend();
+        assert_eq!(cell.tell(poll, reclaimable), Some((KvPoll::Success, true)));
+        assert!(!cell.is_reclaimable(), "the scheduler that was told so gets nothing");
+        assert_eq!(cell.give_back(pages(&[1])), None);
+        assert_eq!(
+            cell.news(),
+            Some((KvPoll::Success, true)),
+            "nothing else tells the scheduler to try again"
+        );
+        assert_eq!(cell.news(), None);
     }
 
     #[test]

@@ -13,13 +13,9 @@ pub struct Gauges {
     pub sessions_open: usize,
     /// Sessions whose resources were lost, because the worker stopped before the resources were quiet.
     pub sessions_lost: usize,
-    /// Resources that the worker holds for sessions that have not ended, by kind.
-    pub in_transfer: Amounts,
-    /// Resources of ended sessions that a wire or a reader may still touch, by kind.
-    pub quarantined: Amounts,
-    /// Resources that came back after their handle was dropped, and that wait for
-    /// [`Port::take_orphans`](super::Port::take_orphans), by kind.
-    pub orphaned: Amounts,
+    pub(super) in_transfer: Amounts,
+    pub(super) quarantined: Amounts,
+    pub(super) orphaned: Amounts,
     /// Resources of the first kind that are complete and pinned under leases. A part of `in_transfer`.
     pub leased: usize,
     /// Data operations that the transport has taken and that have not ended.
@@ -41,6 +37,26 @@ pub struct Gauges {
     pub turns: u64,
     /// Turns that began with waking up from a sleep, since the worker started.
     pub wake_ups: u64,
+}
+
+/// Amounts of one kind of resource, which is named by its position in
+/// [`SessionResource::KINDS`](kv_core::machine::SessionResource::KINDS).
+impl Gauges {
+    /// How much the worker holds for sessions that have not ended.
+    pub fn in_transfer(&self, kind: usize) -> usize {
+        self.in_transfer.kind(kind)
+    }
+
+    /// How much of ended sessions a wire or a reader may still touch.
+    pub fn quarantined(&self, kind: usize) -> usize {
+        self.quarantined.kind(kind)
+    }
+
+    /// How much came back after the handle was dropped, and waits for
+    /// [`Port::take_orphans`](super::Port::take_orphans).
+    pub fn orphaned(&self, kind: usize) -> usize {
+        self.orphaned.kind(kind)
+    }
 }
 
 /// The numbers as the worker keeps them, for reading from any thread.

@@ -29,6 +29,8 @@ pub(crate) struct World {
     changes: Vec<Change>,
     /// What the manager says of its quarantine.
     pub(crate) quarantine: Vec<Quarantine>,
+    /// What was left behind with the manager: pages, and numbers of items of cache groups.
+    pub(crate) left: (Vec<Pages>, usize),
     /// How often a session was polled.
     pub(crate) polls: u64,
 }
@@ -69,6 +71,7 @@ impl Fake {
             ring: usize::MAX,
             changes: Vec::new(),
             quarantine: Vec::new(),
+            left: (Vec::new(), 0),
             polls: 0,
         };
         Fake(Rc::new(RefCell::new(world)), Rc::new(args))
@@ -272,6 +275,13 @@ impl KvManager for Fake {
 
     fn quarantine(&self) -> Vec<Quarantine> {
         self.world(|world| world.quarantine.clone())
+    }
+
+    fn leave_behind(&self, left: Reclaimed) {
+        self.world(|world| {
+            world.left.0.extend(Some(left.pages).filter(|pages| !pages.is_empty()));
+            world.left.1 += left.groups.len();
+        });
     }
 }
 

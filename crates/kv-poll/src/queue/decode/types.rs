@@ -69,6 +69,7 @@ impl<'a> Incoming<'a> {
 
 /// A request that may run, with its pages.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Ready<R> {
     /// The key that `push` returned.
     pub key: RequestKey,

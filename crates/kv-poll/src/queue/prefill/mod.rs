@@ -3,7 +3,7 @@
 mod entry;
 mod types;
 
-pub use types::{Finished, Outgoing, PrefillCounts, PrefillPolicy};
+pub use types::{Finished, Outgoing, PrefillConfig, PrefillCounts, PrefillPolicy};
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +18,7 @@ use self::entry::{Entry, Stage};
 use super::desk::{self, Desk};
 use super::error::{ChunkError, GroupsRefused, PushError, Refusal, RequestError};
 use super::line::Line;
-use super::quarantine::{QuarantineRule, Stopped};
+use super::quarantine::Stopped;
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
 use crate::kv::Change;
 
@@ -42,6 +42,10 @@ use crate::kv::Change;
 /// Pages given come back in [`Finished`], once, when no wire can touch them any more. From then on the server
 /// may use the aux row given to `init` again, too. The table in [`queue`](super) says what happens on each
 /// failure.
+///
+/// Dropping the queues aborts all sessions. Every page then comes back from the manager, as those of dropped
+/// sessions do ([`Manager::orphans`](crate::Manager::orphans)): also pages for which the worker had no room,
+/// and pages that nobody took with `drain_finished`.
 pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
     desk: Desk<M, C>,
     policy: PrefillPolicy,
@@ -59,25 +63,18 @@ pub struct PrefillQueues<R, M: KvManager, C: RankConsensus = SingleRank> {
 impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// Empty queues of one rank. `manager` opens the sessions; its geometry says how many pages the cache
     /// has.
-    pub fn new(manager: M, consensus: C, policy: PrefillPolicy) -> Self {
+    pub fn new(manager: M, consensus: C, config: PrefillConfig) -> Self {
         PrefillQueues {
             pool: manager.args().geometry().num_pages as usize,
             quarantined: 0,
-            desk: Desk::new(manager, consensus, QuarantineRule::HALF),
-            policy,
+            desk: Desk::new(manager, consensus, config.quarantine),
+            policy: config.policy,
             entries: BTreeMap::new(),
             waiting: Line::new(),
             finished: VecDeque::new(),
             newly_failed: Vec::new(),
             stages: [0; 5],
         }
-    }
-
-    /// Sets how much of the cache may be in quarantine before [`pop_waiting`](Self::pop_waiting) offers no
-    /// request. Without this call, half of the cache.
-    pub fn with_quarantine(mut self, rule: QuarantineRule) -> Self {
-        self.desk.rule = rule;
-        self
     }
 
     /// Opens the request's sender and enters the request into the bootstrap queue, or with
@@ -312,8 +309,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         self.entries.get_mut(&key).map(|entry| &mut entry.request)
     }
 
-    /// Why `pop_waiting` offers no request: so much of the cache is in quarantine that the [`QuarantineRule`]
-    /// stops admission. As of the last step; `None` while requests are admitted. Requests in their forward
+    /// Why `pop_waiting` offers no request: so much of the cache is in quarantine that
+    /// [`PrefillConfig::quarantine`] stops admission. As of the last step; `None` while requests are admitted. Requests in their forward
     /// pass go on.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.desk.stopped.as_ref()
@@ -404,6 +401,24 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             self.desk.leave(&room);
         }
         self.finished.push_back(Finished { key, request: entry.request, pages, groups, outcome });
+    }
+}
+
+impl<R, M: KvManager, C: RankConsensus> Drop for PrefillQueues<R, M, C> {
+    fn drop(&mut self) {
+        // No wire knows of what the sessions have not taken, nor of what they gave back.
+        for (_, Entry { session, kept, .. }) in std::mem::take(&mut self.entries) {
+            drop(session);
+            for left in kept.into_iter().filter_map(Command::into_resource) {
+                self.desk.manager.leave_behind(match left {
+                    Resource::Pages(pages) => Reclaimed { pages, ..Reclaimed::default() },
+                    Resource::RequestGroups { groups, .. } => Reclaimed { groups, ..Reclaimed::default() },
+                });
+            }
+        }
+        for Finished { pages, groups, .. } in std::mem::take(&mut self.finished) {
+            self.desk.manager.leave_behind(Reclaimed { pages, groups, ..Reclaimed::default() });
+        }
     }
 }
 

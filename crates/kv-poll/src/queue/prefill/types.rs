@@ -4,6 +4,32 @@ use kv_core::{Pages, RequestGroups, Room, SessionOptions};
 
 use crate::consensus::RequestKey;
 use crate::queue::error::RequestError;
+use crate::queue::quarantine::QuarantineRule;
+
+/// The settings of prefill queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct PrefillConfig {
+    /// Decides when the forward pass of a request may begin.
+    pub policy: PrefillPolicy,
+    /// Decides how much of the cache may be in quarantine before no request is offered.
+    pub quarantine: QuarantineRule,
+}
+
+impl PrefillConfig {
+    /// Forward passes by this policy. Half of the cache may be in quarantine.
+    pub const fn new(policy: PrefillPolicy) -> PrefillConfig {
+        PrefillConfig { policy, quarantine: QuarantineRule::HALF }
+    }
+
+    /// The same with some fields changed:
+    /// `PrefillConfig::new(policy).with(|config| config.quarantine = QuarantineRule::at(70))`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
 
 /// When the forward pass of a request may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,6 +70,7 @@ impl<'a> Outgoing<'a> {
 
 /// A request that has ended, and whose pages are free again.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Finished<R> {
     /// The key that `push` returned.
     pub key: RequestKey,

@@ -25,7 +25,8 @@ fn a_request_goes_through_all_queues_even_in_room_zero() {
     assert!(bench.queues.pop_waiting().is_none());
     bench.succeed(0);
     assert_eq!(bench.queues.accounting().held, 4);
-    let Ready { key: popped, request, pages, groups, skipped, origin } = bench.queues.pop_waiting().unwrap();
+    let Ready { key: popped, request, pages, groups, skipped, origin, .. } =
+        bench.queues.pop_waiting().unwrap();
     assert!(groups.is_empty() && skipped.is_empty());
     assert_eq!((popped, request, pages.len(), origin), (key, 0, 4, Origin::Transferred));
     assert_eq!(bench.queues.accounting().with_server, 4);

@@ -71,5 +71,5 @@ impl Bench {
 }
 
 fn incoming(room: u64, pages: usize) -> Incoming<'static> {
-    Incoming::new("p:1", Room::Number(room), Demand { pages, max_new_tokens: 16 })
+    Incoming::new("p:1", Room::Number(room), Demand::new(pages, 16))
 }

@@ -85,7 +85,7 @@ fn admitted_requests_go_on_while_admission_is_stopped() {
 #[test]
 fn the_share_is_the_servers_to_choose() {
     for (stop_percent, stops) in [(20, true), (21, false), (101, false)] {
-        let rule = QuarantineRule { stop_percent };
+        let rule = QuarantineRule::at(stop_percent);
         let mut bench = Bench::new(10, CONFIG.with(|config| config.quarantine = rule));
         bench.shake_hands(1, 2);
         lose(&mut bench, 1, 2);

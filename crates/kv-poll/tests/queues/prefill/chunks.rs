@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use kv_core::{AuxIndex, ChunkId, FinalLayers, KvPoll, PageList, PagePool, Pages, Room};
 use kv_poll::consensus::{Agreed, RankConsensus, RequestKey, RoomBusy, SingleRank, Standing};
-use kv_poll::queue::{Finished, Outgoing, PrefillPolicy, PrefillQueues, Refusal};
+use kv_poll::queue::{Finished, Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, Refusal};
 
 use super::{popped, push, queues, step};
 use crate::fake::{self, Call, Fake, pages};
@@ -42,7 +42,8 @@ fn a_request_goes_through_all_queues_and_its_pages_come_back_in_order() {
     assert!(queues.drain_finished().is_none(), "a wire may still read the pages");
     fake.set(0, KvPoll::Success, true);
     step(&mut queues, &fake);
-    let Finished { key: ended, request, pages: returned, groups, outcome } = queues.drain_finished().unwrap();
+    let Finished { key: ended, request, pages: returned, groups, outcome, .. } =
+        queues.drain_finished().unwrap();
     assert!(groups.is_empty());
     assert_eq!((ended, request, outcome), (key, 0, Ok(())));
     assert_eq!(returned, pages([7, 6, 1, 2]));
@@ -161,7 +162,7 @@ impl RankConsensus for Joined {
 fn a_step_in_which_ranks_cannot_agree_moves_nothing_on_and_forgets_nothing() {
     let (fake, together) = (Fake::new(), Rc::new(Cell::new(true)));
     let consensus = Joined(SingleRank::default(), Rc::clone(&together));
-    let mut queues = PrefillQueues::new(fake.clone(), consensus, PrefillPolicy::Eager);
+    let mut queues = PrefillQueues::new(fake.clone(), consensus, PrefillConfig::new(PrefillPolicy::Eager));
     let sending = queues.push(1, Outgoing::new("p:1", Room::Number(1))).unwrap();
     queues.push(2, Outgoing::new("p:1", Room::Number(2))).unwrap();
     assert_eq!(queues.pop_waiting(|_, _| true), Some(sending));

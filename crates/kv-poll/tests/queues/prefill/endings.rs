@@ -1,8 +1,10 @@
 //! Requests that fail or are aborted, and when their pages come back.
 
-use kv_core::{Cause, ChunkId, FinalLayers, KvPoll, OpenError, Room};
+use kv_core::{
+    Cause, ChunkId, FinalLayers, GroupItems, KvPoll, OpenError, PageList, PagePool, RequestGroups, Room,
+};
 use kv_poll::consensus::ThreadConsensus;
-use kv_poll::queue::{Outgoing, PrefillPolicy, PrefillQueues, Refusal, RequestError};
+use kv_poll::queue::{Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, Refusal, RequestError};
 
 use super::{popped, push, queues, step};
 use crate::fake::{Fake, pages};
@@ -123,7 +125,10 @@ fn a_rank_that_cannot_serve_a_request_fails_the_other_ranks() {
         .by_ref()
         .map(|handle| {
             let fake = Fake::new();
-            (fake.clone(), PrefillQueues::new(fake, handle, PrefillPolicy::AfterBootstrap))
+            (
+                fake.clone(),
+                PrefillQueues::new(fake, handle, PrefillConfig::new(PrefillPolicy::AfterBootstrap)),
+            )
         })
         .unzip();
     let key = ranks[0].push(1, Outgoing::new("p:1", Room::Number(1))).unwrap();
@@ -138,4 +143,32 @@ fn a_rank_that_cannot_serve_a_request_fails_the_other_ranks() {
     fakes[0].set(1, KvPoll::Failed, true);
     ranks[0].step(fakes[0].changes()).unwrap();
     assert!(ranks[0].drain_finished().is_some());
+}
+
+#[test]
+fn dropped_queues_leave_every_page_that_no_session_has_with_the_manager() {
+    let pool = PagePool::new(64);
+    let adopt = |pages: [u32; 2]| pool.adopt(PageList::from_pages(pages).unwrap()).unwrap();
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let done = popped(&mut queues, &fake, 1);
+    queues.init(done, 2, None).unwrap();
+    queues.send_chunk(done, adopt([1, 2])).unwrap();
+    queues.finish(done).unwrap();
+    let running = popped(&mut queues, &fake, 2);
+    queues.init(running, 6, None).unwrap();
+    queues.send_chunk(running, adopt([3, 4])).unwrap();
+    // The ring is full: a chunk and the items of a cache group are kept.
+    fake.world(|world| world.ring = 0);
+    queues.send_chunk(running, adopt([5, 6])).unwrap();
+    let mut groups = RequestGroups::none();
+    groups.push(GroupItems::new(0, pages([9]))).unwrap();
+    queues.give_groups(running, groups).unwrap();
+    // Nobody takes the request that has ended.
+    fake.set(1, KvPoll::Success, true);
+    step(&mut queues, &fake);
+    drop(queues);
+    let (left, items) = fake.world(|world| std::mem::take(&mut world.left));
+    let left: Vec<_> = left.into_iter().map(|pages| pool.release(pages).unwrap()).collect();
+    assert_eq!(left, [[5, 6], [1, 2]].map(|pages| PageList::from_pages(pages).unwrap()));
+    assert_eq!((items, pool.num_out(), pool.lost().len()), (1, 2, 0), "two pages are the session's");
 }

@@ -9,7 +9,7 @@ mod random;
 
 use kv_core::{KvPoll, Room};
 use kv_poll::consensus::{RequestKey, SingleRank};
-use kv_poll::queue::{Outgoing, PrefillPolicy, PrefillQueues};
+use kv_poll::queue::{Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues};
 
 use crate::fake::Fake;
 
@@ -17,7 +17,7 @@ type Queues = PrefillQueues<u64, Fake>;
 
 fn queues(policy: PrefillPolicy) -> (Queues, Fake) {
     let fake = Fake::new();
-    (PrefillQueues::new(fake.clone(), SingleRank::default(), policy), fake)
+    (PrefillQueues::new(fake.clone(), SingleRank::default(), PrefillConfig::new(policy)), fake)
 }
 
 fn push(queues: &mut Queues, room: u64) -> RequestKey {

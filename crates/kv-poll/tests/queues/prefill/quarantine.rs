@@ -1,7 +1,8 @@
 //! A quarantine that fills the cache stops admission, and nothing else. The cache has 64 pages.
 
 use kv_core::{EngineId, KvPoll, Quarantine, QuarantineReason, WorkerId};
-use kv_poll::queue::{PrefillPolicy, QuarantineRule, Stopped};
+use kv_poll::consensus::SingleRank;
+use kv_poll::queue::{PrefillConfig, PrefillPolicy, PrefillQueues, QuarantineRule, Stopped};
 
 use super::{Queues, popped, push, queues, step};
 use crate::fake::{Fake, pages};
@@ -52,8 +53,10 @@ fn no_request_is_offered_while_half_of_the_cache_is_in_quarantine() {
 #[test]
 fn the_share_is_the_servers_to_choose() {
     for (stop_percent, stops) in [(50, true), (51, false)] {
-        let (queues, fake) = queues(PrefillPolicy::Eager);
-        let mut queues = queues.with_quarantine(QuarantineRule { stop_percent });
+        let (_, fake) = queues(PrefillPolicy::Eager);
+        let config = PrefillConfig::new(PrefillPolicy::Eager)
+            .with(|config| config.quarantine = QuarantineRule::at(stop_percent));
+        let mut queues = PrefillQueues::new(fake.clone(), SingleRank::default(), config);
         lose(&mut queues, &fake, 1, 0..32);
         assert_eq!(queues.stopped().is_some(), stops);
     }
