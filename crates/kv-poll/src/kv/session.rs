@@ -195,6 +195,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::EngineGroup;
     use crate::kv::Manager;
     use crate::worker::cell::{Cell, Side};
     use crate::worker::shared::Shared;
@@ -311,6 +312,23 @@ mod tests {
             assert_eq!(back, Ok(PageList::from_pages([3, 4, 5, 6]).unwrap()), "{order:?}");
             manager.orphans().into_iter().for_each(|orphan| drop(pools[1].release(orphan).unwrap()));
             assert_eq!(pools.each_ref().map(PagePool::num_out), [0, 0]);
+        }
+    }
+
+    #[test]
+    fn what_an_owner_leaves_behind_is_taken_from_the_manager_or_the_group() {
+        let left = || Reclaimed { pages: pages(&[1, 2]), groups: groups(&[3]), skipped: vec![] };
+        let (_shared, manager) = queues(8, 8);
+        manager.leave_behind(left());
+        manager.leave_behind(Reclaimed::default());
+        assert_eq!((manager.gauges().pages_orphaned(), manager.gauges().items_orphaned()), (2, 1));
+        let group = EngineGroup::new(vec![manager.clone()]).unwrap();
+        group.leave_behind(left());
+        group.leave_behind(Reclaimed::default());
+        for (orphans, items) in
+            [(manager.orphans(), manager.orphan_groups()), (group.orphans(), group.orphan_groups())]
+        {
+            assert_eq!((orphans, items), (vec![pages(&[1, 2])], vec![groups(&[3])]));
         }
     }
 
