@@ -345,6 +345,10 @@ impl<M: Machine> Driver<M> {
         if self.stopping.is_none()
             && let Some(grace) = self.shared.stop_requested()
         {
+            // Sessions that were opened before the stop was asked for are counted, and told of it.
+            for _ in 0..self.shared.commands_waiting().div_ceil(PER_TURN) {
+                self.take_commands();
+            }
             self.client.withdraw(now);
             self.client_stirred = true;
             self.stopping = Some(Stopping {

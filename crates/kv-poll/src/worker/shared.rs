@@ -184,6 +184,10 @@ impl<M: Machine> Shared<M> {
         self.ring.pop()
     }
 
+    pub(crate) fn commands_waiting(&self) -> usize {
+        self.ring.len()
+    }
+
     pub(crate) fn next_abort(&self) -> Option<Arc<Cell<M>>> {
         self.aborts.pop()
     }

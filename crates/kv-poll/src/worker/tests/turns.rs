@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 use kv_core::wire::{Body, ConversationId, Frame, Hello, VERSIONS};
 use kv_core::{
     Incarnation, KvManager, KvPoll, KvSender, KvSession, Origin, PeerId, Room, SessionOptions,
-    TransportEvent, WayEnd,
+    TransportEvent, WayEnd, WorkerRole,
 };
 
-use super::script::SLOW;
-use super::{PATIENCE, Rig, Seen, args, pages};
+use super::client::FakeClient;
+use super::script::{SLOW, Script};
+use super::transport::{Wire, fake_transport};
+use super::{BootTime, Log, PATIENCE, Rig, Seen, args, driver, manager, pages};
+use crate::kv::WorkerConfig;
+use crate::worker::Turn;
 
 #[test]
 fn an_inbound_frame_wakes_a_sleeping_worker_and_a_timer_does() {
@@ -46,6 +50,28 @@ fn a_command_given_at_the_moment_of_falling_asleep_is_taken() {
     *rig.wire.before_sleep.lock().unwrap() = Some(Box::new(move || sender.abort()));
     rig.wire.say("nothing");
     rig.until_seen(&Seen::Aborted(0));
+}
+
+#[test]
+fn sessions_that_were_opened_before_a_stop_are_counted_however_many_commands_wait() {
+    let (log, wire) = (Log::default(), Wire::new());
+    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
+    let mut driver = driver(Box::new(node), config, transport, client, BootTime);
+    let manager = manager(&driver);
+    // More than one turn takes.
+    let open = |_| manager.sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
+    let senders: Vec<_> = (0..300).map(open).collect();
+    driver.stop(PATIENCE);
+    let start = Instant::now();
+    let ended = loop {
+        assert!(start.elapsed() < PATIENCE);
+        if let Turn::Ended(ended) = driver.turn() {
+            break ended;
+        }
+    };
+    assert_eq!(ended.sessions, senders.len());
+    assert!(senders.iter().all(|sender| sender.poll() == KvPoll::Failed));
 }
 
 #[test]
