@@ -209,13 +209,7 @@ impl EcConnector {
 
     /// Forgets saves that have ended, and unpins entries whose fetch was dropped.
     fn sweep(&self) {
-        self.port.take_orphans(|resource| match resource {
-            Resource::Slot(entry) => {
-                drop(entry);
-                Ok(())
-            }
-            kept @ Resource::Reservation(_) => Err(kept),
-        });
+        drop(self.port.take_orphans(|resource| matches!(resource, Resource::Slot(_))));
         let mut under_way = self.saves.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         under_way.retain_mut(|handle| {
             let Some(resources) = handle.reclaim() else { return true };
