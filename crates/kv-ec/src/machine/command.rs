@@ -6,7 +6,8 @@ use std::time::Duration;
 use kv_core::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
 use kv_core::{ContentHash, ReadyEvent, ReadyEventError, SessionId, TransferMode};
 
-use crate::cache::Reservation;
+use crate::cache::{Reservation, Shape};
+use crate::params::Held;
 use crate::store::EntryGuard;
 
 /// An entry that a consumer wants, and where it is to be had.
@@ -32,6 +33,17 @@ impl Want {
     /// An entry of this many bytes at the producer that this bootstrap server knows.
     pub fn new(hash: ContentHash, bytes: u64, source: impl Into<String>) -> Want {
         Want { hash, bytes, source: source.into(), replica: None, mode: None, budget: None }
+    }
+
+    /// The entry of an item of [`ec_transfer_params`](crate::params), of the shape that
+    /// [`Held::check`] has returned.
+    pub fn held(hash: ContentHash, shape: Shape, held: &Held) -> Want {
+        let host = if held.peer_host.contains(':') && !held.peer_host.starts_with('[') {
+            format!("[{}]", held.peer_host)
+        } else {
+            held.peer_host.clone()
+        };
+        Want::new(hash, shape.bytes(), format!("{host}:{}", held.peer_port))
     }
 
     /// The same with some fields changed: `Want::new(…).with(|want| want.mode = Some(TransferMode::Pull))`.
