@@ -79,6 +79,7 @@
 mod cache;
 mod compatibility;
 mod connector;
+pub mod host;
 mod machine;
 pub mod params;
 mod region;

@@ -10,7 +10,7 @@ use kv_host::{Arena, Memory, MemoryError, MemoryFile};
 ///
 /// One process of the host creates the region ([`create`](EcRegion::create)) and gives it to its transport.
 /// The other processes map the same memory from a descriptor that was passed to them
-/// ([`received`](EcRegion::received)); [`HostClient`](crate::HostClient) does that. Clones are the same memory.
+/// ([`received`](EcRegion::received)); [`HostClient`](crate::host::HostClient) does that. Clones are the same memory.
 ///
 /// The region is a memory file without a name in any directory: when the last process that has mapped it ends,
 /// in whatever way, the memory is free and nothing is left. The file is sealed, so that no process can make it

@@ -1,0 +1,105 @@
+//! Why the region of a host cannot be used, or a request was refused.
+
+use std::time::Duration;
+
+use kv_host::{Limit, OsError, PeerError};
+use serde::{Deserialize, Serialize};
+
+use crate::cache::{Absent, ReserveError};
+use crate::region::RegionError;
+
+/// Why a server could not start, or a rank's call failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The server refused the request. The connection goes on.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The server and the rank compute different embeddings: see [`Compatibility`](crate::Compatibility).
+    #[error("the region holds embeddings of compatibility {theirs:?}, this rank needs {ours:?}")]
+    Incompatible {
+        /// The rank's hash.
+        ours: String,
+        /// The server's hash.
+        theirs: String,
+    },
+    /// The server speaks another version of the protocol.
+    #[error("the server speaks version {theirs} of the protocol, this rank version {ours}")]
+    Version {
+        /// The rank's version.
+        ours: u32,
+        /// The server's version.
+        theirs: u32,
+    },
+    /// The cache and the region of a server have different blocks.
+    #[error("the region has {region} blocks, and the cache {cache}")]
+    Blocks {
+        /// Blocks of the region.
+        region: u32,
+        /// Blocks of the cache.
+        cache: u32,
+    },
+    /// The cache and the region of a server have blocks of different lengths.
+    #[error("the region's blocks have {region} bytes, and the cache's {cache}")]
+    BlockBytes {
+        /// Bytes of a block of the region.
+        region: u32,
+        /// Bytes of a block of the cache.
+        cache: u32,
+    },
+    /// The peer broke the protocol. The connection is over.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// The server ended the connection, or an earlier call of this client failed.
+    #[error("the connection is over")]
+    Closed,
+    /// The server did not answer in time. The connection is over.
+    #[error("the server did not answer within {after:?}")]
+    TimedOut {
+        /// The time that the client waited.
+        after: Duration,
+    },
+    /// The region could not be mapped, or bytes are not inside of an entry.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// A setting is out of its range.
+    #[error(transparent)]
+    Limit(#[from] Limit),
+    /// The process at the other end is not accepted.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// The operating system failed. For `connect`, the kind `ConnectionRefused` or `NotFound` says that no
+    /// server listens at the address.
+    #[error(transparent)]
+    Os(#[from] OsError),
+}
+
+/// Why a server refused a request of a rank, or its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The cache gave no blocks.
+    #[error(transparent)]
+    Reserve(ReserveError),
+    /// The cache has no committed entry with the hash.
+    #[error(transparent)]
+    Absent(Absent),
+    /// The connection has as many reservations and pins as it may.
+    #[error("the connection has {max} reservations and pins, and may have no more")]
+    TooManyHeld {
+        /// The server's limit.
+        max: u32,
+    },
+    /// The server has as many connections as it may. This refusal ends the connection.
+    #[error("the server has {max} connections, and may have no more")]
+    TooManyConnections {
+        /// The server's limit.
+        max: u32,
+    },
+    /// The connection has no reservation or pin with this number.
+    #[error("the connection holds nothing with the number {handle}")]
+    NotHeld {
+        /// The number that the request named.
+        handle: u64,
+    },
+}
