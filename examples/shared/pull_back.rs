@@ -112,9 +112,9 @@ impl PullBack {
         };
         let tokens = if matches!(history, History::PulledBack { .. }) { self.tokens } else { 0 };
         let mut all = self.unsent.take().unwrap_or(read);
-        // Two parts of what was one token.
+        // Two parts of the same `Pages`.
         let refused = all.append(std::mem::take(&mut self.rest));
-        debug_assert!(refused.is_ok(), "a split token cannot be joined");
+        debug_assert!(refused.is_ok(), "split pages cannot be joined");
         Some((all, tokens, history))
     }
 }

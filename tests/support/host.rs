@@ -132,10 +132,10 @@ impl Setup {
 /// A free list whose pages are in random order.
 fn scattered(pages: u32) -> FreeList {
     let mut list = FreeList::new(pages);
-    let mut tokens: Vec<Pages> = (0..pages).map(|_| list.allocate(1).unwrap()).collect();
-    Random::from_seed(u64::from(pages)).shuffle(&mut tokens);
-    for token in tokens {
-        list.free(token).unwrap();
+    let mut singles: Vec<Pages> = (0..pages).map(|_| list.allocate(1).unwrap()).collect();
+    Random::from_seed(u64::from(pages)).shuffle(&mut singles);
+    for single in singles {
+        list.free(single).unwrap();
     }
     list
 }
@@ -159,13 +159,13 @@ pub struct Host {
 impl Host {
     /// Pages with the content of a prompt.
     pub fn prompt(&mut self, pages: usize, content: u64) -> Pages {
-        let token = self.cache.allocate(pages).unwrap();
+        let given = self.cache.allocate(pages).unwrap();
         let len = self.memory.shape.page_len();
-        for (position, page) in token.list().iter().enumerate() {
+        for (position, page) in given.list().iter().enumerate() {
             self.memory.check_page(page, &"a free page");
             self.memory.write_page(page, &page_content(content, position, len));
         }
-        token
+        given
     }
 
     /// An aux row with the content of a prompt.
@@ -177,11 +177,11 @@ impl Host {
 
     /// Pages for a prompt that is to come.
     pub fn room_for(&mut self, pages: usize) -> Pages {
-        let token = self.cache.allocate(pages).unwrap();
-        for page in token.list().iter() {
+        let given = self.cache.allocate(pages).unwrap();
+        for page in given.list().iter() {
             self.memory.check_page(page, &"a free page");
         }
-        token
+        given
     }
 
     /// Opens a sender in this room.

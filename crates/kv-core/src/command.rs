@@ -4,8 +4,8 @@ use crate::announce::{FinalLayers, ReadyEvent, ReadyEventError};
 use crate::groups::RequestGroups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::machine::{Amounts, SessionCommand, SessionResource};
+use crate::pages::Pages;
 use crate::session_options::SessionOptions;
-use crate::token::Pages;
 
 /// A command of a scheduler, given through a session handle.
 #[derive(Debug)]

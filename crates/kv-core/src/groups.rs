@@ -1,5 +1,5 @@
-//! Items of cache groups that a request uses beside its KV pages: lists that name items, and the token
-//! that owns them.
+//! Items of cache groups that a request uses beside its KV pages: lists that name items, and the types that
+//! own them.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::growing;
 use crate::meter::step;
-use crate::pages::{MAX_PAGES, PageList};
-use crate::token::Pages;
+use crate::page_list::{MAX_PAGES, PageList};
+use crate::pages::Pages;
 
 /// Most cache groups that one request may name.
 pub const MAX_REQUEST_GROUPS: usize = 16;
@@ -143,7 +143,7 @@ pub enum RequestGroupsError {
 
 /// Ownership of items of one cache group, with their place in the request.
 ///
-/// As with [`Pages`]: only the holder of this token may write the items and may free them.
+/// As with [`Pages`]: only who has this value may write the items and may free them.
 #[must_use = "dropping items leaks them: give them back to their allocator"]
 #[derive(Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "model", derive(Clone))]
@@ -184,7 +184,7 @@ pub struct GroupRefused {
 }
 
 /// Ownership of the items of several cache groups: the memory of a hybrid model's request beside
-/// its KV pages. The token moves with the request and is never copied.
+/// its KV pages. The value moves with the request and is never copied.
 ///
 /// ```
 /// use kv_core::{GroupItems, PageList, PagePool, RequestGroups};
@@ -207,7 +207,7 @@ pub struct GroupRefused {
 pub struct RequestGroups(Vec<GroupItems>);
 
 impl RequestGroups {
-    /// A token that owns no items.
+    /// No items of any group.
     pub fn none() -> RequestGroups {
         RequestGroups::default()
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Incarnation, SessionId};
-use crate::pages::PageList;
+use crate::page_list::PageList;
 
 /// The default duration of a lease: how long complete pages wait for their first reader (vLLM:
 /// `kv_lease_duration`).

@@ -71,6 +71,7 @@ mod meter;
 mod offer;
 mod packed;
 mod page_ledger;
+mod page_list;
 mod page_pool;
 mod pages;
 pub mod plan;
@@ -83,7 +84,6 @@ mod record;
 mod session;
 mod session_options;
 mod time;
-mod token;
 pub mod trace;
 mod transport;
 pub mod wire;
@@ -113,8 +113,9 @@ pub use layout::{
 pub use lease::{DECODER_KV_BLOCKS_TTL, KV_LEASE_DURATION, Lease, LeaseRef, TransferMode, UnknownMode};
 pub use offer::{Chosen, OfferError, Wanted};
 pub use page_ledger::AdoptError;
+pub use page_list::{MAX_PAGES, PageList, PageRun};
 pub use page_pool::{PagePool, ReleaseError};
-pub use pages::{MAX_PAGES, PageList, PageRun};
+pub use pages::Pages;
 pub use poll::KvPoll;
 pub use quarantine::{Quarantine, QuarantineReason};
 pub use record::{
@@ -124,7 +125,6 @@ pub use record::{
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed};
 pub use session_options::SessionOptions;
 pub use time::Time;
-pub use token::Pages;
 pub use transport::{
     Descriptor, Directions, MAX_FRAME, Op, Origin, Post, Transport, TransportError, TransportEvent,
     TransportWait, WayEnd, WriteFence,

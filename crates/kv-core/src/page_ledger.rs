@@ -1,12 +1,12 @@
 //! What a pool knows of its pages: which are out, and which of those were lost.
 //!
-//! The pool and every token that it minted hold the ledger together, so that a token can say that it was
-//! dropped. The lock is held for a few steps per run of pages, and never across code of a caller.
+//! The pool and all `Pages` that the pool has made share the ledger, so that `Pages` can note their own loss
+//! when they are dropped. The lock is held for a few steps per run of pages, and never across code of a caller.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::pages::{MAX_PAGES, PageList, PageRun};
+use crate::page_list::{MAX_PAGES, PageList, PageRun};
 
 /// The pages of one pool.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ struct Books {
     /// One bit for each page of the range: set while the page is out.
     out: Vec<u64>,
     num_out: usize,
-    /// Pages that are out with no token that names them, in the order of their loss.
+    /// Pages that are out and that no `Pages` owns, in the order of their loss.
     lost: PageList,
 }
 
-/// Why a pool minted no token. Nothing has changed in the pool.
+/// Why a pool did not adopt a list of pages. Nothing has changed in the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdoptError {
@@ -38,7 +38,7 @@ pub enum AdoptError {
         /// The page after the last one of the pool.
         end: u32,
     },
-    /// A page of the list has an owner: a token of the page was minted, and was not released.
+    /// A page of the list has an owner: the page was adopted, and was not released.
     #[error("page {page} is out already")]
     AlreadyOut {
         /// The first page of the list that is out.
@@ -101,7 +101,7 @@ impl Ledger {
         books.num_out -= list.len();
     }
 
-    /// Notes pages whose token was dropped: they stay out.
+    /// Notes that the owner of these pages was dropped: the pages stay out.
     pub(crate) fn lose(&self, list: &PageList) {
         let mut books = self.books();
         for run in list.runs() {

@@ -1,20 +1,20 @@
-//! The pool that mints tokens of pages: the only source of [`Pages`].
+//! The pool of a cache's pages: the only source of [`Pages`], and their end.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::page_ledger::{AdoptError, Ledger};
-use crate::pages::PageList;
-use crate::token::Pages;
+use crate::page_list::PageList;
+use crate::pages::Pages;
 
-/// The pages of one cache, or of a part of a cache, and which of them are out as tokens.
+/// The pages of one cache, or of a part of a cache, and which of them are out: owned by some [`Pages`].
 ///
-/// A pool does not choose pages: an allocator does, the server's own or one of this project's, which mint
-/// their tokens through a pool. While a page is out, the pool mints no second token of the page, so no
-/// page has two owners.
+/// A pool does not choose pages: an allocator does, the server's own or one of this project's, and hands
+/// its choice to the pool. While a page is out, the pool refuses to hand the page out again, so no page has
+/// two owners.
 ///
-/// A token that is dropped while it owns pages is a loss. The pages stay out, because a wire may still
-/// touch them, and [`lost`](PagePool::lost) names them until [`recover_lost`](PagePool::recover_lost).
+/// `Pages` that are dropped instead of released are a loss. Their pages stay out, because a wire may still
+/// touch them, and [`lost`](PagePool::lost) names the pages until [`recover_lost`](PagePool::recover_lost).
 ///
 /// A pool may be used from several threads. Adopting and releasing cost a few steps per run of pages, and
 /// one step per 64 pages of a run.
@@ -27,17 +27,17 @@ use crate::token::Pages;
 /// let pages = pool.adopt(PageList::from_pages([4, 5, 2])?)?;
 /// assert_eq!(pool.adopt(PageList::from_pages([1, 5])?), Err(AdoptError::AlreadyOut { page: 5 }));
 ///
-/// // A transfer took the token and gave it back. Its pages may be picked again.
+/// // A transfer took the `Pages` and gave them back. They may be picked again.
 /// assert_eq!(pool.release(pages)?, PageList::from_pages([4, 5, 2])?);
 /// assert_eq!(pool.num_out(), 0);
 ///
-/// // A token that nobody gave back is known.
+/// // The pool knows the pages that nobody gave back.
 /// drop(pool.adopt(PageList::from_pages([7])?)?);
 /// assert_eq!((pool.lost(), pool.num_out()), (PageList::from_pages([7])?, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A token can be given away once only:
+/// `Pages` can be given away once only:
 ///
 /// ```compile_fail,E0382
 /// # use kv_core::{PageList, PagePool};
@@ -52,9 +52,9 @@ pub struct PagePool {
     ledger: Arc<Ledger>,
 }
 
-/// Pages that a pool did not take back, because another pool has minted their token.
+/// Pages that a pool did not take back, because they are another pool's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the pool did not mint the token of pages {:?}", pages.list())]
+#[error("pages {:?} are not of this pool", pages.list())]
 pub struct ReleaseError {
     /// The pages, untouched.
     pub pages: Pages,
@@ -78,14 +78,14 @@ impl PagePool {
         self.ledger.range()
     }
 
-    /// Mints a token of pages that an allocator has picked, in the order of the list.
+    /// Makes the `Pages` that an allocator has picked, in the order of the list: from now on they are out.
     pub fn adopt(&self, list: PageList) -> Result<Pages, AdoptError> {
         self.ledger.take(&list)?;
         Ok(Pages::of(list, &self.ledger))
     }
 
-    /// Takes a token back: its pages are no longer out, and may be adopted again. A token of another pool
-    /// comes back in the error.
+    /// Takes pages back: they are no longer out, and may be adopted again. Pages of another pool come back in
+    /// the error.
     pub fn release(&self, pages: Pages) -> Result<PageList, ReleaseError> {
         if !pages.is_of(&self.ledger) {
             return Err(ReleaseError { pages });
@@ -95,7 +95,7 @@ impl PagePool {
         Ok(list)
     }
 
-    /// True if a token of the page was minted, and was not released.
+    /// True if the page was adopted, and was not released.
     pub fn is_out(&self, page: u32) -> bool {
         self.ledger.is_out(page)
     }
@@ -105,12 +105,12 @@ impl PagePool {
         self.ledger.num_out()
     }
 
-    /// The pages whose tokens were dropped, in the order of the losses. They are out.
+    /// The pages whose `Pages` were dropped, in the order of the losses. Lost pages are out.
     pub fn lost(&self) -> PageList {
         self.ledger.lost()
     }
 
-    /// Mints a token of all lost pages, which then are lost no longer.
+    /// Makes the `Pages` of all lost pages, which then are lost no longer.
     ///
     /// The pool cannot know whether a wire may still touch the pages. The caller must: for example
     /// because every worker that had registered the cache has stopped, and all of their peers have ended.
@@ -122,7 +122,7 @@ impl PagePool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::{MAX_PAGES, PageRun};
+    use crate::page_list::{MAX_PAGES, PageRun};
 
     fn list(pages: &[u32]) -> PageList {
         PageList::from_pages(pages.iter().copied()).unwrap()
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_token_is_lost_and_named_and_its_pages_stay_out() {
+    fn dropped_pages_are_lost_and_named_and_stay_out() {
         let pool = PagePool::new(16);
         let mut kept = pool.adopt(list(&[4, 5, 6, 2])).unwrap();
         drop(kept.split_off(2));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_outlives_its_pool_and_may_be_lost_on_any_thread() {
+    fn pages_outlive_their_pool_and_may_be_lost_on_any_thread() {
         fn goes_anywhere<T: Send + Sync>(of_any_thread: T) -> T {
             of_any_thread
         }

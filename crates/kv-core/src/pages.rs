@@ -1,231 +1,248 @@
-//! Lists of pages of the KV cache, as runs. A list names pages; the token that owns pages is
-//! [`Pages`](crate::Pages).
+//! The ownership of pages of a cache, as a value that moves: [`Pages`].
 
 use std::fmt;
+use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use crate::page_ledger::Ledger;
+use crate::page_list::{MAX_PAGES, PageList, PageRun};
 
-use crate::error::PagesError;
-use crate::meter::{each, step};
-use crate::packed::{self, OfRuns};
-
-/// Most pages that one list may name: 2^24, a cache of 256 M tokens at 16 tokens a page.
-pub const MAX_PAGES: u32 = 1 << 24;
-
-/// `len` neighbouring pages from page `start` on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PageRun {
-    /// The number of the first page.
-    pub start: u32,
-    /// How many pages; at least one in a valid [`PageList`].
-    pub len: u32,
-}
-
-impl PageRun {
-    /// The first page after the run.
-    pub const fn end(self) -> u32 {
-        self.start.saturating_add(self.len)
-    }
-}
-
-/// An ordered list of pages, as runs: page *i* of a request is the *i*-th page of its list.
+/// Ownership of distinct pages of one cache: a value that moves, and is never copied.
 ///
-/// Valid by construction: no empty run, neighbours merged, at most [`MAX_PAGES`] pages, no page
-/// number over `u32::MAX - 1`. A list may name a page twice; [`Pages`](crate::Pages) may not.
-#[derive(Clone, PartialEq, Eq, Default)]
-pub struct PageList {
-    runs: Vec<PageRun>,
-    count: u32,
+/// `Pages` are made by a [`PagePool`](crate::PagePool), on its own or inside of an allocator. A transfer takes
+/// `Pages` in, and hands them back when no wire can touch the pages any more. Who has the `Pages` may write
+/// the pages and may free them; nobody else may. If `Pages` are dropped instead of given back, their pool
+/// counts and names the pages that were lost: see [`PagePool::lost`](crate::PagePool::lost).
+///
+/// Two `Pages` are equal if they name the same pages in the same order.
+///
+/// A session owns the pages that it was given, so the compiler refuses their use in the meantime:
+///
+/// ```compile_fail,E0382
+/// # use kv_core::{Backpressure, KvSender, Pages};
+/// fn send(sender: &mut dyn KvSender, pages: Pages) -> Result<usize, Backpressure<Pages>> {
+///     sender.send(pages)?;
+///     Ok(pages.len())
+/// }
+/// ```
+#[must_use = "dropping pages leaks them: give them back to their allocator"]
+#[derive(Default)]
+pub struct Pages {
+    list: PageList,
+    /// The books of the pool that made this value. `None` if the value owns no page, is a mirror, or is
+    /// `unpooled`.
+    ledger: Option<Arc<Ledger>>,
 }
 
-impl PageList {
-    /// A list from runs, in order; empty runs vanish and neighbours merge.
-    pub fn from_runs(runs: impl IntoIterator<Item = PageRun>) -> Result<PageList, PagesError> {
-        let mut list = PageList::default();
-        for run in runs {
-            list.push(run)?;
+impl Pages {
+    /// No pages.
+    pub fn none() -> Pages {
+        Pages::default()
+    }
+
+    /// The pages that a pool has marked as out.
+    pub(crate) fn of(list: PageList, ledger: &Arc<Ledger>) -> Pages {
+        Pages { list, ledger: Some(Arc::clone(ledger)) }
+    }
+
+    /// True if the pool with this ledger can take the pages back.
+    pub(crate) fn is_of(&self, ledger: &Arc<Ledger>) -> bool {
+        self.is_empty() || self.ledger.as_ref().is_some_and(|own| Arc::ptr_eq(own, ledger))
+    }
+
+    /// `Pages` that no pool has made, and none takes back: for simulators and tests, which may give the same
+    /// pages to two owners on purpose.
+    #[doc(hidden)]
+    #[cfg(any(test, feature = "unpooled"))]
+    pub fn unpooled(list: PageList) -> Result<Pages, crate::error::PagesError> {
+        list.check_distinct()?;
+        Ok(Pages { list, ledger: None })
+    }
+
+    /// The list of the pages, which nobody owns from then on.
+    pub(crate) fn into_list(mut self) -> PageList {
+        std::mem::take(&mut self.list)
+    }
+
+    /// The pages with the same numbers in the cache of another rank of an engine group, which has one
+    /// allocator for the caches of all ranks.
+    ///
+    /// No pool takes a mirror back, and a mirror that is dropped is no loss: only the original counts.
+    #[doc(hidden)]
+    pub fn mirror(&self) -> Pages {
+        Pages { list: self.list.clone(), ledger: None }
+    }
+
+    /// The pages, in order.
+    pub fn list(&self) -> &PageList {
+        &self.list
+    }
+
+    /// How many pages.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// True if there is no page.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// True if one pool has made both, or no pool either of them.
+    pub fn is_of_same_pool(&self, other: &Pages) -> bool {
+        match (&self.ledger, &other.ledger) {
+            (Some(mine), Some(theirs)) => Arc::ptr_eq(mine, theirs),
+            (mine, theirs) => mine.is_none() && theirs.is_none(),
         }
-        Ok(list)
     }
 
-    /// A list from single page numbers, in order.
-    pub fn from_pages(pages: impl IntoIterator<Item = u32>) -> Result<PageList, PagesError> {
-        PageList::from_runs(pages.into_iter().map(|start| PageRun { start, len: 1 }))
+    /// `Pages` without a page, which are [of the same pool](Pages::is_of_same_pool) as these.
+    pub fn none_of_pool(&self) -> Pages {
+        Pages { list: PageList::default(), ledger: self.ledger.clone() }
     }
 
-    /// Appends a run; an empty run changes nothing.
-    pub fn push(&mut self, run: PageRun) -> Result<(), PagesError> {
-        step(1);
-        if run.len == 0 {
+    /// Appends the pages of `other`, in order. Two `Pages` of one pool never share a page, so the pages of the
+    /// result are distinct. If `other` is of another pool, or the sum exceeds [`MAX_PAGES`], `other` comes
+    /// back untouched, and `self` stays as it was. `Pages` without a page take any `other`.
+    pub fn append(&mut self, mut other: Pages) -> Result<(), Pages> {
+        if self.is_empty() {
+            *self = other;
             return Ok(());
         }
-        if run.start.checked_add(run.len).is_none() {
-            return Err(PagesError::Overflow { start: run.start, len: run.len });
+        if !(self.is_of_same_pool(&other) || other.is_empty())
+            || self.len() + other.len() > MAX_PAGES as usize
+        {
+            return Err(other);
         }
-        let count = self.count.saturating_add(run.len);
-        if count > MAX_PAGES {
-            return Err(PagesError::TooMany {
-                got: u64::from(self.count) + u64::from(run.len),
-                max: MAX_PAGES,
-            });
-        }
-        self.count = count;
-        match self.runs.last_mut() {
-            Some(last) if last.end() == run.start => last.len += run.len,
-            _ => self.runs.push(run),
+        for run in std::mem::take(&mut other.list).runs() {
+            // Each run was valid in `other` and the sum is within bounds.
+            if self.list.push(*run).is_err() {
+                debug_assert!(false, "a run of valid pages was refused");
+            }
         }
         Ok(())
     }
 
-    /// The runs, in order.
-    pub fn runs(&self) -> &[PageRun] {
-        &self.runs
-    }
-
-    /// How many pages the list names, repetitions included.
-    pub fn len(&self) -> usize {
-        self.count as usize
-    }
-
-    /// True if the list names no page.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Every page, in order.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.runs.iter().flat_map(|run| each(run.start..run.end()))
-    }
-
-    /// The `len` pages from position `offset` on, as a list of their own; `None` if the list ends
-    /// before.
-    pub fn slice(&self, offset: usize, len: usize) -> Option<PageList> {
-        if offset.checked_add(len)? > self.len() {
-            return None;
-        }
-        let mut skip = u32::try_from(offset).ok()?;
-        let mut left = u32::try_from(len).ok()?;
-        let mut part = PageList::default();
-        for run in each(&self.runs) {
-            let skipped = run.len.min(skip);
-            let taken = (run.len - skipped).min(left);
-            part.push(PageRun { start: run.start + skipped, len: taken }).ok()?;
-            skip -= skipped;
-            left -= taken;
-            if left == 0 {
-                break;
+    /// Cuts off the pages from position `at` on. `at` beyond the end cuts off nothing.
+    pub fn split_off(&mut self, at: usize) -> Pages {
+        let mut head = PageList::default();
+        let mut tail = PageList::default();
+        let mut left = u32::try_from(at).unwrap_or(u32::MAX);
+        for run in self.list.runs() {
+            let here = run.len.min(left);
+            left -= here;
+            let parts = [
+                (&mut head, PageRun { start: run.start, len: here }),
+                (&mut tail, PageRun { start: run.start + here, len: run.len - here }),
+            ];
+            for (list, part) in parts {
+                if list.push(part).is_err() {
+                    debug_assert!(false, "a part of valid pages was refused");
+                }
             }
         }
-        Some(part)
+        self.list = head;
+        Pages { list: tail, ledger: self.ledger.clone() }
     }
+}
 
-    /// Checks that every page lies below `num_pages`.
-    pub fn check_below(&self, num_pages: u32) -> Result<(), PagesError> {
-        match each(&self.runs).find(|run| run.end() > num_pages) {
-            Some(run) => Err(PagesError::OutOfRange { page: run.end() - 1, num_pages }),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks that no page is named twice.
-    pub fn check_distinct(&self) -> Result<(), PagesError> {
-        step(2 * self.runs.len());
-        let mut sorted = self.runs.clone();
-        sorted.sort_unstable();
-        match sorted.windows(2).find(|pair| pair[0].end() > pair[1].start) {
-            Some(pair) => Err(PagesError::Twice { page: pair[1].start }),
-            None => Ok(()),
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if let Some(ledger) = self.ledger.as_ref().filter(|_| !self.list.is_empty()) {
+            ledger.lose(&self.list);
         }
     }
 }
 
-impl TryFrom<Vec<(u32, u32)>> for PageList {
-    type Error = PagesError;
-    fn try_from(runs: Vec<(u32, u32)>) -> Result<PageList, PagesError> {
-        PageList::of_runs(runs.into_iter())
+/// A model checker copies whole machines. What the copies drop is no loss: they hold mirrors.
+#[cfg(feature = "model")]
+impl Clone for Pages {
+    fn clone(&self) -> Pages {
+        self.mirror()
     }
 }
 
-/// Written as pairs of a start and a length in formats for people, and as packed bytes in binary
-/// formats.
-impl Serialize for PageList {
-    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
-        let runs = self.runs.iter().map(|run| (run.start, run.len));
-        if out.is_human_readable() { out.collect_seq(runs) } else { packed::write(runs, out) }
+/// Without that checker, no `Pages` can be copied:
+///
+/// ```compile_fail,E0599
+/// # use kv_core::Pages;
+/// fn two_owners(pages: Pages) -> (Pages, Pages) {
+///     (pages.clone(), pages)
+/// }
+/// ```
+#[cfg(all(doctest, not(feature = "model")))]
+struct NoTwoOwners;
+
+impl PartialEq for Pages {
+    fn eq(&self, other: &Pages) -> bool {
+        self.list == other.list
     }
 }
 
-impl<'de> Deserialize<'de> for PageList {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<PageList, D::Error> {
-        if !from.is_human_readable() {
-            return packed::deserialize(from);
-        }
-        let runs: Vec<(u32, u32)> = Vec::deserialize(from)?;
-        PageList::try_from(runs).map_err(serde::de::Error::custom)
-    }
-}
+impl Eq for Pages {}
 
-impl OfRuns for PageList {
-    type Run = (u32, u32);
-    type Error = PagesError;
-
-    fn of_runs(runs: impl Iterator<Item = (u32, u32)>) -> Result<PageList, PagesError> {
-        PageList::from_runs(runs.map(|(start, len)| PageRun { start, len }))
-    }
-}
-
-impl fmt::Debug for PageList {
+impl fmt::Debug for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let runs = self.runs.iter().map(|run| run.start..run.end());
-        f.debug_list().entries(runs).finish()
+        write!(f, "Pages{:?}", self.list)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page_pool::PagePool;
 
     fn list(pages: &[u32]) -> PageList {
         PageList::from_pages(pages.iter().copied()).unwrap()
     }
 
     #[test]
-    fn neighbours_merge_and_order_is_kept() {
-        let pages = list(&[4, 5, 6, 2, 3, 9]);
-        assert_eq!(pages.runs().len(), 3);
-        assert_eq!(pages.iter().collect::<Vec<_>>(), [4, 5, 6, 2, 3, 9]);
-        assert_eq!(pages.len(), 6);
+    fn pages_never_grow_beyond_the_most_pages_of_a_list() {
+        let all = PageList::from_runs([PageRun { start: 0, len: MAX_PAGES - 1 }]).unwrap();
+        // The pages of one pool are never too many.
+        let mut all = Pages::unpooled(all).unwrap();
+        let one = |page| Pages::unpooled(list(&[page])).unwrap();
+        assert_eq!(all.append(one(MAX_PAGES)), Ok(()));
+        assert_eq!(all.append(one(MAX_PAGES + 1)), Err(one(MAX_PAGES + 1)));
+        assert_eq!(all.len(), MAX_PAGES as usize);
     }
 
     #[test]
-    fn out_of_range_names_the_page_and_the_bound() {
-        assert_eq!(list(&[1, 7]).check_below(7), Err(PagesError::OutOfRange { page: 7, num_pages: 7 }));
-        assert_eq!(list(&[1, 6]).check_below(7), Ok(()));
-    }
-
-    #[test]
-    fn a_slice_is_the_same_pages_as_of_the_expanded_list() {
-        let pages = [4, 5, 6, 2, 3, 9, 0, 1];
-        let all = list(&pages);
-        for offset in 0..=pages.len() {
-            for len in 0..=pages.len() - offset {
-                assert_eq!(all.slice(offset, len), Some(list(&pages[offset..offset + len])));
-            }
-            assert_eq!(all.slice(offset, pages.len() - offset + 1), None);
+    fn split_and_append_are_inverse() {
+        let pool = PagePool::new(10);
+        for at in 0..=7 {
+            let mut head = pool.adopt(list(&[4, 5, 6, 2, 3, 9])).unwrap();
+            let tail = head.split_off(at);
+            assert_eq!(head.len(), at.min(6));
+            head.append(tail).unwrap();
+            assert_eq!(pool.release(head), Ok(list(&[4, 5, 6, 2, 3, 9])));
         }
-        assert_eq!(all.slice(usize::MAX, 1), None);
-        assert_eq!(all.slice(1, usize::MAX), None);
-        assert_eq!(PageList::default().slice(0, 0), Some(PageList::default()));
-        let last = PageList::from_runs([PageRun { start: u32::MAX - 4, len: 4 }]).unwrap();
-        assert_eq!(last.slice(3, 1), Some(list(&[u32::MAX - 1])));
-        assert_eq!(last.slice(4, 0), Some(PageList::default()));
+        assert_eq!((pool.num_out(), pool.lost().len()), (0, 0));
     }
 
     #[test]
-    fn wire_lists_are_validated() {
-        assert!(serde_json::from_str::<PageList>("[[4294967295,1]]").is_err());
-        assert!(serde_json::from_str::<PageList>("[[0,16777217]]").is_err());
-        let pages: PageList = serde_json::from_str("[[3,2],[5,1],[0,1]]").unwrap();
-        assert_eq!(pages, list(&[3, 4, 5, 0]));
+    fn pages_of_two_pools_are_never_joined() {
+        let (one, two) = (PagePool::new(4), PagePool::new(4));
+        let mut mine = one.adopt(list(&[1])).unwrap();
+        let theirs = mine.append(two.adopt(list(&[2])).unwrap()).unwrap_err();
+        let mirror = mine.append(theirs.mirror()).unwrap_err();
+        assert_eq!((mirror.len(), mine.list()), (1, &list(&[1])));
+        mine.append(Pages::none()).unwrap();
+        mine.append(two.adopt(list(&[])).unwrap()).unwrap();
+        let mut empty = Pages::none();
+        empty.append(theirs).unwrap();
+        assert_eq!(two.release(empty), Ok(list(&[2])));
+        assert_eq!(one.release(mine), Ok(list(&[1])));
+    }
+
+    #[test]
+    fn a_mirror_is_no_owner_and_its_drop_is_no_loss() {
+        let pool = PagePool::new(4);
+        let pages = pool.adopt(list(&[1, 3])).unwrap();
+        let mirror = pages.mirror();
+        assert_eq!(mirror, pages);
+        let mirror = pool.release(mirror).unwrap_err().pages;
+        drop(mirror);
+        assert_eq!((pool.num_out(), pool.lost().len()), (2, 0));
+        pool.release(pages).unwrap();
     }
 }

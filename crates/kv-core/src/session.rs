@@ -12,10 +12,10 @@ use crate::groups::RequestGroups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::lease::LeaseRef;
 use crate::machine::{SessionCommand, Submit};
+use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::session_options::SessionOptions;
-use crate::token::Pages;
 
 /// Opens the sessions of one worker. A manager is a handle: all its clones share one poll set, which one thread
 /// should drain.
@@ -138,7 +138,7 @@ pub trait KvSession: Submit<Command> {
     /// it aborts it and hands the pages to its manager later.
     ///
     /// All pages of a session are of one [`PagePool`](crate::PagePool). Pages of another pool than the
-    /// first ones do not fit into their token: they go to the manager, like those of a dropped session.
+    /// first ones cannot be joined with those: they go to the manager, like those of a dropped session.
     #[must_use = "dropping what comes back leaks its pages: give them back to their allocators"]
     fn reclaim(&mut self) -> Option<Reclaimed>;
 }

@@ -101,18 +101,18 @@ planted! {
     SkippedState: ends_once_in_time in SEEDS;
     /// Machines do not hear that their timers ring.
     DeafToTime: ends_once_in_time in SEEDS;
-    /// Some tokens of pages never come back.
-    ReleaseSwallowed: tokens_come_back in SEEDS;
+    /// Some pages never come back.
+    ReleaseSwallowed: pages_come_back in SEEDS;
     /// Items of cache groups never come back.
-    StateSwallowed: tokens_come_back in SEEDS;
+    StateSwallowed: pages_come_back in SEEDS;
     /// Items of cache groups come back with the failure, not with the quiet.
     StateAtFailure: pages_quiet_when_released in SEEDS;
-    /// Some tokens of pages come back twice.
-    ReleaseTwice: tokens_come_back in SEEDS, "one-reader";
-    /// Some tokens of pages come back without all of their pages.
-    ReleaseCut: tokens_come_back in SEEDS;
-    /// Tokens come back before the final state.
-    ReleaseFirst: tokens_come_back in SEEDS;
+    /// Some pages come back twice.
+    ReleaseTwice: pages_come_back in SEEDS, "one-reader";
+    /// Some `Pages` come back without all of their pages.
+    ReleaseCut: pages_come_back in SEEDS;
+    /// Pages come back before the final state.
+    ReleaseFirst: pages_come_back in SEEDS;
     /// Transports declare that hardware ends its writes in an eighth of the time that it takes.
     BoundTooShort: pages_quiet_when_released in SEEDS;
     /// A revocation is called complete while a slice is under way.
@@ -191,7 +191,7 @@ planted! {
     /// Tokens of pages never come back.
     NeverReleased: pages_come_back_with_the_lease in "one-reader";
     /// Machines do not report failures.
-    SecretFailure: tokens_come_back in "one-reader";
+    SecretFailure: pages_come_back in "one-reader";
     /// The reader releases pages whose reads have not ended.
     EagerRelease: success_means_right_bytes in "one-reader";
     /// Releases are never acknowledged.

@@ -6,7 +6,7 @@ mod pairing;
 use super::*;
 use crate::args::KvArgs;
 use crate::layout::{MemoryKind, Region};
-use crate::pages::MAX_PAGES;
+use crate::page_list::MAX_PAGES;
 
 fn shape(role: RegionRole, items: u64, item_len: u64) -> RegionShape {
     RegionShape {

@@ -6,7 +6,7 @@ use super::{Geometry, RegionShape};
 use crate::layout::MAX_REGIONS;
 use crate::layout::RegionRole;
 use crate::meter::each;
-use crate::pages::MAX_PAGES;
+use crate::page_list::MAX_PAGES;
 
 impl Geometry {
     /// Checks a geometry that came from a peer, by the same rules as

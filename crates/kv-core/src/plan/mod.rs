@@ -44,7 +44,7 @@ use std::sync::Arc;
 use crate::error::PagesError;
 use crate::id::AuxIndex;
 use crate::meter::{each, step};
-use crate::pages::PageList;
+use crate::page_list::PageList;
 use crate::transport::Descriptor;
 
 pub use error::{PlanError, Side};

@@ -4,7 +4,7 @@ use super::error::{PlanError, Side};
 use super::map::Lane;
 use super::segment::Segment;
 use crate::meter::{each, step};
-use crate::pages::{PageList, PageRun};
+use crate::page_list::{PageList, PageRun};
 
 /// Which page here goes with which page at the peer, as the longest possible segments.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -275,10 +275,10 @@ fn cancel_timers(fx: &mut Effects, session: SessionId) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::PageList;
+    use crate::page_list::PageList;
+    use crate::pages::Pages;
     use crate::proto::io::{NodeConfig, Output};
     use crate::proto::posts::InFlight;
-    use crate::token::Pages;
     use crate::{Incarnation, KvArgs, Op, Region, RegionRole};
 
     const ONE: SessionId = SessionId(1);

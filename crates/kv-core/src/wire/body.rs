@@ -16,7 +16,7 @@ use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
 use crate::kv_offer::KV_SERVICE;
 use crate::layout::Geometry;
-use crate::pages::PageList;
+use crate::page_list::PageList;
 
 /// Declares the messages: each is a struct, a variant of [`Body`], and a number that never changes.
 /// Version 4 used the numbers 6, 11 to 14, 20 and 21. No field allocates room for the items of a

@@ -14,8 +14,8 @@ use super::{Charge, Outcome, Reach};
 struct Session {
     own: u64,
     sends: bool,
-    /// Tokens of pages and groups that have not come back.
-    tokens: u32,
+    /// How many `Pages` and items of groups have not come back.
+    lent: u32,
     ended: bool,
 }
 
@@ -46,9 +46,9 @@ impl Books {
         self.sessions.values().map(|session| session.own).sum()
     }
 
-    /// Enters a command that pays for `own` and lends `tokens`. Returns false, and enters nothing, if the
+    /// Enters a command that pays for `own` and lends `lent` times. Returns false, and enters nothing, if the
     /// session's handle has no such method: senders have none of the methods of receivers.
-    pub(super) fn enter(&mut self, session: SessionId, own: u64, tokens: u32, command: &Command) -> bool {
+    pub(super) fn enter(&mut self, session: SessionId, own: u64, lent: u32, command: &Command) -> bool {
         let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
         let sends = match command {
             Command::OpenReceiver { .. } | Command::InitReceiver { .. } => Some(false),
@@ -63,7 +63,7 @@ impl Books {
             return false;
         }
         known.own += own;
-        known.tokens += tokens;
+        known.lent += lent;
         true
     }
 
@@ -124,12 +124,12 @@ impl Books {
         self.forget(session);
     }
 
-    /// A token of a session's has come back.
+    /// What was lent to a session with one command has come back.
     pub(super) fn released(&mut self, session: SessionId) {
         if let Some(known) = self.sessions.get_mut(&session) {
             assert!(known.ended, "pages of {session} come back before its end");
-            assert!(known.tokens > 0, "more comes back of {session} than was given");
-            known.tokens -= 1;
+            assert!(known.lent > 0, "more comes back of {session} than was given");
+            known.lent -= 1;
         }
         self.forget(session);
     }
@@ -138,7 +138,7 @@ impl Books {
     fn forget(&mut self, session: SessionId) {
         if let Some(known) = self.sessions.get_mut(&session)
             && known.ended
-            && known.tokens == 0
+            && known.lent == 0
         {
             known.own = 0;
         }

@@ -45,7 +45,7 @@ pub(super) fn open(
     }
 }
 
-/// Commands to a session: the amount that each pays for, the number of tokens that it lends, and the command.
+/// Commands to a session: the amount that each pays for, how often it lends pages or items, and the command.
 pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32, Command)> {
     let aux = if script.rarely() { Some(AuxIndex(script.small())) } else { None };
     match script.below(12) {

@@ -180,13 +180,13 @@ impl<'a> World<'a> {
 
     fn command(&mut self) {
         let session = SessionId(u64::from(self.script.below(self.opened.min(200) as u8 + 2)));
-        for (own, tokens, command) in scheduler::commands(&mut self.script, session) {
-            self.ask(session, own, tokens, command);
+        for (own, lent, command) in scheduler::commands(&mut self.script, session) {
+            self.ask(session, own, lent, command);
         }
     }
 
-    fn ask(&mut self, session: SessionId, own: u64, tokens: u32, command: Command) {
-        if self.books.enter(session, own, tokens, &command) {
+    fn ask(&mut self, session: SessionId, own: u64, lent: u32, command: Command) {
+        if self.books.enter(session, own, lent, &command) {
             self.input(books::name(&command), 0, own, Input::Command(command));
         }
     }

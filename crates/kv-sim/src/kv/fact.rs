@@ -24,8 +24,8 @@ pub(crate) enum KvFact<'a> {
     Told { life: LifeId, event: &'a Event<KvWhat> },
     /// A machine reported the state of a session that no scheduler has opened.
     StrangeStatus { life: LifeId, session: SessionId, to: KvPoll },
-    /// A session handed back a token of pages, which the ledger still shows as held. `leg` is `None` if no
-    /// such token was out.
+    /// A session handed back pages, which the ledger still shows as held. `leg` is `None` if no such pages
+    /// were out.
     Released { life: LifeId, session: SessionId, leg: Option<LegId>, hold: Option<HoldId>, pages: &'a [u32] },
     /// A session is about to hand back items of cache groups, and reports that the sender did not have the
     /// groups `skipped`.

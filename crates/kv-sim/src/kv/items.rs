@@ -18,6 +18,6 @@ pub struct State {
     pub first: [u32; GROUPS],
     /// The items of each group, once the half has been given them.
     pub items: [Vec<u32>; GROUPS],
-    /// The token that holds the items until they come back; zero if there is none.
+    /// The hold on the items until they come back; zero if there is none.
     pub hold: HoldId,
 }

@@ -77,7 +77,7 @@ pub struct Leg {
     pub prefix: usize,
     /// The pages given so far, in request order.
     pub pages: Vec<u32>,
-    /// The tokens of pages that have not come back.
+    /// The holds whose pages have not come back.
     pub holds: Vec<HoldId>,
     /// The hold on the aux row.
     pub row_hold: HoldId,
@@ -151,7 +151,7 @@ impl Leg {
     }
 }
 
-/// One token of pages that a session holds.
+/// One `Pages` that a session holds.
 #[derive(Debug, Clone)]
 pub struct Hold {
     /// The half that holds the pages.
@@ -176,7 +176,7 @@ pub struct Ledger {
     pub legs: Vec<Leg>,
     /// The halves whose pages are kept for readers under a lease that is checked.
     pub leased: Vec<LegId>,
-    /// All tokens that were ever given; number 0 stands for no holder.
+    /// All holds that there ever were; number 0 stands for no holder.
     pub holds: Vec<Hold>,
 }
 

@@ -252,7 +252,7 @@ impl KvWorld {
     }
 
     fn feed_stranger(&mut self, life: LifeId, command: Command) {
-        self.lives[life].tokens_out += 1;
+        self.lives[life].holds_out += 1;
         self.feed(life, "misuse", Input::Command(command));
     }
 
@@ -297,16 +297,16 @@ impl KvWorld {
 
     /// Gives pages to a session whose content is final.
     pub(crate) fn give_final(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
-        let token = self.give(leg, life, pages)?;
+        let given = self.give(leg, life, pages)?;
         if let Some(&hold) = self.service.ledger.legs[leg].holds.last() {
             self.service.ledger.announce(hold, &(0..64));
         }
-        Some(token)
+        Some(given)
     }
 
-    /// Makes a token of pages for a session, and notes in the memory who holds the pages.
+    /// Makes the `Pages` for a session, and notes in the memory who holds the pages.
     pub(crate) fn give(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
-        let token =
+        let given =
             PageList::from_pages(pages.iter().copied()).ok().and_then(|list| Pages::unpooled(list).ok())?;
         let hold = self.service.ledger.hold(leg, pages.to_vec());
         for &page in pages {
@@ -319,23 +319,23 @@ impl KvWorld {
         if !known.poll.is_terminal() {
             known.pages.extend_from_slice(pages);
         }
-        self.lives[life].tokens_out += 1;
+        self.lives[life].holds_out += 1;
         self.service.plans[leg].given += 1;
-        Some(token)
+        Some(given)
     }
 
-    pub(crate) fn release(&mut self, life: LifeId, session: SessionId, token: Pages) {
-        let pages: Vec<u32> = token.list().iter().collect();
-        self.trace.note(self.now, || format!("  life {life} session {session} releases {token:?}"));
+    pub(crate) fn release(&mut self, life: LifeId, session: SessionId, released: Pages) {
+        let pages: Vec<u32> = released.list().iter().collect();
+        self.trace.note(self.now, || format!("  life {life} session {session} releases {released:?}"));
         self.trace.fold(pages.len() as u64);
-        drop(token);
+        drop(released);
         let leg = self.service.stock[life].sessions.get(&session).copied();
         let holds = leg.map(|leg| self.service.ledger.legs[leg].holds.clone()).unwrap_or_default();
         let items = leg.map_or(0, |leg| self.service.ledger.legs[leg].state.hold);
-        let mut tokens = holds.iter().copied().filter(|&hold| hold != items);
-        let hold = tokens.find(|&hold| self.service.ledger.holds[hold as usize].pages == pages);
+        let mut holds = holds.iter().copied().filter(|&hold| hold != items);
+        let hold = holds.find(|&hold| self.service.ledger.holds[hold as usize].pages == pages);
         self.tell(&Fact::Own(KvFact::Released { life, session, leg, hold, pages: &pages }));
-        let out = &mut self.lives[life].tokens_out;
+        let out = &mut self.lives[life].holds_out;
         *out = out.saturating_sub(1);
         self.last_change = self.now;
         let (Some(leg), Some(hold)) = (leg, hold) else { return };

@@ -125,7 +125,7 @@ impl KvWorld {
         known.state.hold = hold;
         known.holds.push(hold);
         let session = known.session;
-        self.lives[life].tokens_out += 1;
+        self.lives[life].holds_out += 1;
         self.service.counters.stateful += 1;
         self.feed(life, "groups", Input::Command(Command::RequestGroups { session, groups }));
     }
@@ -172,7 +172,7 @@ impl KvWorld {
             self.tell(&Fact::Own(KvFact::Skipped { leg, skipped }));
         }
         self.tell(&Fact::Own(KvFact::Released { life, session, leg, hold, pages: &all }));
-        let out = &mut self.lives[life].tokens_out;
+        let out = &mut self.lives[life].holds_out;
         *out = out.saturating_sub(1);
         self.last_change = self.now;
         let (Some(leg), Some(hold)) = (leg, hold) else { return };

@@ -23,7 +23,7 @@ impl<S: Service> World<S> {
         record.alive = false;
         self.counters.died += record.open_sessions as u64;
         record.open_sessions = 0;
-        record.tokens_out = 0;
+        record.holds_out = 0;
         self.last_change = self.now;
         for flight in 0..self.flights.len() {
             let known = &mut self.flights[flight];

@@ -54,6 +54,6 @@ pub struct Effects {
     pub posts: u32,
     /// The number of posts that were cancelled.
     pub cancels: u32,
-    /// The number of tokens of pages that were handed back.
+    /// How many `Pages` were handed back.
     pub releases: u32,
 }

@@ -19,7 +19,7 @@ pub(crate) type Road = usize;
 pub type Slot = usize;
 /// The number of one life of a host, counted over the whole world.
 pub type LifeId = usize;
-/// The number of one token of pages (or one aux row) that a session holds; zero stands for no holder.
+/// The number of one `Pages` (or one aux row) that a session holds; zero stands for no holder.
 pub type HoldId = u32;
 
 /// One life of a host, as it is known from outside.
@@ -35,8 +35,8 @@ pub struct LifeRecord {
     pub paused_until: u64,
     /// The number of posts that failed.
     pub posts_failed: u64,
-    /// The number of tokens of pages that the life's sessions hold.
-    pub tokens_out: usize,
+    /// How many `Pages` and items of cache groups the life's sessions hold.
+    pub holds_out: usize,
     /// The number of sessions that have not ended.
     pub open_sessions: usize,
 }
@@ -50,7 +50,7 @@ impl LifeRecord {
             shut_down: false,
             paused_until: 0,
             posts_failed: 0,
-            tokens_out: 0,
+            holds_out: 0,
             open_sessions: 0,
         }
     }
@@ -58,7 +58,7 @@ impl LifeRecord {
 
 /// True if no living host has an open session or holds a page.
 pub fn is_idle(lives: &[LifeRecord]) -> bool {
-    lives.iter().all(|life| !life.alive || (life.open_sessions == 0 && life.tokens_out == 0))
+    lives.iter().all(|life| !life.alive || (life.open_sessions == 0 && life.holds_out == 0))
 }
 
 /// The metadata by which peers reach a life over the first of its transports.

@@ -35,7 +35,7 @@ use crate::wire::Body;
 /// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Node::next_timeout). A late timeout is
 ///   allowed, and an early one does nothing.
 /// - **Ends**: every session that was opened gets exactly one final [`Output::Status`], at the
-///   latest at its deadline; every `Pages` and `RequestGroups` token that went in comes out in exactly
+///   latest at its deadline; every `Pages` and `RequestGroups` value that went in comes out in exactly
 ///   one [`Output::Release`].
 ///
 /// ```

@@ -32,13 +32,13 @@ use crate::asked::ContentRequest;
 use crate::groups::RequestGroups;
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{LeaseRef, TransferMode};
+use crate::pages::Pages;
 use crate::proto::context::Context;
 use crate::proto::directory::Question;
 use crate::proto::ending::{Sessions, Standing};
 use crate::proto::receiving::reading::Reading;
 use crate::proto::receiving::source::Source;
 use crate::time::Time;
-use crate::token::Pages;
 
 /// All receiving sessions of a worker.
 #[derive(Debug, Default)]

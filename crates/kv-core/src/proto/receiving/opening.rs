@@ -4,6 +4,7 @@ use crate::error::Cause;
 use crate::id::{AuxIndex, PeerId, Room, SessionId};
 use crate::lease::TransferMode;
 use crate::meter::each;
+use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Peer, of_incarnation};
@@ -15,7 +16,6 @@ use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::rendezvous::Named;
 use crate::record::WorkerRole;
 use crate::session_options::SessionOptions;
-use crate::token::Pages;
 use crate::trace::KvWhat;
 use crate::transport::Directions;
 

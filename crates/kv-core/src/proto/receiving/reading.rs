@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::groups::GroupLists;
 use crate::id::{AuxIndex, SessionId};
 use crate::meter::step;
-use crate::pages::PageList;
+use crate::page_list::PageList;
 use crate::plan::Plan;
 use crate::time::Time;
 use crate::transport::Descriptor;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::step;
-use crate::pages::MAX_PAGES;
+use crate::page_list::MAX_PAGES;
 use crate::proto::context::Context;
 use crate::proto::conversation::{Incoming, Maps, Peer, Registration};
 use crate::proto::ending::Ending;

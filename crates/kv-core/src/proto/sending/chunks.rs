@@ -6,10 +6,10 @@ use std::ops::Range;
 use crate::error::Cause;
 use crate::id::{ChunkId, SessionId};
 use crate::lease::TransferMode;
+use crate::pages::Pages;
 use crate::proto::context::Context;
 use crate::proto::ending::Ending;
 use crate::proto::sending::Sending;
-use crate::token::Pages;
 use crate::trace::KvWhat;
 
 impl Sending {

@@ -14,9 +14,9 @@ use crate::announce::LayersError;
 use crate::error::Cause;
 use crate::id::{AuxIndex, ChunkId};
 use crate::layout::HeldLayers;
-use crate::pages::PageList;
+use crate::page_list::PageList;
+use crate::pages::Pages;
 use crate::proto::run_set::RunSet;
-use crate::token::Pages;
 
 /// Everything that a scheduler has given to one sending session.
 #[derive(Debug, Default)]

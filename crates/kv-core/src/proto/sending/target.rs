@@ -13,7 +13,7 @@ use crate::groups::GroupLists;
 use crate::id::{Attempt, AuxIndex, PeerId};
 use crate::layout::Geometry;
 use crate::meter::step;
-use crate::pages::PageList;
+use crate::page_list::PageList;
 use crate::plan::{Plan, PlanError};
 use crate::proto::conversation::Peer;
 use crate::proto::groups::GroupPlans;

@@ -86,7 +86,7 @@ fn affordable(view: &View<'_>, life: LifeId, input: &str, cost: &Cost) -> Verdic
     let Cost { input: bytes, of_peer, outputs, bytes: told, held } = *cost;
     let window = view.params.max_inflight.min(outputs) * (1 + held.peers);
     let record = &view.lives[life];
-    let own = held.sessions.max(record.open_sessions) + record.tokens_out + held.peers;
+    let own = held.sessions.max(record.open_sessions) + record.holds_out + held.peers;
     let left = if of_peer { 0 } else { held.of_peers };
     let most = OUTPUTS + OUTPUTS_EACH * own + window + left + bytes / 4;
     let most_bytes = most * BYTES_EACH + 8 * bytes;
@@ -103,7 +103,7 @@ fn within_limits(view: &View<'_>, life: LifeId, gauges: &NodeGauges) -> Verdict 
     let record = &view.lives[life];
     let lives = view.lives.len();
     // A session is kept while it is open or holds pages.
-    let sessions = record.open_sessions + record.tokens_out + MAX_LINGERING;
+    let sessions = record.open_sessions + record.holds_out + MAX_LINGERING;
     let timers = 3 * sessions + 2 * gauges.peers + gauges.registrations + gauges.lookups + 1;
     for (what, got, max) in [
         ("peers", gauges.peers, limits.max_peers),

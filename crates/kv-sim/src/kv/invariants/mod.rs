@@ -6,7 +6,7 @@
 //! | [`each_sends_its_share`] | 1: … and no byte is sent twice |
 //! | [`only_final_bytes_move`] | 1: … and only content that its sender has announced as final |
 //! | [`pages_quiet_when_released`] | 2: pages come back only when no wire can touch them |
-//! | [`tokens_come_back`] | 2: … and they do come back, each page exactly once |
+//! | [`pages_come_back`] | 2: … and they do come back, each page exactly once |
 //! | [`pages_come_back_with_the_lease`] | 2: … pages that wait for readers no later than the lease allows |
 //! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
 //! | [`reason_is_true`] | 3: … that names the cause |
@@ -29,13 +29,13 @@ mod failure_is_told;
 mod idle_is_quiet;
 mod incarnation_fence;
 mod only_final_bytes_move;
+mod pages_come_back;
 mod pages_come_back_with_the_lease;
 mod pages_quiet_when_released;
 mod reason_is_true;
 mod requests_are_served;
 mod shares;
 mod success_means_right_bytes;
-mod tokens_come_back;
 
 use crate::kv::fact::{Fact, View};
 use crate::kv::invariant::Invariant;
@@ -60,7 +60,7 @@ invariants! {
     each_sends_its_share::EachSendsItsShare,
     only_final_bytes_move::OnlyFinalBytesMove,
     pages_quiet_when_released::PagesQuietWhenReleased,
-    tokens_come_back::TokensComeBack,
+    pages_come_back::PagesComeBack,
     pages_come_back_with_the_lease::PagesComeBackWithTheLease,
     ends_once_in_time::EndsOnceInTime,
     failure_is_told::FailureIsTold,

@@ -117,8 +117,8 @@ impl KvWorld {
         self.service.sabotage.released.insert((life, session), holds.len());
         for hold in holds {
             let list = PageList::from_pages(self.service.ledger.holds[hold as usize].pages.iter().copied());
-            let token = list.ok().and_then(claim);
-            kept.extend(token.map(|pages| Output::Release { session, resource: pages.into() }));
+            let pages = list.ok().and_then(claim);
+            kept.extend(pages.map(|pages| Output::Release { session, resource: pages.into() }));
         }
     }
 
@@ -130,9 +130,9 @@ impl KvWorld {
         }
         let mut groups = RequestGroups::none();
         for (group, items) in (0_u16..).zip(&state.items).filter(|(_, items)| !items.is_empty()) {
-            let token = PageList::from_pages(items.iter().copied()).ok().and_then(claim);
+            let pages = PageList::from_pages(items.iter().copied()).ok().and_then(claim);
             let named =
-                token.map(|token| GroupItems::from_number(group, state.first[usize::from(group)], token));
+                pages.map(|pages| GroupItems::from_number(group, state.first[usize::from(group)], pages));
             let pushed = named.is_some_and(|named| groups.push(named).is_ok());
             debug_assert!(pushed, "items are held once");
         }

@@ -7,10 +7,10 @@ use super::{ATTEMPT, Alone, Out, SESSION, list, tells};
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
+use crate::pages::Pages;
 use crate::poll::KvPoll;
 use crate::proto::conversation::{Extended, Incoming};
 use crate::proto::ending::Ending;
-use crate::token::Pages;
 use crate::transport::TransportError;
 use crate::wire::{
     Abort, AbortAck, Acquire, Body, Delivery, Failed, Granted, Register, Registered, Release, Released,

@@ -1,6 +1,6 @@
-//! Every token of pages that a scheduler gives to a machine comes back exactly once, whole, and after the
+//! All pages that a scheduler gives to a machine come back exactly once, as they were given, and after the
 //! final state of its session. The posts of a failed session are cancelled, so that its pages come back soon.
-//! When the world has come to rest, no machine holds a token.
+//! When the world has come to rest, no machine holds a page.
 
 use kv_core::KvPoll;
 
@@ -9,9 +9,9 @@ use crate::kv::invariant::{Invariant, Verdict};
 use crate::net::lives::HoldId;
 
 #[derive(Default, Clone)]
-pub(crate) struct TokensComeBack;
+pub(crate) struct PagesComeBack;
 
-impl Invariant for TokensComeBack {
+impl Invariant for PagesComeBack {
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
         match *fact {
             Fact::Own(KvFact::Released { life, session, leg: Some(leg), hold, pages }) => {
@@ -27,8 +27,8 @@ impl Invariant for TokensComeBack {
                 Ok(())
             }
             Fact::Own(KvFact::Released { life, session, leg: None, pages, .. }) => {
-                // Only an empty token was ever given to sessions that do not exist.
-                if !pages.is_empty() || view.lives[life].tokens_out == 0 {
+                // No page was ever given to sessions that do not exist.
+                if !pages.is_empty() || view.lives[life].holds_out == 0 {
                     return Err(format!("unknown session {session} of life {life} hands back {pages:?}"));
                 }
                 Ok(())
@@ -52,7 +52,7 @@ impl Invariant for TokensComeBack {
                     let alive = known.life.is_some_and(|life| view.lives[life].alive);
                     if alive && !known.holds.is_empty() {
                         return Err(format!(
-                            "leg {leg} ({:?}, {}) never hands back {} tokens",
+                            "leg {leg} ({:?}, {}) never hands back {} of its `Pages`",
                             known.side,
                             known.poll,
                             known.holds.len()
@@ -60,9 +60,9 @@ impl Invariant for TokensComeBack {
                     }
                 }
                 let mut lives = view.lives.iter().enumerate();
-                match lives.find(|(_, life)| life.alive && life.tokens_out > 0) {
+                match lives.find(|(_, life)| life.alive && life.holds_out > 0) {
                     Some((life, record)) => {
-                        Err(format!("life {life} never hands back {} tokens", record.tokens_out))
+                        Err(format!("life {life} never hands back {} of its `Pages`", record.holds_out))
                     }
                     None => Ok(()),
                 }
