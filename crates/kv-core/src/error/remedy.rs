@@ -2,7 +2,7 @@
 //! operator, and a decision about the request.
 
 use super::bootstrap::BootstrapError;
-use super::cause::Cause;
+use super::cause::{Cause, Obstacle};
 use super::peer::PeerCause;
 
 /// What to do with a request whose pages did not come.
@@ -18,6 +18,7 @@ pub enum Recovery {
 }
 
 const ELSEWHERE: &str = "retry on another worker";
+const SLOW: &str = "retry; if it happens often, raise the deadline or add workers";
 const RETRY: &str = "retry, or recompute";
 const UPGRADE: &str = "recompute, or retry on another peer; upgrade the older side";
 const OF_SERVER: &str = "a bug in the server: both sides must agree on the request's pages";
@@ -51,9 +52,8 @@ impl Cause {
         match self {
             Cause::Aborted => (Told::Aborted, NOTHING, Fail),
             Cause::WorkerStopped => (Told::WorkerStopped, ELSEWHERE, Recompute),
-            Cause::DeadlineExceeded { .. } => {
-                let advice = "retry; if it happens often, raise the deadline or add workers";
-                (Told::DeadlineExceeded, advice, Recompute)
+            Cause::DeadlineExceeded { last, .. } => {
+                (Told::DeadlineExceeded, last.as_ref().map_or(SLOW, of_obstacle), Recompute)
             }
             Cause::Bootstrap(error) => {
                 let (advice, recovery) = of_bootstrap(error);
@@ -106,10 +106,51 @@ impl Cause {
 
 fn of_bootstrap(error: &BootstrapError) -> (&'static str, Recovery) {
     match error {
-        BootstrapError::Unauthorized => ("configure the bootstrap server's secret", Recovery::Fail),
+        BootstrapError::Unreachable(_) => {
+            ("check the bootstrap address, and that the bootstrap server runs", Recovery::Recompute)
+        }
+        BootstrapError::Busy => {
+            ("retry; if it happens often, raise the limits of the bootstrap client", Recovery::Recompute)
+        }
+        BootstrapError::Address(_) => ("write the bootstrap address as host:port", Recovery::Fail),
+        BootstrapError::NotReady { .. } => (
+            "retry when all ranks of the engine run; look for a rank that does not start",
+            Recovery::Recompute,
+        ),
+        BootstrapError::UnknownRank => (
+            "check that the other engine runs, and which bootstrap server its ranks use",
+            Recovery::Recompute,
+        ),
+        BootstrapError::Unauthorized => {
+            ("configure the bootstrap server's secret on this worker", Recovery::Fail)
+        }
+        BootstrapError::Status(500..) => {
+            ("retry; look into the log of the bootstrap server", Recovery::Recompute)
+        }
+        BootstrapError::Status(_) => {
+            ("check that the bootstrap address is that of a bootstrap server", Recovery::Recompute)
+        }
+        BootstrapError::Refused { .. } => {
+            ("give each rank of an engine its own number, and all ranks the same sizes", Recovery::Recompute)
+        }
+        BootstrapError::Malformed(_) => {
+            ("run the same version on the workers and the bootstrap server", Recovery::Recompute)
+        }
         BootstrapError::Ambiguous { .. } => ("configure one offer for each service", Recovery::Fail),
-        BootstrapError::Address(_) => ("check the bootstrap address", Recovery::Fail),
-        _ => ("check the bootstrap address", Recovery::Recompute),
+        BootstrapError::TimedOut => {
+            ("retry; if it happens often, check the load of the bootstrap server", Recovery::Recompute)
+        }
+    }
+}
+
+/// What helps against the obstacle that a session met until its deadline passed.
+fn of_obstacle(obstacle: &Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::Bootstrap(error) => of_bootstrap(error).0,
+        Obstacle::Behind { .. } | Obstacle::Stuck { .. } => {
+            "retry on another peer; check the network and the peer"
+        }
+        Obstacle::NotPermitted { .. } => "retry on another peer; check that the peer runs and answers",
     }
 }
 
@@ -130,5 +171,74 @@ fn of_peer(cause: &PeerCause) -> (&'static str, Recovery) {
             (OF_SERVER, Recovery::Fail)
         }
         _ => (RETRY, Recovery::Recompute),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::OsError;
+    use crate::id::{EngineId, WorkerId};
+
+    /// Every bootstrap error, with words that its advice must have, and whether another try may help.
+    fn bootstrap_errors() -> Vec<(BootstrapError, &'static [&'static str], Recovery)> {
+        use Recovery::{Fail, Recompute};
+        let refused = OsError::new("connect", ErrorKind::ConnectionRefused);
+        let worker = WorkerId { engine: EngineId::new("p").unwrap(), rank: 0 };
+        let (first, second) = ("kv 1".to_owned(), "kv 2".to_owned());
+        vec![
+            (BootstrapError::Unreachable(refused), &["bootstrap address", "server runs"], Recompute),
+            (BootstrapError::Busy, &["limits of the bootstrap client"], Recompute),
+            (BootstrapError::Address("x".to_owned()), &["host:port"], Fail),
+            (
+                BootstrapError::NotReady { registered: 1, expected: 2 },
+                &["all ranks of the engine"],
+                Recompute,
+            ),
+            (BootstrapError::UnknownRank, &["other engine runs", "which bootstrap server"], Recompute),
+            (BootstrapError::Unauthorized, &["secret on this worker"], Fail),
+            (BootstrapError::Status(500), &["retry", "log of the bootstrap server"], Recompute),
+            (BootstrapError::Status(302), &["address is that of a bootstrap server"], Recompute),
+            (
+                BootstrapError::Refused { status: 409, reason: String::new() },
+                &["its own number", "same sizes"],
+                Recompute,
+            ),
+            (BootstrapError::Malformed("cut"), &["same version"], Recompute),
+            (BootstrapError::Ambiguous { worker, first, second }, &["one offer"], Fail),
+            (BootstrapError::TimedOut, &["retry", "load of the bootstrap server"], Recompute),
+        ]
+    }
+
+    #[test]
+    fn each_bootstrap_error_has_advice_that_fits_that_error_and_no_other() {
+        let errors = bootstrap_errors();
+        for (error, words, recovery) in &errors {
+            let cause = Cause::Bootstrap(error.clone());
+            let advice = cause.advice();
+            assert!(words.iter().all(|word| advice.contains(word)), "{error}: {advice}");
+            assert_eq!(cause.recovery(), *recovery, "{error}");
+            let alike = errors.iter().filter(|(other, ..)| of_bootstrap(other).0 == advice).count();
+            assert_eq!(alike, 1, "{error}: {advice}");
+            // A question that no retry answers is not worth a second try of the request.
+            assert_eq!(error.is_retryable(), *recovery == Recovery::Recompute, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_that_passed_before_an_obstacle_has_the_advice_for_the_obstacle() {
+        let after = Duration::from_secs(1);
+        let advice = |last| Cause::DeadlineExceeded { after, last }.advice();
+        for (error, ..) in bootstrap_errors() {
+            let expected = Cause::Bootstrap(error.clone()).advice();
+            assert_eq!(advice(Some(Obstacle::Bootstrap(error))), expected);
+        }
+        let peer = WorkerId { engine: EngineId::new("d").unwrap(), rank: 3 };
+        assert!(advice(Some(Obstacle::Stuck { peer: peer.clone(), posts: 2 })).contains("check the network"));
+        assert!(advice(Some(Obstacle::NotPermitted { peer })).contains("check that the peer runs"));
+        assert!(advice(None).contains("raise the deadline"));
     }
 }
