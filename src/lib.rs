@@ -26,13 +26,16 @@
 //! Three rules keep servers compiling when something is added:
 //!
 //! - Enums and structs that will grow are `#[non_exhaustive]`. A `match` on such an enum has a `_` arm;
-//!   such a struct is made by a constructor, never by its fields.
+//!   such a struct is made by a constructor, never by its fields. Exhaustive is only what is complete by its
+//!   meaning: the states of a session ([`KvPoll`]), the two forms of a [`Room`], pairs such as [`PageRun`] and
+//!   [`CacheGroupSpan`].
 //! - Descriptions that are checked as a whole ([`KvArgs`], [`Region`], [`CacheGroup`]) are built by chained
 //!   methods.
 //! - Every struct of settings ([`SessionOptions`], [`WorkerConfig`], [`Timing`], [`Limits`], [`Layout`],
-//!   [`ClientConfig`](bootstrap::ClientConfig), [`LocalConfig`](local::LocalConfig) …) has public fields
-//!   and no setters. It begins as `default()` or `new(…)`, and its fields are assigned: one by one, or in
-//!   an expression by its method `with`.
+//!   [`ClientConfig`](bootstrap::ClientConfig), [`LocalConfig`](local::LocalConfig) …), and every struct that
+//!   describes a request ([`Incoming`](queue::Incoming), [`RemoteKv`](params::RemoteKv) …), has public fields
+//!   and no setters. Such a struct begins as `default()` or `new(…)`, and its fields are assigned: one by
+//!   one, or in an expression by the method `with`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -92,7 +95,7 @@
 //! cache.read(6 * 4096, &mut page)?;
 //! assert_eq!(page, [7; 4096]);
 //!
-//! // The pages are the schedulers' again, each as soon as no wire can touch it. One table may hold
+//! // Each page is its scheduler's again as soon as no data operation can touch it. One table may hold
 //! // sessions of any kind.
 //! let open: [(Box<dyn KvSession>, &PagePool); 2] =
 //!     [(Box::new(sender), &prompt_pages), (Box::new(receiver), &pages)];
@@ -123,7 +126,7 @@
 //! ```
 //! use std::time::Duration;
 //! use kv_transfer::prelude::*;
-//! use kv_transfer::{CacheGroup, GroupItems, Layout, Reclaimed, RequestGroups};
+//! use kv_transfer::{CacheGroup, CacheGroupItems, Layout, Reclaimed, RequestCacheGroups};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let server = KvBootstrapServer::start("127.0.0.1:0")?;
@@ -162,18 +165,18 @@
 //! sender.init(5, None)?;
 //! sender.send(mint(&pages, &[0, 1, 2])?)?;
 //! # prompt_cache.write(8 * 4096 + 2 * 1024, &[5; 1024])?;
-//! let mut groups = RequestGroups::none();
-//! groups.push(GroupItems::new(SLOTS, mint(&slots, &[2])?))?;
-//! groups.push(GroupItems::from_number(WINDOW, 3, mint(&window, &[1, 0])?))?;
+//! let mut groups = RequestCacheGroups::none();
+//! groups.push(CacheGroupItems::new(SLOTS, mint(&slots, &[2])?))?;
+//! groups.push(CacheGroupItems::from_number(WINDOW, 3, mint(&window, &[1, 0])?))?;
 //! sender.give_groups(groups)?; // before the last chunk, with which they must be final
 //! sender.send(mint(&pages, &[3, 4])?)?;
 //!
 //! // The decode side names where they shall go, before its pages.
 //! let [pages, slots, window] = [8, 4, 6].map(PagePool::new);
 //! let mut receiver = decode.manager().receiver(&addr, Room::Number(7), SessionOptions::default())?;
-//! let mut groups = RequestGroups::none();
-//! groups.push(GroupItems::new(SLOTS, mint(&slots, &[0])?))?;
-//! groups.push(GroupItems::from_number(WINDOW, 3, mint(&window, &[4, 5])?))?;
+//! let mut groups = RequestCacheGroups::none();
+//! groups.push(CacheGroupItems::new(SLOTS, mint(&slots, &[0])?))?;
+//! groups.push(CacheGroupItems::from_number(WINDOW, 3, mint(&window, &[4, 5])?))?;
 //! receiver.give_groups(groups)?;
 //! receiver.init(mint(&pages, &[7, 6, 5, 4, 3])?, None)?;
 //! # while !receiver.poll().is_terminal() {
@@ -203,8 +206,8 @@ pub use kv_core::{
     TransferMode, WorkerRole,
 };
 pub use kv_poll::{
-    Change, EngineGroup, Gauges, GroupReceiver, GroupSender, GroupSession, HeldBytes, Listener, Manager,
-    PollSet, Receiver, Registration, Sender, Session, StopReport, Stopping, Worker, WorkerConfig,
+    Change, EngineGroup, EngineReceiver, EngineSender, EngineSession, Gauges, HeldBytes, Listener, Manager,
+    PollSet, Publication, Receiver, Sender, Session, StopReport, Stopping, Worker, WorkerConfig,
 };
 pub use kv_poll::{Receiving, Sending};
 pub use kv_poll::{allocator, consensus, queue};
@@ -218,8 +221,8 @@ pub use kv_core::{
 
 // Pages, and the items of cache groups.
 pub use kv_core::{
-    GroupItems, GroupRefused, MAX_PAGES, MAX_REQUEST_GROUPS, PageList, PagePool, PageRun, Pages,
-    RequestGroups,
+    CacheGroupItems, CacheGroupRefused, MAX_PAGES, MAX_REQUEST_CACHE_GROUPS, PageList, PagePool, PageRun,
+    Pages, RequestCacheGroups,
 };
 
 // Names of things, and times.
@@ -233,14 +236,14 @@ pub use kv_core::proto::{Limits, Spoken, SpokenError, Timing};
 pub use kv_core::wire::{VERSIONS, Versions};
 
 // The names of what a server hands to a worker; writing one's own is unstable.
-pub use kv_core::{BootstrapClient, Directions, GroupSpan, Op, RecordError, Transport, WriteFence};
+pub use kv_core::{BootstrapClient, CacheGroupSpan, Directions, Op, RecordError, Transport, WriteFence};
 
 // What goes wrong, and what is told of a worker.
 pub use kv_core::trace;
 pub use kv_core::{
     AdoptError, ArgsError, Backpressure, BootstrapError, Cause, IdError, LayersError, Mismatch, Obstacle,
     OpenError, OsError, PagesError, PeerCause, Phase, Quarantine, QuarantineReason, ReadyEventError,
-    Recovery, ReleaseError, RequestGroupsError, TransferError, TransportError, UnknownMode,
+    Recovery, ReleaseError, RequestCacheGroupsError, TransferError, TransportError, UnknownMode,
 };
 pub use kv_poll::{EngineGroupError, StartError};
 

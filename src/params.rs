@@ -43,7 +43,7 @@
 //! // P has computed 40 tokens, keeps their pages, and says so in its response.
 //! # let args = KvArgs::builder("prefill-0", 0).pages(64, 16);
 //! # let args = args.region(Region::dram(RegionRole::Kv, 0x10_0000, 64 * 4096, 4096)).build()?;
-//! # let lease_refs = [LeaseRef { incarnation: Incarnation::from_random(77), lease_id: SessionId(5), pages: None }];
+//! # let lease_refs = [LeaseRef::new(Incarnation::from_random(77), SessionId(5))];
 //! let pages = PageList::from_pages([7, 8, 3])?;
 //! let lease = Lease::Renewable(Duration::from_secs(30));
 //! // `lease_refs` is what the session's `KvSender::lease_refs` says.
@@ -78,10 +78,9 @@ use serde_json::{Map, Value};
 /// Longest JSON text that [`TransferParams::parse`] accepts, in bytes: room for the page numbers of a few
 /// million tokens.
 pub const MAX_PARAMS_BYTES: usize = 16 << 20;
-/// Most pages that `remote_block_ids` may name, all cache groups together.
+/// Most pages that `remote_block_ids` may name, all cache groups together. The groups are at most
+/// [`MAX_CACHE_GROUPS`](kv_core::layout::MAX_CACHE_GROUPS).
 pub const MAX_BLOCKS: usize = 1 << 20;
-/// Most cache groups (lists of pages) in `remote_block_ids`.
-pub const MAX_GROUPS: usize = 64;
 /// Largest parallel size, and most entries of `kv_leases.ranks`.
 pub const MAX_RANKS: u32 = 4096;
 /// Most keys of one JSON object that this module does not know.
@@ -108,8 +107,7 @@ pub enum Leg {
     Local,
     /// To a prefill worker, which computes KV that a decode worker continues with (`do_remote_decode`).
     Prefill {
-        /// The KV that a decode worker still has of the conversation's earlier turns; `None` on the first
-        /// turn.
+        /// The KV that a decode worker still has of the chat's earlier turns; `None` on the first turn.
         cached: Option<Box<RemoteKv>>,
     },
     /// To a decode worker (`do_remote_prefill`).
@@ -139,6 +137,13 @@ impl TransferParams {
     pub fn next_turn(cached: RemoteKv) -> TransferParams {
         let leg = Leg::Prefill { cached: Some(Box::new(cached)) };
         TransferParams { leg, mode: Some(TransferMode::Pull), unknown: Map::new() }
+    }
+
+    /// The same with some fields changed: `params.with(|params| params.mode = None)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 
     /// True if the request goes to a prefill worker.

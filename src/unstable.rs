@@ -3,8 +3,8 @@
 //!
 //! A server needs none of these names: it hands transports and clients of this framework to a
 //! [`Worker`](crate::Worker), and talks to sessions. (The names [`Transport`], [`BootstrapClient`] and the
-//! types that errors and events mention are at the root, too; implementing the traits is unstable.) A crate that does use this module depends on one exact
-//! version of this one (`kv-transfer = "=0.1.0"`).
+//! types that errors and events mention are at the root, too; implementing the traits is unstable.) A crate
+//! that does use this module depends on one exact version of this one (`kv-transfer = "=0.1.0"`).
 //!
 //! | to write | what for |
 //! |---|---|
@@ -14,10 +14,10 @@
 //! | a peer in another language, a test bench | [`wire`], [`plan`], [`proto::Node`] |
 
 pub use kv_core::{
-    BootstrapClient, BootstrapEvent, Chosen, Descriptor, Directions, GroupList, GroupLists, GroupSpan,
-    KV_SERVICE, KV_VERSIONS, KvDataError, MAX_FRAME, MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS, OfferError, Op,
-    Origin, Post, RankQuery, RankRecord, RecordError, Replica, ServiceOffer, TRANSPORT_VERSION, Transport,
-    TransportEvent, TransportOffer, TransportWait, Wanted, WayEnd, WriteFence,
+    BootstrapClient, BootstrapEvent, CacheGroupList, CacheGroupLists, CacheGroupSpan, Chosen, Descriptor,
+    Directions, KV_SERVICE, KV_VERSIONS, KvDataError, MAX_FRAME, MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS,
+    OfferError, Op, Origin, Post, RankQuery, RankRecord, RecordError, Replica, ServiceOffer,
+    TRANSPORT_VERSION, Transport, TransportEvent, TransportOffer, TransportWait, Wanted, WayEnd, WriteFence,
 };
 #[doc(hidden)]
 pub use kv_core::{hash, random};

@@ -9,7 +9,7 @@ use std::time::Instant;
 use kv_transfer::allocator::{PageAllocator, RunAllocator};
 use kv_transfer::prelude::*;
 use kv_transfer::{
-    AuxIndex, Cause, EngineGroup, EngineGroupError, FinalLayers, GroupReceiver, GroupSender, Parallel,
+    AuxIndex, Cause, EngineGroup, EngineGroupError, EngineReceiver, EngineSender, FinalLayers, Parallel,
     PeerCause, TransferMode,
 };
 use support::host::{Host, Setup};
@@ -107,9 +107,9 @@ fn tell(story: Story, mode: TransferMode, prefill: &mut Engine, decode: &mut Eng
     let what = format!("{story:?} {mode}");
     let content = room << 8;
     let options = SessionOptions::default().with(|options| options.mode = Some(mode));
-    let mut sender: GroupSender = prefill.ranks.sender(addr, room.into(), &[], options.clone()).unwrap();
+    let mut sender: EngineSender = prefill.ranks.sender(addr, room.into(), &[], options.clone()).unwrap();
     let options = options.with(|options| options.lease_refs = pull(mode, &sender));
-    let mut receiver: GroupReceiver = decode.ranks.receiver(addr, room.into(), options).unwrap();
+    let mut receiver: EngineReceiver = decode.ranks.receiver(addr, room.into(), options).unwrap();
     until(&what, [prefill, decode], || (receiver.poll() == KvPoll::WaitingForInput).then_some(()));
 
     let (mut prompt, room_for) = (prefill.prompt(6, content), decode.pages(6));
@@ -179,7 +179,7 @@ fn tell(story: Story, mode: TransferMode, prefill: &mut Engine, decode: &mut Eng
 }
 
 /// The lease ids that the router carries in pull mode: the sessions of all ranks.
-fn pull(mode: TransferMode, sender: &GroupSender) -> Vec<kv_transfer::LeaseRef> {
+fn pull(mode: TransferMode, sender: &EngineSender) -> Vec<kv_transfer::LeaseRef> {
     let lease_refs = sender.lease_refs();
     assert_eq!(lease_refs.len(), RANKS as usize);
     if mode == TransferMode::Pull { lease_refs } else { Vec::new() }

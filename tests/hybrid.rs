@@ -7,7 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
-use kv_transfer::{GroupItems, Receiver, Reclaimed, RequestGroups, Sender, TransferMode};
+use kv_transfer::{CacheGroupItems, Receiver, Reclaimed, RequestCacheGroups, Sender, TransferMode};
 use support::hybrid::{DRAFT, Hybrid, Items, KV, SLOTS, WINDOW};
 use support::random::Random;
 use support::{PATIENCE, server};
@@ -45,9 +45,9 @@ impl Request {
 }
 
 /// The cache groups of the request on one side. The prefill side also computes their content.
-fn groups(host: &mut Hybrid, request: &Request, draft: bool, computes: bool) -> RequestGroups {
+fn groups(host: &mut Hybrid, request: &Request, draft: bool, computes: bool) -> RequestCacheGroups {
     let (tokens, window) = (request.tokens, request.window());
-    let mut groups = RequestGroups::none();
+    let mut groups = RequestCacheGroups::none();
     for (lane, from, to) in [(SLOTS, 0, 1), (WINDOW, window, tokens), (DRAFT, 0, tokens)] {
         if lane == DRAFT && !draft {
             continue;
@@ -56,7 +56,7 @@ fn groups(host: &mut Hybrid, request: &Request, draft: bool, computes: bool) -> 
         if computes {
             host.compute(&Items { lane, first, list: items.list() }, request.room);
         }
-        groups.push(GroupItems::from_number(lane as u16 - 1, first as u32, items)).unwrap();
+        groups.push(CacheGroupItems::from_number(lane as u16 - 1, first as u32, items)).unwrap();
     }
     groups
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::prelude::*;
 
 const PAGE: usize = 16 << 10;
@@ -23,10 +23,10 @@ fn nixl() -> Option<Nixl> {
     }
 }
 
-fn start(nixl: &Nixl, role: WorkerRole, addr: &str) -> (Worker, HostPool) {
-    let pool = HostPool::new(PAGE * PAGES as usize).unwrap();
+fn start(nixl: &Nixl, role: WorkerRole, addr: &str) -> (Worker, HostMemory) {
+    let pool = HostMemory::new(PAGE * PAGES as usize).unwrap();
     let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
-    transport.add_pool(&pool).unwrap();
+    transport.add_memory(&pool).unwrap();
     let region = Region::dram(RegionRole::Kv, pool.addr(), pool.len() as u64, PAGE as u64);
     let args = KvArgs::builder(&format!("{role:?}"), 0).pages(PAGES, 16).region(region).build().unwrap();
     let client = HttpBootstrapClient::new(ClientConfig::default()).unwrap();
@@ -47,7 +47,7 @@ fn worked() -> Duration {
     sum
 }
 
-fn serve(prefill: &(Worker, HostPool), decode: &(Worker, HostPool), addr: &str, room: u64) {
+fn serve(prefill: &(Worker, HostMemory), decode: &(Worker, HostMemory), addr: &str, room: u64) {
     let bytes: Vec<u8> = (0..2 * PAGE).map(|at| (at as u64 * 31 + room) as u8).collect();
     prefill.1.write(PAGE, &bytes).unwrap();
     let mint = |pages: [u32; 2]| PagePool::new(PAGES).adopt(PageList::from_pages(pages).unwrap()).unwrap();

@@ -13,7 +13,7 @@ use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::layout::{HND, NHD};
 use kv_transfer::prelude::*;
 use kv_transfer::{
-    Cause, FinalLayers, Holds, Layout, Manager, PeerCause, ReadyEvent, ReadyEventError, Registration,
+    Cause, FinalLayers, Holds, Layout, Manager, PeerCause, Publication, ReadyEvent, ReadyEventError,
     TransferMode,
 };
 use support::random::Random;
@@ -99,7 +99,7 @@ impl Host {
             .with(|config| config.bootstrap = Some(addr.to_owned()));
         let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
-        until("registration", || manager.registration() == Registration::Published);
+        until("registration", || manager.publication() == Publication::Published);
         Host { shape, arena, worker, manager, free: FreeList::new(shape.pages as u32) }
     }
 

@@ -8,6 +8,7 @@ mod random;
 
 use std::time::Duration;
 
+use kv_transfer::layout::MAX_CACHE_GROUPS;
 use kv_transfer::params::*;
 use kv_transfer::prelude::*;
 use kv_transfer::{
@@ -52,18 +53,13 @@ fn full() -> TransferParams {
     remote.expiry_time = Some(17.25);
     remote.registration_generation = Some(2);
     (remote.tp_size, remote.pp_size) = (2, 3);
-    let lease = |rank| RankLease {
-        rank,
-        incarnation: Incarnation::from_random(u64::MAX - u64::from(rank)),
-        lease_id: SessionId(u64::MAX),
+    let lease = |rank| {
+        RankLease::new(rank, Incarnation::from_random(u64::MAX - u64::from(rank)), SessionId(u64::MAX))
     };
-    remote.leases = Some(Leases {
-        bootstrap_addr: "10.0.0.1:8998".to_owned(),
-        num_pages: 3,
-        lease: Duration::from_millis(29_750),
-        renewable: true,
-        ranks: vec![lease(0), lease(1)],
-    });
+    remote.leases = Some(Leases::new("10.0.0.1:8998", 3, Duration::from_millis(29_750)).with(|leases| {
+        leases.renewable = true;
+        leases.ranks = vec![lease(0), lease(1)];
+    }));
     TransferParams::decode(TransferMode::Pull, remote)
 }
 
@@ -137,8 +133,7 @@ fn a_session_s_lease_reaches_the_reader_s_options() {
         parallel.dp_rank = 3;
     });
     let args = KvArgs::builder("prefill", 3).pages(64, 16).region(region).parallel(parallel).build().unwrap();
-    let lease_of =
-        |life| LeaseRef { incarnation: Incarnation::from_random(life), lease_id: SessionId(7), pages: None };
+    let lease_of = |life| LeaseRef::new(Incarnation::from_random(life), SessionId(7));
     let lease_refs = [lease_of(9), lease_of(4)];
     let lease = Lease::Fixed(Duration::from_secs(480));
     let granted = |addr: &str| {
@@ -151,8 +146,7 @@ fn a_session_s_lease_reaches_the_reader_s_options() {
     assert_eq!(remote.bootstrap_addr(), "[::1]:8998");
     let given = SessionOptions::default().with(|options| options.deadline = Some(Duration::from_secs(1)));
     let options = remote.reader_options(given.clone());
-    let expected =
-        [lease_of(9), lease_of(4)].map(|lease| LeaseRef { pages: Some(pages(&[1, 2, 9])), ..lease });
+    let expected = [lease_of(9), lease_of(4)].map(|lease| lease.of_pages(pages(&[1, 2, 9])));
     assert_eq!(
         options,
         given.with(|options| {
@@ -265,11 +259,11 @@ fn sizes_in_transfer_parameters_are_bounded() {
     let (got, max) = (MAX_PARAMS_BYTES + 1, MAX_PARAMS_BYTES);
     assert_eq!(TransferParams::parse(&text), Err(ParamsError::TooLong { got, max }));
     assert!(matches!(TransferParams::parse(&"[".repeat(1 << 20)), Err(ParamsError::NotJson { .. })));
-    let groups = json!(vec![Vec::<u32>::new(); MAX_GROUPS + 1]);
+    let groups = json!(vec![Vec::<u32>::new(); MAX_CACHE_GROUPS + 1]);
     let too_many = |field, got, max| ParamsError::TooMany { field, got, max };
     assert_eq!(
         refused("/remote_block_ids", groups),
-        too_many("remote_block_ids", MAX_GROUPS + 1, MAX_GROUPS)
+        too_many("remote_block_ids", MAX_CACHE_GROUPS + 1, MAX_CACHE_GROUPS)
     );
     let half = vec![1u32; MAX_BLOCKS / 2 + 1];
     assert_eq!(

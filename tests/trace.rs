@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kv_transfer::Timing;
 use kv_transfer::prelude::*;
 use kv_transfer::trace::{Event, KvWhat, Message};
-use kv_transfer::{Listener, Manager, Registration, TransferMode};
+use kv_transfer::{Listener, Manager, Publication, TransferMode};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
@@ -50,7 +50,7 @@ impl Host {
         });
         let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
-        until("the registration", || manager.registration() == Registration::Published);
+        until("the registration", || manager.publication() == Publication::Published);
         Host { worker: Some(worker), arena, told, pool: PagePool::new(8) }
     }
 

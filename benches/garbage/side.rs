@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
-use kv_transfer::{Manager, Receiver, Registration, Sender};
+use kv_transfer::{Manager, Publication, Receiver, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;
@@ -67,9 +67,9 @@ impl Side {
         let worker = Worker::start(config, transport, Box::new(client))?;
         let manager = worker.manager();
         let start = Instant::now();
-        while manager.registration() != Registration::Published {
+        while manager.publication() != Publication::Published {
             if start.elapsed() > PATIENCE {
-                return Err(format!("not registered: {:?}", manager.registration()).into());
+                return Err(format!("not registered: {:?}", manager.publication()).into());
             }
             std::thread::sleep(Duration::from_millis(1));
         }

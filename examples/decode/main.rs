@@ -107,9 +107,9 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
     });
 
     let model = model_options.load()?;
-    let conversations = model_options.prompts(&model, workload.prompts())?;
+    let chats = model_options.prompts(&model, workload.prompts())?;
     let progress = Progress::new(workload.answers(), !workload.json);
-    let (run, monolithic) = verdict::compare(router, &model, &conversations, &plan, &progress)?;
+    let (run, monolithic) = verdict::compare(router, &model, &chats, &plan, &progress)?;
     let report = Report::new(&run, &monolithic, false);
     print!("{}", report.text(workload.json)?);
     if !workload.json

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::unstable::{Descriptor, Directions, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
@@ -64,16 +64,16 @@ fn transports(log: &str, needle: &str) -> Vec<String> {
 
 struct Side {
     transport: NixlTransport,
-    pool: HostPool,
+    pool: HostMemory,
 }
 
 impl Side {
     fn new() -> Result<Side, Error> {
         let nixl = Nixl::load(&Search::default())?;
-        let pool = HostPool::new(REGION)?;
+        let pool = HostMemory::new(REGION)?;
         let mut transport =
             NixlTransport::new(&nixl, NixlConfig::default().with(|config| config.reads_over_tcp = true))?;
-        transport.add_pool(&pool)?;
+        transport.add_memory(&pool)?;
         transport.register(&Region::dram(RegionRole::Kv, pool.addr(), REGION as u64, BLOCK as u64))?;
         Ok(Side { transport, pool })
     }

@@ -199,11 +199,11 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
         }
     }
 
-    let conversations = options.model.prompts(&model, options.workload.prompts())?;
+    let chats = options.model.prompts(&model, options.workload.prompts())?;
     let json = options.workload.json;
     let progress = Progress::new(options.workload.answers(), !json);
     let plan = Plan { harm, ..options.workload.plan(&options.hand_over, bootstrap) };
-    let (run, monolithic) = verdict::compare(router, &model, &conversations, &plan, &progress)?;
+    let (run, monolithic) = verdict::compare(router, &model, &chats, &plan, &progress)?;
     server.stop();
     let report = Report::new(&run, &monolithic, harm.is_some());
     print!("{}", report.text(json)?);

@@ -98,7 +98,7 @@ impl HandOver {
         })))
     }
 
-    /// How long decode ranks keep the KV of a conversation for its next turn.
+    /// How long decode ranks keep the KV of a chat for its next turn.
     pub fn kept(&self) -> Lease {
         Lease::Fixed(Duration::from_secs(self.kept_seconds.unwrap_or(match self.timing {
             Pace::Normal => 480,
@@ -129,7 +129,7 @@ pub struct HandOver {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub lease_seconds: Option<u64>,
 
-    /// With --turns: how long a decode rank keeps the KV of a conversation for the next turn [default: 480,
+    /// With --turns: how long a decode rank keeps the KV of a chat for the next turn [default: 480,
     /// or 1 with --timing fast].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub kept_seconds: Option<u64>,
@@ -216,7 +216,7 @@ pub struct PrefillOptions {
 /// The requests of a run.
 #[derive(Debug, Clone, Args)]
 pub struct WorkloadOptions {
-    /// How many conversations to run; each is one request, or several with --turns.
+    /// How many chats to run; each is one request, or several with --turns.
     #[arg(long, default_value_t = 12, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub requests: u32,
 
@@ -228,7 +228,7 @@ pub struct WorkloadOptions {
     #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_new_tokens: u32,
 
-    /// How many turns each conversation has. The prompt of a turn is the prompt of the turn before, its answer,
+    /// How many turns each chat has. The prompt of a turn is the prompt of the turn before, its answer,
     /// and some new tokens.
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub turns: u32,
@@ -258,7 +258,7 @@ impl WorkloadOptions {
         }
     }
 
-    /// The number of answers that the run will have: one for each turn of each conversation.
+    /// The number of answers that the run will have: one for each turn of each chat.
     pub fn answers(&self) -> usize {
         (self.requests * self.turns) as usize
     }

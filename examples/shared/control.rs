@@ -37,7 +37,7 @@ pub enum Command {
         deadline_ms: u64,
         /// The `kv_transfer_params` of the decode side: which rank has the KV, or is about to compute it.
         params: Value,
-        /// Keep the KV of the whole conversation for the prefill rank of the next turn, under this
+        /// Keep the KV of the whole chat for the prefill rank of the next turn, under this
         /// room.
         keep_as: Option<u64>,
     },

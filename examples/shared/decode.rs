@@ -1,7 +1,7 @@
 //! A decode rank: prealloc queue → transfer queue → waiting queue → running batch.
 //!
 //! Push and pull differ only in the options with which receivers are opened. What the rank keeps of a
-//! conversation for the next turn is in [`kept`](super::kept).
+//! chat for the next turn is in [`kept`](super::kept).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub struct Continuation {
     bootstrap: String,
     options: SessionOptions,
     retractions: u32,
-    /// The room under which the conversation is kept for the next turn.
+    /// The room under which the chat is kept for the next turn.
     keep_as: Option<u64>,
     /// What the transfer of the request has moved.
     wire: Wire,
@@ -316,7 +316,7 @@ impl DecodeRank {
         Ok(())
     }
 
-    /// Leaves the pages of a conversation that goes on to the next turn.
+    /// Leaves the pages of a chat that goes on to the next turn.
     fn keep(&mut self, running: &mut Running) -> Result<Option<Value>, ExampleError> {
         let Some(room) = running.request.keep_as else { return Ok(None) };
         // The KV of the last token is not computed, and nor is that of pages that wait for more.

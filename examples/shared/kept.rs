@@ -1,4 +1,4 @@
-//! What a decode rank keeps of a conversation. The pages wait, under a lease for a fixed time, for the
+//! What a decode rank keeps of a chat. The pages wait, under a lease for a fixed time, for the
 //! prefill rank that gets the next turn.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use super::rank::RankSpec;
 /// How much longer than the lease the session may take to end.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// The conversations that a decode rank keeps. They are sent like prompts, only that nothing has to
+/// The chats that a decode rank keeps. They are sent like prompts, only that nothing has to
 /// be computed: hence the queues of a prefill rank.
 pub struct KeptCaches {
     queues: PrefillQueues<(), EngineGroup>,
@@ -91,7 +91,7 @@ impl KeptCaches {
         free
     }
 
-    /// Gives up the oldest conversation to make room; false if none is left. Its pages come back from
+    /// Gives up the oldest chat to make room; false if none is left. Its pages come back from
     /// [`step`](Self::step).
     pub fn evict(&mut self) -> bool {
         while let Some(key) = self.order.pop_front() {
@@ -102,7 +102,7 @@ impl KeptCaches {
         false
     }
 
-    /// True if the rank keeps no conversation.
+    /// True if the rank keeps no chat.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }

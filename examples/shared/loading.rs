@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ExampleError;
 use super::model::{Model, ModelConfig, Weights};
-use super::prompts::{self, Conversation, Workload};
+use super::prompts::{self, Chat, Workload};
 use super::router::Run;
 
 /// Options that choose the model. Every process of a run must get the same ones.
@@ -40,7 +40,7 @@ impl ModelOptions {
     }
 
     /// The prompts of a run: random tokens or, for a checkpoint, parts of a text.
-    pub fn prompts(&self, model: &Model, workload: Workload) -> Result<Vec<Conversation>, ExampleError> {
+    pub fn prompts(&self, model: &Model, workload: Workload) -> Result<Vec<Chat>, ExampleError> {
         #[cfg(feature = "checkpoint")]
         if let Some(dir) = &self.model {
             let tokenizer = super::checkpoint::Tokenizer::load(dir)?;

@@ -2,7 +2,7 @@
 //!
 //! 1. [`prefill`] and [`decode`] are the scheduler loop of each side, which a server would copy.
 //! 2. [`rank`] sets up a worker, and [`paged`] keeps a model's KV in registered pages. [`kept`] and [`pull_back`]
-//!    are the way back, from one turn of a conversation to the next. [`phases`], [`wire`], [`heartbeats`] and
+//!    are the way back, from one turn of a chat to the next. [`phases`], [`wire`], [`heartbeats`] and
 //!    [`held`] measure, for the report.
 //! 3. [`router`] decides which rank gets which request; [`control`] and [`link`] carry its messages to the ranks.
 //! 4. [`model`] is the decoder, and [`monolithic`] the run in one process that everything is compared with.

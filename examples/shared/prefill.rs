@@ -14,8 +14,8 @@ use kv_transfer::queue::{
     AuxRows, Finished, Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
 };
 use kv_transfer::{
-    EngineGroup, FinalLayers, GroupReceiver, KvManager, KvSession, OpenError, PageList, Room, SessionOptions,
-    TransferMode, Worker,
+    EngineGroup, EngineReceiver, FinalLayers, KvManager, KvSession, OpenError, PageList, Room,
+    SessionOptions, TransferMode, Worker,
 };
 
 use super::cli::HandOver;
@@ -56,7 +56,7 @@ pub struct PrefillRank {
     /// Sessions that read earlier turns, and whose prompt has ended before them.
     leaving: Vec<PullBack>,
     /// Sessions that only tell a decode rank to let go.
-    releases: Vec<GroupReceiver>,
+    releases: Vec<EngineReceiver>,
     /// The prompt in the forward pass.
     current: Option<RequestKey>,
     /// The first event that a router is sent.
@@ -204,7 +204,7 @@ impl PrefillRank {
         }
     }
 
-    /// Prepares a prompt that is the next turn of a conversation: a decode rank has the KV of the turns
+    /// Prepares a prompt that is the next turn of a chat: a decode rank has the KV of the turns
     /// before.
     fn find_history(&mut self, prompt: &mut Prompt, remote: &RemoteKv) {
         match PullBack::open(&self.manager, remote, prompt.tokens.len(), &prompt.options) {

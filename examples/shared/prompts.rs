@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::model::Rng;
 
-/// The prompts of one conversation.
+/// The prompts of one chat.
 #[derive(Debug, Clone)]
-pub struct Conversation {
+pub struct Chat {
     /// The tokens of the first prompt.
     pub prompt: Vec<u32>,
     /// The tokens that are added to each answer to make the next prompt.
@@ -16,11 +16,11 @@ pub struct Conversation {
 /// The size of a workload.
 #[derive(Debug, Clone, Copy)]
 pub struct Workload {
-    /// The number of conversations.
+    /// The number of chats.
     pub count: usize,
     /// Tokens of the first prompts, about.
     pub tokens: usize,
-    /// The number of turns of each conversation.
+    /// The number of turns of each chat.
     pub turns: usize,
     /// Tokens added in each turn after the first.
     pub follow_up: usize,
@@ -28,32 +28,32 @@ pub struct Workload {
 
 /// Prompts of random tokens: lengths differ by up to a tenth, so that last pages are full in some and
 /// not in others.
-pub fn random(seed: u64, workload: Workload, vocab: usize) -> Vec<Conversation> {
+pub fn random(seed: u64, workload: Workload, vocab: usize) -> Vec<Chat> {
     let longest = longest(workload.tokens) as u64;
     let shortest = 2 * workload.tokens as u64 - longest;
     let tokens = |rng: &mut Rng, len: u64| (0..len).map(|_| rng.below(vocab as u64) as u32).collect();
-    let conversation = |i: usize| {
+    let chat = |i: usize| {
         let mut rng = Rng::named(seed, &format!("prompt {i}"));
         let len = shortest + rng.below(longest - shortest + 1);
         let prompt = tokens(&mut rng, len.max(1));
         let follow_ups = (1..workload.turns).map(|_| tokens(&mut rng, workload.follow_up as u64)).collect();
-        Conversation { prompt, follow_ups }
+        Chat { prompt, follow_ups }
     };
-    (0..workload.count).map(conversation).collect()
+    (0..workload.count).map(chat).collect()
 }
 
 /// Prompts cut from a tokenized text, each from a different place in the text.
 #[cfg(feature = "checkpoint")]
-pub fn from_text(seed: u64, workload: Workload, text: &[u32]) -> Vec<Conversation> {
-    let conversation = |i: usize| {
+pub fn from_text(seed: u64, workload: Workload, text: &[u32]) -> Vec<Chat> {
+    let chat = |i: usize| {
         let start = Rng::named(seed, &format!("prompt {i}")).below(text.len().max(1) as u64) as usize;
         let mut words = text.iter().cycle().skip(start).copied();
         let prompt = words.by_ref().take(workload.tokens).collect();
         let mut follow_up = |_| words.by_ref().take(workload.follow_up).collect();
         let follow_ups = (1..workload.turns).map(&mut follow_up).collect();
-        Conversation { prompt, follow_ups }
+        Chat { prompt, follow_ups }
     };
-    (0..workload.count).map(conversation).collect()
+    (0..workload.count).map(chat).collect()
 }
 
 /// The longest prompt that [`random`] makes.

@@ -1,8 +1,8 @@
-//! The way back: a prefill rank reads the pages that a decode rank has kept of a conversation.
+//! The way back: a prefill rank reads the pages that a decode rank has kept of a chat.
 
 use kv_transfer::params::{Fetch, FetchPolicy, ReleaseReason, RemoteKv};
 use kv_transfer::{
-    Backpressure, EngineGroup, GroupReceiver, KvManager, KvPoll, KvReceiver, KvSession, OpenError, Pages,
+    Backpressure, EngineGroup, EngineReceiver, KvManager, KvPoll, KvReceiver, KvSession, OpenError, Pages,
     SessionOptions, TransferMode, WorkerRole,
 };
 
@@ -10,7 +10,7 @@ use super::control::History;
 
 /// The session that fetches the KV of earlier turns, before the rest of a prompt is computed.
 pub struct PullBack {
-    receiver: GroupReceiver,
+    receiver: EngineReceiver,
     tokens: usize,
     pages: usize,
     /// Pages that the worker's ring had no room for.
@@ -24,7 +24,7 @@ pub enum Way {
     /// A session reads the KV from the decode rank.
     Pull(Box<PullBack>),
     /// The KV is computed again. A session, if there is one, only releases the decode rank's pages.
-    Compute(History, Option<GroupReceiver>),
+    Compute(History, Option<EngineReceiver>),
 }
 
 impl PullBack {
@@ -71,7 +71,8 @@ impl PullBack {
                 };
                 Ok(recompute(why, Some(receiver)))
             }
-            Fetch::Expired { .. } => Ok(recompute("expired".to_owned(), None)),
+            // `Fetch::Expired`, and what a later version may decide.
+            _ => Ok(recompute("expired".to_owned(), None)),
         }
     }
 

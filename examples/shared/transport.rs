@@ -31,7 +31,7 @@ pub enum Memory {
     Arena(Arena),
     /// Memory for NIXL.
     #[cfg(feature = "nixl")]
-    Pool(kv_transfer::nixl::HostPool),
+    Pool(kv_transfer::nixl::HostMemory),
 }
 
 impl Memory {
@@ -40,7 +40,7 @@ impl Memory {
         match kind {
             TransportKind::Local => Ok(Memory::Arena(Arena::new(len)?)),
             #[cfg(feature = "nixl")]
-            TransportKind::Nixl => Ok(Memory::Pool(kv_transfer::nixl::HostPool::new(len)?)),
+            TransportKind::Nixl => Ok(Memory::Pool(kv_transfer::nixl::HostMemory::new(len)?)),
             #[cfg(not(feature = "nixl"))]
             TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
         }
@@ -103,7 +103,7 @@ pub fn start(
             let settle = pace.at_most_a_second(config_of_transport.settle);
             let config_of_transport = config_of_transport.with(|config| config.settle = settle);
             let mut transport = NixlTransport::new(&Nixl::load(&Search::default())?, config_of_transport)?;
-            transport.add_pool(pool)?;
+            transport.add_memory(pool)?;
             Ok(Worker::start(
                 config,
                 TimedTransport::new(transport, log.clone(), heartbeats.clone()),

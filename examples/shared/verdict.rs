@@ -6,38 +6,38 @@ use super::error::ExampleError;
 use super::model::{Model, Sample};
 use super::monolithic;
 use super::progress::Progress;
-use super::prompts::Conversation;
+use super::prompts::Chat;
 use super::router::{Plan, Router, Run};
 
-/// The tokens of each turn of each conversation.
+/// The tokens of each turn of each chat.
 pub type Answers = Vec<Vec<Vec<Sample>>>;
 
-/// Runs all conversations through the ranks, and at the same time through `model` in this process. The second
+/// Runs all chats through the ranks, and at the same time through `model` in this process. The second
 /// result has the tokens of this process.
 pub fn compare(
     mut router: Router,
     model: &Model,
-    conversations: &[Conversation],
+    chats: &[Chat],
     plan: &Plan,
     progress: &Progress,
 ) -> Result<(Run, Answers), ExampleError> {
     let failed = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
         let monolithic = scope.spawn(|| {
-            let talk = |conversation: &Conversation| {
-                let mut prompt = conversation.prompt.clone();
+            let talk = |chat: &Chat| {
+                let mut prompt = chat.prompt.clone();
                 let mut answers = vec![generate(model, &prompt, plan, progress)?];
-                for follow_up in &conversation.follow_ups {
+                for follow_up in &chat.follow_ups {
                     let answer = answers.last().into_iter().flatten();
                     prompt.extend(answer.map(|sample| sample.token).chain(follow_up.iter().copied()));
                     answers.push(generate(model, &prompt, plan, progress)?);
                 }
                 Ok(answers)
             };
-            let conversations = conversations.iter().take_while(|_| !failed.load(Relaxed));
-            conversations.map(talk).collect::<Result<Answers, ExampleError>>()
+            let chats = chats.iter().take_while(|_| !failed.load(Relaxed));
+            chats.map(talk).collect::<Result<Answers, ExampleError>>()
         });
-        let run = router.wait_ready().and_then(|()| router.run(conversations, plan, progress));
+        let run = router.wait_ready().and_then(|()| router.run(chats, plan, progress));
         // Nothing to compare with: no need to wait for it.
         failed.store(run.is_err(), Relaxed);
         let monolithic = match monolithic.join() {
@@ -148,7 +148,7 @@ mod tests {
             });
         }
         let loaded = model.load().unwrap();
-        let conversations = model.prompts(&loaded, workload).unwrap();
+        let chats = model.prompts(&loaded, workload).unwrap();
         let (deadline, lease) = (Duration::from_secs(120), Duration::from_secs(30));
         let plan = Plan {
             mode,
@@ -161,7 +161,7 @@ mod tests {
             harm: None,
         };
         let progress = Progress::new(workload.count, false);
-        let (run, monolithic) = compare(router, &loaded, &conversations, &plan, &progress).unwrap();
+        let (run, monolithic) = compare(router, &loaded, &chats, &plan, &progress).unwrap();
         server.stop();
         Report::new(&run, &monolithic, false)
     }

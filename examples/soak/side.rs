@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
 #[cfg(feature = "nixl")]
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
+use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
 use kv_transfer::unstable::random::SplitMix64;
-use kv_transfer::{Manager, Receiver, Registration, Sender};
+use kv_transfer::{Manager, Publication, Receiver, Sender};
 
 use super::TransportKind;
 
@@ -39,7 +39,7 @@ pub fn prepare(kind: TransportKind) -> Result<(), Error> {
 enum Memory {
     Arena(Arena),
     #[cfg(feature = "nixl")]
-    Pool(HostPool),
+    Pool(HostMemory),
 }
 
 /// A worker, its pages, and counts of what it has done.
@@ -78,10 +78,10 @@ impl Side {
             }
             #[cfg(feature = "nixl")]
             TransportKind::Nixl => {
-                let pool = HostPool::new(len)?;
+                let pool = HostMemory::new(len)?;
                 let nixl = Nixl::load(&kv_transfer::nixl::Search::default())?;
                 let mut transport = NixlTransport::new(&nixl, NixlConfig::default())?;
-                transport.add_pool(&pool)?;
+                transport.add_memory(&pool)?;
                 let worker = Worker::start(config(pool.addr())?, transport, client)?;
                 (Memory::Pool(pool), worker)
             }
@@ -90,7 +90,7 @@ impl Side {
         };
         let manager = worker.manager();
         if role == WorkerRole::Prefill {
-            until("the registration", || manager.registration() == Registration::Published)?;
+            until("the registration", || manager.publication() == Publication::Published)?;
         }
         let cache = FreeList::new(PAGES);
         Ok(Side {

@@ -14,6 +14,7 @@ pub const EXPIRY_MARGIN: Duration = Duration::from_secs(5);
 
 /// What a reader does with the KV of a request that another worker holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fetch {
     /// Read the last `pages` pages of the request. The pages before `first` are in the reader's own cache.
     Read {

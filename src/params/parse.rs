@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kv_core::layout::MAX_CACHE_GROUPS;
 use kv_core::{EngineId, Incarnation, PageList, RequestId, Room, SessionId, TransferMode};
 use serde_json::{Map, Value};
 
@@ -9,7 +10,7 @@ use super::error::ParamsError;
 use super::fields::{Fields, bounded, mistyped, number, required};
 use super::remote::host_and_port;
 use super::{
-    Leases, Leg, MAX_BLOCKS, MAX_GROUPS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, RankLease, RemoteKv,
+    Leases, Leg, MAX_BLOCKS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, RankLease, RemoteKv,
     TransferParams,
 };
 
@@ -140,7 +141,7 @@ fn block_ids(fields: Fields<'_>) -> Result<Vec<PageList>, ParamsError> {
     if list.first().is_some_and(Value::is_number) {
         return Ok(vec![page_list(list)?]);
     }
-    bounded(FIELD, list.len(), MAX_GROUPS)?;
+    bounded(FIELD, list.len(), MAX_CACHE_GROUPS)?;
     let mut total = 0;
     let mut groups = Vec::with_capacity(list.len());
     for group in list {

@@ -48,6 +48,7 @@ pub struct RemoteKv {
 
 /// What this framework adds to vLLM's fields, as one JSON object under the key `kv_leases`.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Leases {
     /// The bootstrap server of the holder's engine, as `host:port` (`bootstrap_addr`).
     pub bootstrap_addr: String,
@@ -66,6 +67,7 @@ pub struct Leases {
 /// Names the lease of one rank exactly: neither a restarted rank nor a second session for the same request
 /// answers to the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RankLease {
     /// The rank's number within its engine.
     pub rank: u32,
@@ -73,6 +75,29 @@ pub struct RankLease {
     pub incarnation: Incarnation,
     /// The number of the rank's session, which names the lease within the incarnation.
     pub lease_id: SessionId,
+}
+
+impl Leases {
+    /// Leases of `num_pages` pages that are kept for `lease`. No rank is named yet, and heartbeats do not
+    /// prolong the leases: set the fields that say otherwise.
+    pub fn new(bootstrap_addr: &str, num_pages: u32, lease: Duration) -> Leases {
+        let bootstrap_addr = bootstrap_addr.to_owned();
+        Leases { bootstrap_addr, num_pages, lease, renewable: false, ranks: Vec::new() }
+    }
+
+    /// The same with some fields changed: `leases.with(|leases| leases.renewable = true)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+impl RankLease {
+    /// The lease of session `lease_id` on rank number `rank`, in this incarnation of the rank's worker.
+    pub fn new(rank: u32, incarnation: Incarnation, lease_id: SessionId) -> RankLease {
+        RankLease { rank, incarnation, lease_id }
+    }
 }
 
 impl RemoteKv {
@@ -95,6 +120,13 @@ impl RemoteKv {
             registration_generation: None,
             leases: None,
         }
+    }
+
+    /// The same with some fields changed: `remote.with(|remote| remote.num_tokens = Some(40))`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 
     /// What a worker says of one of its sessions: `pages` hold the KV of `num_tokens` tokens, and are kept
@@ -190,7 +222,11 @@ impl RemoteKv {
     pub fn lease_ref(&self, rank: u32) -> Option<LeaseRef> {
         let lease = self.leases.as_ref()?.ranks.iter().find(|lease| lease.rank == rank)?;
         let RankLease { incarnation, lease_id, .. } = *lease;
-        Some(LeaseRef { incarnation, lease_id, pages: self.pages().filter(|_| self.dcp_size <= 1).cloned() })
+        let lease_ref = LeaseRef::new(incarnation, lease_id);
+        Some(match self.pages().filter(|_| self.dcp_size <= 1) {
+            Some(pages) => lease_ref.of_pages(pages.clone()),
+            None => lease_ref,
+        })
     }
 
     /// For how long the holder still keeps the pages, as far as the parameters tell; `None` if they do not.
@@ -214,7 +250,7 @@ impl RemoteKv {
     }
 
     /// These parameters after they have been kept for `elapsed`: the lease is shorter by that time. For
-    /// routers, which keep parameters from one turn of a conversation to the next.
+    /// routers, which keep parameters from one turn of a chat to the next.
     pub fn aged(mut self, elapsed: Duration) -> RemoteKv {
         if let Some(leases) = &mut self.leases {
             leases.lease = leases.lease.saturating_sub(elapsed);

@@ -8,7 +8,7 @@ use kv_transfer::bootstrap::ClientConfig;
 use kv_transfer::prelude::*;
 use kv_transfer::queue::AuxRows;
 use kv_transfer::{AuxIndex, Limits, Manager, Parallel, Spoken, Timing};
-use kv_transfer::{Gauges, Layout, Receiver, Registration, Sender, StopReport};
+use kv_transfer::{Gauges, Layout, Publication, Receiver, Sender, StopReport};
 
 use super::memory::{Memory, Shape, page_content, row_content};
 use super::random::Random;
@@ -109,7 +109,7 @@ impl Setup {
         });
         let worker = memory.store.start(config, client);
         let manager = worker.manager();
-        until("registration", || manager.registration() == Registration::Published);
+        until("registration", || manager.publication() == Publication::Published);
         let cache: Box<dyn PageAllocator + Send> = match self.runs {
             true => Box::new(RunAllocator::new(self.shape.pages)),
             false => Box::new(scattered(self.shape.pages)),

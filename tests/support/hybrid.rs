@@ -4,7 +4,9 @@
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
 use kv_transfer::prelude::*;
-use kv_transfer::{CacheGroup, GroupItems, Holds, Layout, Manager, Reclaimed, Registration, RequestGroups};
+use kv_transfer::{
+    CacheGroup, CacheGroupItems, Holds, Layout, Manager, Publication, Reclaimed, RequestCacheGroups,
+};
 
 use super::random::Random;
 use super::{PATIENCE, until};
@@ -83,7 +85,7 @@ impl Hybrid {
             .with(|config| config.bootstrap = Some(addr.to_owned()));
         let worker = Worker::start(config, transport, Box::new(client)).unwrap();
         let manager = worker.manager();
-        until("registration", || manager.registration() == Registration::Published);
+        until("registration", || manager.publication() == Publication::Published);
         let free = std::array::from_fn(|_| FreeList::new(items));
         Hybrid { worker, manager, arena, image, places, tokens, free }
     }
@@ -132,8 +134,8 @@ impl Hybrid {
     }
 
     /// Gives all items of groups back to their allocators.
-    pub fn give_groups(&mut self, groups: RequestGroups) {
-        for GroupItems { group, items, .. } in groups {
+    pub fn give_groups(&mut self, groups: RequestCacheGroups) {
+        for CacheGroupItems { group, items, .. } in groups {
             self.give(usize::from(group) + 1, items);
         }
     }

@@ -1,7 +1,7 @@
 //! Memory that a transport reaches, and the transport that reaches it.
 
 #[cfg(feature = "nixl")]
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
+use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
 use kv_transfer::ways::{Member, Ways};
 
@@ -23,7 +23,7 @@ pub enum Store {
     /// Memory for two transports as one, with notes on how peers are reached.
     Several(Arena, Log),
     #[cfg(feature = "nixl")]
-    Nixl(HostPool),
+    Nixl(HostMemory),
 }
 
 impl TransportKind {
@@ -45,7 +45,7 @@ impl Store {
             TransportKind::Local => Store::Local(Arena::new(len).unwrap()),
             TransportKind::Several => Store::Several(Arena::new(len).unwrap(), Log::default()),
             #[cfg(feature = "nixl")]
-            TransportKind::Nixl => Store::Nixl(HostPool::new(len).unwrap()),
+            TransportKind::Nixl => Store::Nixl(HostMemory::new(len).unwrap()),
         }
     }
 
@@ -87,7 +87,7 @@ impl Store {
             Store::Nixl(pool) => {
                 let nixl = nixl().expect("nothing is tested over NIXL where it is not installed");
                 let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
-                transport.add_pool(pool).unwrap();
+                transport.add_memory(pool).unwrap();
                 Worker::start(config, transport, Box::new(client)).unwrap()
             }
         }

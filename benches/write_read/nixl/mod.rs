@@ -1,8 +1,9 @@
-//! WRITE and READ over NIXL: our transport beside plain `nixl-sys` code, with the same descriptors in the same memory.
+//! WRITE and READ over NIXL: our transport beside plain `nixl-sys` code, with the same descriptors in the
+//! same memory.
 //!
-//! Each of the two processes has two NIXL agents that register the same pool: the agent of a transport, and an agent
-//! that plain code uses directly. Plain code puts all descriptors of a transfer into one request, posts it, and polls
-//! the status until the transfer is done.
+//! Each of the two processes has two NIXL agents that register the same pool: the agent of a transport, and
+//! an agent that plain code uses directly. Plain code puts all descriptors of a transfer into one request,
+//! posts it, and polls the status until the transfer is done.
 
 mod beside;
 mod ratios;
@@ -13,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 use nixl_sys::NotificationMap;
@@ -131,15 +132,15 @@ fn sleep(transport: &NixlTransport) -> Result<(), Error> {
 struct Ends {
     transport: NixlTransport,
     raw: Raw,
-    pool: HostPool,
+    pool: HostMemory,
 }
 
 impl Ends {
     fn new(nixl: &Nixl, name: &str, region: usize, route: Route, item: u64) -> Result<Ends, Error> {
-        let pool = HostPool::new(region)?;
+        let pool = HostMemory::new(region)?;
         let config = NixlConfig::default().with(|config| config.backend_params = route.params());
         let mut transport = NixlTransport::new(nixl, config)?;
-        transport.add_pool(&pool)?;
+        transport.add_memory(&pool)?;
         transport.register(&Region::dram(RegionRole::Kv, pool.addr(), region as u64, item))?;
         Ok(Ends { transport, raw: Raw::new(name, &pool, route)?, pool })
     }

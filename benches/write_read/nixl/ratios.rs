@@ -1,11 +1,12 @@
 //! Our throughput over that of plain code, from pairs of measurements taken in turn.
 //!
-//! Each row has the ratio of the elapsed times, and that of the processor times of the thread. On a busy machine the
-//! second ratio is steadier. Over shared memory, where the thread does the copy, both mean the same.
+//! Each row has the ratio of the elapsed times, and that of the processor times of the thread. On a busy
+//! machine the second ratio is steadier. Over shared memory, where the thread does the copy, both mean the
+//! same.
 
 use std::time::Instant;
 
-use kv_transfer::nixl::{HostPool, Nixl};
+use kv_transfer::nixl::{HostMemory, Nixl};
 use kv_transfer::unstable::{Descriptor, Op};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -129,7 +130,7 @@ pub(super) fn small(nixl: &Nixl, region: usize, route: Route) -> Result<(), Erro
 
 /// How long one thread of this process takes to copy the same pages, in seconds: the limit that memory sets.
 fn memcpy(pair: &Pair, region: usize, pages: &[Descriptor]) -> Result<f64, Error> {
-    let (from, to) = (&pair.ends.pool, HostPool::new(region)?);
+    let (from, to) = (&pair.ends.pool, HostMemory::new(region)?);
     let mut rounds = Vec::new();
     for _ in 0..*ROUNDS.start() {
         let begun = Instant::now();

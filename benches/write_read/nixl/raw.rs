@@ -1,6 +1,6 @@
 //! Plain `nixl-sys` code, with which the transport is compared.
 
-use kv_transfer::nixl::HostPool;
+use kv_transfer::nixl::HostMemory;
 use kv_transfer::unstable::{Descriptor, Op};
 use nixl_sys::{
     Agent, AgentConfig, MemType, MemoryRegion, NixlDescriptor, NotificationMap, OptArgs, RegistrationHandle,
@@ -18,7 +18,7 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    pub(super) fn new(name: &str, pool: &HostPool, route: Route) -> Result<Raw, Error> {
+    pub(super) fn new(name: &str, pool: &HostMemory, route: Route) -> Result<Raw, Error> {
         let config = AgentConfig { enable_prog_thread: false, ..AgentConfig::default() };
         let agent = Agent::new_configured(name, &config)?;
         let (_, mut params) = agent.get_plugin_params("UCX")?;
@@ -68,7 +68,7 @@ impl Raw {
 
 /// A pool in the form that `nixl-sys` registers.
 #[derive(Debug)]
-struct Whole(HostPool);
+struct Whole(HostMemory);
 
 impl MemoryRegion for Whole {
     #[allow(unsafe_code)]

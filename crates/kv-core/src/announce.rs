@@ -36,6 +36,7 @@ use crate::id::ChunkId;
 /// assert!(layers.ready_event.is_some());
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct FinalLayers {
     /// The chunk, by its position among the chunks of the session.
     pub chunk: ChunkId,

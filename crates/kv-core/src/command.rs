@@ -1,7 +1,7 @@
 //! The commands to sessions of the KV cache, and the resources that commands lend to sessions.
 
 use crate::announce::{FinalLayers, ReadyEvent, ReadyEventError};
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::machine::{Amounts, SessionCommand, SessionResource};
 use crate::pages::Pages;
@@ -86,12 +86,12 @@ pub enum Command {
     },
     /// The items of a session's cache groups. A sender gives them before its last chunk, a receiver
     /// before `InitReceiver`.
-    RequestGroups {
+    RequestCacheGroups {
         /// A session of this worker.
         session: SessionId,
         /// The items of all groups; they come back in
         /// [`Output::Release`](crate::machine::Output::Release).
-        groups: RequestGroups,
+        groups: RequestCacheGroups,
     },
     /// Ends a session before it is done.
     Abort {
@@ -109,9 +109,9 @@ pub enum Resource {
     /// The pages of one `Send`, `BeginChunk` or `InitReceiver`.
     Pages(Pages),
     /// The items of the cache groups of a request.
-    RequestGroups {
+    RequestCacheGroups {
         /// The items, as they were given.
-        groups: RequestGroups,
+        groups: RequestCacheGroups,
         /// The optional groups that the sender did not name. Empty except on a receiver that
         /// succeeded.
         skipped: Vec<u16>,
@@ -131,7 +131,7 @@ impl SessionResource for Resource {
     fn amounts(&self) -> Amounts {
         match self {
             Resource::Pages(pages) => Amounts::of(Resource::PAGES, pages.len()),
-            Resource::RequestGroups { groups, .. } => Amounts::of(Resource::ITEMS, groups.len()),
+            Resource::RequestCacheGroups { groups, .. } => Amounts::of(Resource::ITEMS, groups.len()),
         }
     }
 }
@@ -142,9 +142,9 @@ impl From<Pages> for Resource {
     }
 }
 
-impl From<RequestGroups> for Resource {
-    fn from(groups: RequestGroups) -> Resource {
-        Resource::RequestGroups { groups, skipped: Vec::new() }
+impl From<RequestCacheGroups> for Resource {
+    fn from(groups: RequestCacheGroups) -> Resource {
+        Resource::RequestCacheGroups { groups, skipped: Vec::new() }
     }
 }
 
@@ -179,7 +179,7 @@ impl SessionCommand for Command {
             | Command::LayersFinal { session, .. }
             | Command::ReadyEventFailed { session, .. }
             | Command::InitReceiver { session, .. }
-            | Command::RequestGroups { session, .. }
+            | Command::RequestCacheGroups { session, .. }
             | Command::Abort { session } => {
                 *session = to;
                 true
@@ -190,7 +190,7 @@ impl SessionCommand for Command {
 
     fn lends(&self) -> Option<Amounts> {
         match self {
-            Command::RequestGroups { groups, .. } => Some(Amounts::of(Resource::ITEMS, groups.len())),
+            Command::RequestCacheGroups { groups, .. } => Some(Amounts::of(Resource::ITEMS, groups.len())),
             command => command.pages().map(|pages| Amounts::of(Resource::PAGES, pages.len())),
         }
     }
@@ -200,7 +200,7 @@ impl SessionCommand for Command {
             Command::Send { chunk: pages, .. }
             | Command::BeginChunk { chunk: pages, .. }
             | Command::InitReceiver { pages, .. } => Some(pages.into()),
-            Command::RequestGroups { groups, .. } => Some(groups.into()),
+            Command::RequestCacheGroups { groups, .. } => Some(groups.into()),
             _ => None,
         }
     }

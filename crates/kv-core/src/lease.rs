@@ -70,6 +70,7 @@ pub struct UnknownMode(String);
 /// How long a sender's complete pages stay pinned for readers. The pages are free at once when
 /// every reader has released them, and at the latest when the lease has run out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Lease {
     /// Pinned for this duration at first. Every heartbeat extends the lease to two thirds of the
     /// duration from then on, and never shortens it. Readers send a heartbeat every sixth of the
@@ -113,6 +114,7 @@ impl Lease {
 /// consumed, that expired, or that belonged to an earlier incarnation of the worker is never taken
 /// for a reference to other pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct LeaseRef {
     /// The incarnation of the sender's worker.
     pub incarnation: Incarnation,
@@ -122,6 +124,18 @@ pub struct LeaseRef {
     /// these pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<PageList>,
+}
+
+impl LeaseRef {
+    /// The lease of a sender's session, whatever the pages under the lease.
+    pub fn new(incarnation: Incarnation, lease_id: SessionId) -> LeaseRef {
+        LeaseRef { incarnation, lease_id, pages: None }
+    }
+
+    /// The same lease, of exactly these pages.
+    pub fn of_pages(self, pages: PageList) -> LeaseRef {
+        LeaseRef { pages: Some(pages), ..self }
+    }
 }
 
 #[cfg(test)]

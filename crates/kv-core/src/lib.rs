@@ -98,8 +98,8 @@ pub use error::{
     PagesError, PeerCause, Phase, Recovery, TransferError,
 };
 pub use groups::{
-    GroupItems, GroupList, GroupLists, GroupRefused, GroupSpan, MAX_REQUEST_GROUPS, RequestGroups,
-    RequestGroupsError,
+    CacheGroupItems, CacheGroupList, CacheGroupLists, CacheGroupRefused, CacheGroupSpan,
+    MAX_REQUEST_CACHE_GROUPS, RequestCacheGroups, RequestCacheGroupsError,
 };
 pub use id::{
     Attempt, AuxIndex, ChunkId, EngineId, Incarnation, MAX_ENGINE_ID, MAX_REQUEST_ID, PeerId, PostId,

@@ -36,7 +36,7 @@ pub use within::OfSession;
 ///   is allowed, and an early one does nothing. The machine reads no clock of its own.
 /// - **Ends**: every session that a command opened gets exactly one terminal [`Output::Status`], as
 ///   its last status. Every resource that went in with a command comes out in exactly one
-///   [`Output::Release`], once no wire can touch the resource.
+///   [`Output::Release`], once no data operation can touch the resource.
 ///
 /// The same machine runs under a worker's thread over real transports, and under a simulator in virtual
 /// time.
@@ -285,7 +285,7 @@ pub enum Input<C> {
         /// The bytes of the frame, at most [`MAX_FRAME`](crate::MAX_FRAME).
         frame: Bytes,
     },
-    /// A post ended: no wire touches the memory of the post any more.
+    /// A post ended: no data operation touches the memory of the post any more.
     Posted {
         /// The post that ended.
         post: PostId,
@@ -406,7 +406,7 @@ pub enum Output<S, R, F> {
         /// The error, if the session failed.
         failure: Option<Box<F>>,
     },
-    /// A resource that a session was lent comes back: no wire can touch it any more. Each resource
+    /// A resource that a session was lent comes back: no data operation can touch it any more. Each resource
     /// that went in with a command comes out exactly once, after the final status.
     Release {
         /// The session to which the resource had been lent, even if the machine has forgotten the

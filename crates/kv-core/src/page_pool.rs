@@ -13,8 +13,9 @@ use crate::pages::Pages;
 /// its choice to the pool. While a page is out, the pool refuses to hand the page out again, so no page has
 /// two owners.
 ///
-/// `Pages` that are dropped instead of released are a loss. Their pages stay out, because a wire may still
-/// touch them, and [`lost`](PagePool::lost) names the pages until [`recover_lost`](PagePool::recover_lost).
+/// `Pages` that are dropped instead of released are a loss. Their pages stay out, because a data operation
+/// may still touch them, and [`lost`](PagePool::lost) names the pages until
+/// [`recover_lost`](PagePool::recover_lost).
 ///
 /// A pool may be used from several threads. Adopting and releasing cost a few steps per run of pages, and
 /// one step per 64 pages of a run.
@@ -55,6 +56,7 @@ pub struct PagePool {
 /// Pages that a pool did not take back, because they are another pool's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pages {:?} are not of this pool", pages.list())]
+#[non_exhaustive]
 pub struct ReleaseError {
     /// The pages, untouched.
     pub pages: Pages,
@@ -112,7 +114,7 @@ impl PagePool {
 
     /// Makes the `Pages` of all lost pages, which then are lost no longer.
     ///
-    /// The pool cannot know whether a wire may still touch the pages. The caller must: for example
+    /// The pool cannot know whether a data operation may still touch the pages. The caller must: for example
     /// because every worker that had registered the cache has stopped, and all of their peers have ended.
     pub fn recover_lost(&self) -> Pages {
         Pages::of(self.ledger.take_lost(), &self.ledger)

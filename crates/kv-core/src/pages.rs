@@ -8,10 +8,10 @@ use crate::page_list::{MAX_PAGES, PageList, PageRun};
 
 /// Ownership of distinct pages of one cache: a value that moves, and is never copied.
 ///
-/// `Pages` are made by a [`PagePool`](crate::PagePool), on its own or inside of an allocator. A transfer takes
-/// `Pages` in, and hands them back when no wire can touch the pages any more. Who has the `Pages` may write
-/// the pages and may free them; nobody else may. If `Pages` are dropped instead of given back, their pool
-/// counts and names the pages that were lost: see [`PagePool::lost`](crate::PagePool::lost).
+/// `Pages` are made by a [`PagePool`](crate::PagePool), on its own or inside of an allocator. A transfer
+/// takes `Pages` in, and hands them back when no data operation can touch the pages any more. Who has the
+/// `Pages` may write the pages and may free them; nobody else may. If `Pages` are dropped instead of given
+/// back, their pool counts and names the pages that were lost: see [`PagePool::lost`](crate::PagePool::lost).
 ///
 /// Two `Pages` are equal if they name the same pages in the same order.
 ///

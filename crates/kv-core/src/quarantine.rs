@@ -56,7 +56,7 @@ pub enum QuarantineReason {
     OwnPosts,
     /// The peer may read until its lease ends.
     ReaderLease,
-    /// This worker stopped while a wire could still touch the pages. Only a restart of the process
+    /// This worker stopped while a data operation could still touch the pages. Only a restart of the process
     /// frees them.
     WorkerStopped,
 }

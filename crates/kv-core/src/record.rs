@@ -27,6 +27,7 @@ pub const TRANSPORT_VERSION: u16 = 1;
 /// What a worker does for requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum WorkerRole {
     /// Computes prompts and sends their KV.
     Prefill,
@@ -34,6 +35,17 @@ pub enum WorkerRole {
     Decode,
     /// Computes embeddings of images and other media.
     Encode,
+}
+
+impl WorkerRole {
+    /// The name of the role in lower case: `prefill`, `decode` or `encode`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WorkerRole::Prefill => "prefill",
+            WorkerRole::Decode => "decode",
+            WorkerRole::Encode => "encode",
+        }
+    }
 }
 
 /// One rank, as it registers itself with a bootstrap server.

@@ -8,7 +8,7 @@ use crate::announce::FinalLayers;
 use crate::args::KvArgs;
 use crate::command::{Command, Resource};
 use crate::error::{Backpressure, OpenError, TransferError};
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::{AuxIndex, ChunkId, Room, SessionId};
 use crate::lease::LeaseRef;
 use crate::machine::{SessionCommand, Submit};
@@ -17,8 +17,8 @@ use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
 use crate::session_options::SessionOptions;
 
-/// Opens the sessions of one worker. A manager is a handle: all its clones share one poll set, which one thread
-/// should drain.
+/// Opens the sessions of one worker. A manager is a handle: all its clones share one poll set, which one
+/// thread should drain.
 pub trait KvManager {
     /// The type of sessions that send.
     type Sender: KvSender;
@@ -57,9 +57,9 @@ pub trait KvManager {
         Vec::new()
     }
 
-    /// Keeps pages and items that no wire touches and whose owner goes without freeing them, beside those of
-    /// dropped sessions, until the server takes them from the manager. A manager that keeps nothing drops
-    /// them: then the pages are lost to their pool.
+    /// Keeps pages and items that no data operation touches and whose owner goes without freeing them, beside
+    /// those of dropped sessions, until the server takes them from the manager. A manager that keeps nothing
+    /// drops them: then the pages are lost to their pool.
     fn leave_behind(&self, left: Reclaimed) {
         drop(left);
     }
@@ -109,7 +109,7 @@ pub trait KvSession: Submit<Command> {
     fn failure(&self) -> Option<TransferError>;
 
     /// Asks the session to end, at any stage. A second call has no effect, and a session that has
-    /// ended stays as it is. The peer is told, and the pages come back once no wire can touch them.
+    /// ended stays as it is. The peer is told, and the pages come back once no data operation can touch them.
     fn abort(&mut self);
 
     /// Gives the items of all cache groups of the request at once: slots of recurrent layers, the
@@ -121,21 +121,21 @@ pub trait KvSession: Submit<Command> {
     /// Both sides name the same groups. If only one side names a group, nothing of the group is
     /// moved if it is [optional](crate::CacheGroup::optional); otherwise the session fails. The
     /// sender must have all items that the receiver wants, and may have earlier items besides.
-    fn give_groups(&mut self, groups: RequestGroups) -> Result<(), Backpressure<RequestGroups>> {
-        let command = Command::RequestGroups { session: self.id(), groups };
+    fn give_groups(&mut self, groups: RequestCacheGroups) -> Result<(), Backpressure<RequestCacheGroups>> {
+        let command = Command::RequestCacheGroups { session: self.id(), groups };
         self.submit(command).map_err(|refused| match refused.into_resource() {
-            Some(Resource::RequestGroups { groups, .. }) => Backpressure(groups),
-            _ => Backpressure(RequestGroups::none()),
+            Some(Resource::RequestCacheGroups { groups, .. }) => Backpressure(groups),
+            _ => Backpressure(RequestCacheGroups::none()),
         })
     }
 
     /// Takes back everything that the session was given: the pages, in the order given, and the items of
     /// its cache groups.
     ///
-    /// `None` while the session has not ended, or while any wire may still touch the pages: a failed
-    /// session is not proof that they are quiet. `None` again once the session has given everything back;
-    /// such a session takes no command, and is there to be dropped. Dropping a session without reclaiming
-    /// it aborts it and hands the pages to its manager later.
+    /// `None` while the session has not ended, or while any data operation may still touch the pages: a
+    /// failed session is not proof that they are quiet. `None` again once the session has given everything
+    /// back; such a session takes no command, and is there to be dropped. Dropping a session without
+    /// reclaiming it aborts it and hands the pages to its manager later.
     ///
     /// All pages of a session are of one [`PagePool`](crate::PagePool). Pages of another pool than the
     /// first ones cannot be joined with those: they go to the manager, like those of a dropped session.
@@ -146,14 +146,22 @@ pub trait KvSession: Submit<Command> {
 /// Everything that a session hands back at its end.
 #[must_use = "dropping pages leaks them: give them back to their allocators"]
 #[derive(Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Reclaimed {
     /// The pages, in the order given.
     pub pages: Pages,
     /// The items of the cache groups.
-    pub groups: RequestGroups,
+    pub groups: RequestCacheGroups,
     /// On a receiver that ended in success: the optional groups that the sender did not name, so
     /// that their items were not written.
     pub skipped: Vec<u16>,
+}
+
+impl Reclaimed {
+    /// What a session hands back that has nothing but pages: the other fields are empty, and may be assigned.
+    pub fn new(pages: Pages) -> Reclaimed {
+        Reclaimed { pages, ..Reclaimed::default() }
+    }
 }
 
 /// The sending session of a request, on a prefill worker.
@@ -190,7 +198,7 @@ pub trait KvSender: KvSession {
     /// may be under way at once. The result is the number of the chunk; chunks given with `send`
     /// count, too.
     ///
-    /// If the session fails, the pages come back once no wire can touch them. The server itself
+    /// If the session fails, the pages come back once no data operation can touch them. The server itself
     /// must wait for kernels that still write the pages.
     fn begin_chunk(&mut self, chunk: Pages) -> Result<ChunkId, Backpressure<Pages>> {
         let (number, command) = (self.next_chunk(), Command::BeginChunk { session: self.id(), chunk });
@@ -222,8 +230,8 @@ pub trait KvReceiver: KvSession {
     /// Gives the pages, in the order of the request, and the aux row that the prefill side is to
     /// fill.
     ///
-    /// In pull mode, the receiver may give fewer pages than the sender holds: these are then the
-    /// last pages of the request, and the first ones are in the receiver's prefix cache. A receiver
+    /// A receiver whose prefix cache has the first pages of the request gives only the pages after them:
+    /// [`SessionOptions::prefix_pages`] says when the receiver must tell how many pages it has. A receiver
     /// that gives no pages and no items of [cache groups](KvSession::give_groups) releases the
     /// sender's pages without reading any.
     fn init(&mut self, pages: Pages, aux: Option<AuxIndex>) -> Result<(), Backpressure<Pages>> {
@@ -254,7 +262,7 @@ impl<S: KvSession + ?Sized> KvSession for Box<S> {
         (**self).abort();
     }
 
-    fn give_groups(&mut self, groups: RequestGroups) -> Result<(), Backpressure<RequestGroups>> {
+    fn give_groups(&mut self, groups: RequestCacheGroups) -> Result<(), Backpressure<RequestCacheGroups>> {
         (**self).give_groups(groups)
     }
 

@@ -28,10 +28,18 @@ pub struct SessionOptions {
     /// the receiver reads from any sender of the room.
     pub lease_refs: Vec<LeaseRef>,
     /// On a receiver: the role in which the source is registered; `None` for prefill. A prefill
-    /// worker that takes back the pages that a decode worker kept of a chat asks for `Decode`.
+    /// worker that takes back the pages that a decode worker kept of a chat's earlier turn asks for `Decode`.
     pub source: Option<WorkerRole>,
-    /// On a receiver: how many pages of the request the receiver has already. The pages given with
-    /// `init` are those after the prefix, and nothing is moved for the prefix.
+    /// On a receiver: how many pages of the request are in the receiver's own cache already, in the pages of
+    /// this worker's engine. The pages given with `init` are those after the prefix, and nothing is moved for
+    /// the prefix.
+    ///
+    /// In push mode, a receiver with a prefix must set this: the sender fails the session if prefix and given
+    /// pages together are not all pages of the request
+    /// ([`Cause::PageCount`](crate::Cause::PageCount)). In pull mode, a receiver must set this where the two
+    /// engines differ in page size or in decode context parallelism. Where they do not, 0 is enough: the
+    /// given pages are the last ones of those that the sender holds. A receiver that always sets the prefix is
+    /// right in every mode.
     pub prefix_pages: usize,
     /// On a receiver of a service that is asked [by content](crate::Service::by_content): the entry that
     /// the receiver asks for. `None` on every other receiver, which asks for its room.

@@ -22,7 +22,7 @@ pub const MAX_FRAME: usize = 1 << 20;
 ///
 /// 1. **Posts.** A `post` that returns `Ok` is followed by exactly one [`TransportEvent::Posted`]
 ///    with its id. A `post` that returns `Err` is followed by none, and has touched nothing. After the
-///    event no wire touches the memory of the post any more, on either side, whether the post
+///    event no data operation touches the memory of the post any more, on either side, whether the post
 ///    succeeded or failed. While the transport cannot prove that, it reports no event; the pages then
 ///    stay in quarantine.
 /// 2. **Order.** The `notify` frame of a post reaches the peer after all bytes of the post are in
@@ -248,7 +248,7 @@ pub enum TransportEvent {
         /// The bytes of the frame, at most [`MAX_FRAME`].
         frame: Bytes,
     },
-    /// A post ended: no wire touches the memory of the post any more.
+    /// A post ended: no data operation touches the memory of the post any more.
     Posted {
         /// The post that ended.
         post: PostId,

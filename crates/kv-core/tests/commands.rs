@@ -4,17 +4,17 @@
 use kv_core::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    ChunkId, FinalLayers, GroupItems, KvPoll, PageList, Pages, ReadyEventError, RequestGroups, Room,
-    SessionId,
+    CacheGroupItems, ChunkId, FinalLayers, KvPoll, PageList, Pages, ReadyEventError, RequestCacheGroups,
+    Room, SessionId,
 };
 
 fn pages(list: &[u32]) -> Pages {
     Pages::unpooled(PageList::from_pages(list.iter().copied()).unwrap()).unwrap()
 }
 
-fn groups() -> RequestGroups {
-    let mut groups = RequestGroups::none();
-    groups.push(GroupItems::new(1, pages(&[5, 6, 7]))).unwrap();
+fn groups() -> RequestCacheGroups {
+    let mut groups = RequestCacheGroups::none();
+    groups.push(CacheGroupItems::new(1, pages(&[5, 6, 7]))).unwrap();
     groups
 }
 
@@ -25,7 +25,7 @@ fn lenders() -> Vec<(Command, Amounts)> {
         (Command::Send { session, chunk: pages(&[1, 2]) }, Amounts::of(Resource::PAGES, 2)),
         (Command::BeginChunk { session, chunk: pages(&[3]) }, Amounts::of(Resource::PAGES, 1)),
         (Command::InitReceiver { session, pages: Pages::none(), aux: None }, Amounts::default()),
-        (Command::RequestGroups { session, groups: groups() }, Amounts::of(Resource::ITEMS, 3)),
+        (Command::RequestCacheGroups { session, groups: groups() }, Amounts::of(Resource::ITEMS, 3)),
     ]
 }
 

@@ -13,9 +13,9 @@ use kv_core::wire::{
     Welcome, hello_transport,
 };
 use kv_core::{
-    Attempt, AuxIndex, CacheGroup, Descriptor, GroupItems, GroupList, GroupLists, Incarnation, KvArgs,
-    Layout, Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, RequestGroups, Room, SessionId,
-    SessionOptions, Time, TransferMode, TransportOffer, meter,
+    Attempt, AuxIndex, CacheGroup, CacheGroupItems, CacheGroupList, CacheGroupLists, Descriptor, Incarnation,
+    KvArgs, Layout, Mismatch, Origin, PageList, Pages, PeerCause, Region, RegionRole, RequestCacheGroups,
+    Room, SessionId, SessionOptions, Time, TransferMode, TransportOffer, meter,
 };
 
 struct Random(SplitMix64);
@@ -140,10 +140,10 @@ fn cause(random: &mut Random) -> PeerCause {
     }
 }
 
-fn groups(random: &mut Random) -> GroupLists {
+fn groups(random: &mut Random) -> CacheGroupLists {
     let numbers = (0..4).filter(|_| random.below(4) == 0).collect::<Vec<u16>>();
-    let list = |group| GroupList { group, first: random.below(3) as u32, items: pages(random) };
-    GroupLists::try_from(numbers.into_iter().map(list).collect::<Vec<_>>()).unwrap()
+    let list = |group| CacheGroupList { group, first: random.below(3) as u32, items: pages(random) };
+    CacheGroupLists::try_from(numbers.into_iter().map(list).collect::<Vec<_>>()).unwrap()
 }
 
 fn skipped(random: &mut Random) -> Vec<u16> {
@@ -385,13 +385,13 @@ fn a_machine_survives_arbitrary_frames_and_stays_within_its_bounds() {
                     Input::Command(Command::Send { session: SessionId(random.below(sessions + 2)), chunk })
                 }
                 3 if random.below(2) == 0 => {
-                    let mut groups = RequestGroups::none();
+                    let mut groups = RequestCacheGroups::none();
                     for group in (0..4).filter(|_| random.below(2) == 0).collect::<Vec<_>>() {
                         let items = Pages::unpooled(PageList::from_pages(0..random.below(4) as u32).unwrap());
                         let first = random.below(3) as u32;
-                        groups.push(GroupItems::from_number(group, first, items.unwrap())).unwrap();
+                        groups.push(CacheGroupItems::from_number(group, first, items.unwrap())).unwrap();
                     }
-                    Input::Command(Command::RequestGroups {
+                    Input::Command(Command::RequestCacheGroups {
                         session: SessionId(random.below(sessions + 2)),
                         groups,
                     })

@@ -9,8 +9,8 @@ use kv_core::wire::{
     Unspeakable, VERSIONS, Versions, Welcome, XferReq, hello_transport,
 };
 use kv_core::{
-    Attempt, ContentHash, GroupList, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region, RegionRole,
-    Room, SessionId, TransportOffer, WorkerId,
+    Attempt, CacheGroupList, ContentHash, Incarnation, KvArgs, MAX_FRAME, PageList, PeerCause, Region,
+    RegionRole, Room, SessionId, TransportOffer, WorkerId,
 };
 
 const CONVERSATION: ConversationId = ConversationId(1 << 32 | 2);
@@ -48,7 +48,7 @@ fn destination() -> Destination {
         total_pages: 13,
         aux: None,
         aux_here: true,
-        groups: vec![GroupList { group: 1, first: 6, items: PageList::from_pages([2, 3]).unwrap() }]
+        groups: vec![CacheGroupList { group: 1, first: 6, items: PageList::from_pages([2, 3]).unwrap() }]
             .try_into()
             .unwrap(),
         ask: 4,
@@ -166,7 +166,8 @@ fn encoded(body: &Body) -> Vec<u8> {
     Frame { conversation: CONVERSATION, body: body.clone() }.encode().unwrap().to_vec()
 }
 
-/// Where the fields of a frame to [`CONVERSATION`] begin: after the outer array, version, kind and conversation.
+/// Where the fields of a frame to [`CONVERSATION`] begin: after the outer array, version, kind and
+/// conversation.
 const FIELDS: usize = 12;
 
 /// The frame with more fields, or with fewer: the last ones take up this many bytes.
@@ -246,7 +247,8 @@ fn fields_that_an_older_version_does_not_have_get_their_defaults() {
     }
 }
 
-/// What stands before the number of a delivery: the time for which the registration is kept, and that a pair comes.
+/// What stands before the number of a delivery: the time for which the registration is kept, and that a pair
+/// comes.
 const WISH: [u8; 4] = [0xcd, 0x03, 0xe8, 0x92];
 
 /// The registration with another number of fields in its delivery: the last ones take up this many bytes.

@@ -1,5 +1,5 @@
-//! Messages of every kind with random fields: what is written is what is read, and nothing that is cut, longer or
-//! damaged is taken for something else.
+//! Messages of every kind with random fields: what is written is what is read, and nothing that is cut,
+//! longer or damaged is taken for something else.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,8 +10,8 @@ use kv_core::wire::{
     XferReq,
 };
 use kv_core::{
-    Attempt, AuxIndex, ContentHash, GroupList, GroupLists, Incarnation, PageList, PageRun, PeerCause, Room,
-    SessionId, WorkerId,
+    Attempt, AuxIndex, CacheGroupList, CacheGroupLists, ContentHash, Incarnation, PageList, PageRun,
+    PeerCause, Room, SessionId, WorkerId,
 };
 use proptest::prelude::*;
 
@@ -39,9 +39,9 @@ fn pages() -> impl Strategy<Value = PageList> {
     })
 }
 
-fn groups() -> impl Strategy<Value = GroupLists> {
+fn groups() -> impl Strategy<Value = CacheGroupLists> {
     prop::collection::btree_map(any::<u16>(), (0u32..=1 << 24, pages()), 0..=16).prop_map(|lists| {
-        let lists = lists.into_iter().map(|(group, (first, items))| GroupList { group, first, items });
+        let lists = lists.into_iter().map(|(group, (first, items))| CacheGroupList { group, first, items });
         lists.collect::<Vec<_>>().try_into().unwrap()
     })
 }

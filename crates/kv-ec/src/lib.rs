@@ -28,7 +28,8 @@
 //!
 //! - An entry that is [`Ready`](EcPoll::Ready) has the bytes that were saved under its hash, and keeps them
 //!   while its [`EntryGuard`] lives.
-//! - A block is given to another entry only when no wire can touch it: entries that are filling, answered
+//! - A block is given to another entry only when no data operation can touch it: entries that are filling,
+//!   answered
 //!   or used are never evicted.
 //! - Every session ends within its budget; its error says why, and the caller encodes locally.
 //! - However many sessions want one entry, it is transferred once.

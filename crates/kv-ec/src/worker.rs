@@ -128,8 +128,8 @@ impl EcWorker {
         self.connector.clone()
     }
 
-    /// Tells the worker to end all sessions, tell the peers, and go on for `grace` at most until no wire can
-    /// touch a block. Returns at once.
+    /// Tells the worker to end all sessions, tell the peers, and go on for `grace` at most until no data
+    /// operation can touch a block. Returns at once.
     pub fn begin_stop(self, grace: Duration) -> worker::Stopping<EcMachine> {
         self.thread.begin_stop(grace)
     }

@@ -18,8 +18,8 @@ use kv_core::wire::{
     XferReq,
 };
 use kv_core::{
-    Attempt, AuxIndex, ContentHash, GroupList, Incarnation, KvArgs, Lease, LeaseRef, MemoryKind, Mismatch,
-    PageList, PeerCause, RankRecord, Region, RegionRole, Room, SessionId, TransferMode, WorkerRole,
+    Attempt, AuxIndex, CacheGroupList, ContentHash, Incarnation, KvArgs, Lease, LeaseRef, MemoryKind,
+    Mismatch, PageList, PeerCause, RankRecord, Region, RegionRole, Room, SessionId, TransferMode, WorkerRole,
 };
 use kv_fuzz::driver::Cases;
 use kv_fuzz::machine;
@@ -66,8 +66,8 @@ fn args() -> KvArgs {
 fn frames() -> Vec<Vec<u8>> {
     let (attempt, low_watermark, conversation) = (Attempt(3), Attempt(2), ConversationId::new(1, 9));
     let pages = PageList::from_pages([4, 5, 9]).unwrap();
-    let groups: kv_core::GroupLists =
-        vec![GroupList { group: 1, first: 6, items: pages.clone() }].try_into().unwrap();
+    let groups: kv_core::CacheGroupLists =
+        vec![CacheGroupList { group: 1, first: 6, items: pages.clone() }].try_into().unwrap();
     let args = args();
     let hello = Hello {
         versions: VERSIONS,
@@ -289,8 +289,7 @@ fn notifications() -> Vec<Vec<u8>> {
 fn params() -> Vec<Vec<u8>> {
     let args = args();
     let pages = PageList::from_pages([7, 8, 3]).unwrap();
-    let lease_refs =
-        [LeaseRef { incarnation: Incarnation::from_random(77), lease_id: SessionId(5), pages: None }];
+    let lease_refs = [LeaseRef::new(Incarnation::from_random(77), SessionId(5))];
     let kept = |room, lease| {
         RemoteKv::granted(&args, "10.0.0.1:8998", room, 40, &pages, &lease_refs, lease).unwrap()
     };

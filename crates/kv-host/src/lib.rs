@@ -3,7 +3,7 @@
 //!
 //! | module or type | what a transport gets from it |
 //! |---|---|
-//! | [`Arena`], [`HostPool`] | memory to register: a sealed memory file that peers can map; private memory on huge pages |
+//! | [`Arena`], [`HostMemory`] | memory to register: a sealed memory file that peers can map; private memory on huge pages |
 //! | [`Memory`], [`Mapping`], [`MemoryFile`] | ranges, mappings and files; the private module `sys` below them holds every `unsafe` block of this crate |
 //! | [`descriptors`] | file descriptors that travel in a message of a Unix socket |
 //! | [`Host`], [`ProcessIdentity`], [`Process`], [`Life`] | which process a peer is, and whether that process has ended |
@@ -55,9 +55,9 @@ pub mod descriptors;
 mod error;
 mod file;
 mod frozen;
+mod host_memory;
 mod identity;
 mod parked;
-mod pool;
 mod process;
 mod random;
 mod sys;
@@ -66,9 +66,9 @@ pub use arena::Arena;
 pub use error::{Limit, MemoryError, OsError, PeerError};
 pub use file::MemoryFile;
 pub use frozen::Frozen;
+pub use host_memory::HostMemory;
 pub use identity::{Host, Life, ProcessIdentity, Proof};
 pub use parked::Parked;
-pub use pool::HostPool;
 pub use process::{Process, check_user};
 pub use random::random;
 pub use sys::{Mapping, Memory};

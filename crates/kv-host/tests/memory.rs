@@ -3,7 +3,7 @@
 
 use std::ops::Deref;
 
-use kv_host::{Arena, HostPool, Memory, MemoryError};
+use kv_host::{Arena, HostMemory, Memory, MemoryError};
 
 /// What all kinds of memory promise.
 fn keeps_the_contract<M>(new: fn(usize) -> Result<M, MemoryError>)
@@ -43,6 +43,6 @@ fn an_arena_is_bounded_memory_that_its_clones_share() {
 }
 
 #[test]
-fn a_host_pool_is_bounded_memory_that_its_clones_share() {
-    keeps_the_contract(HostPool::new);
+fn host_memory_is_bounded_memory_that_its_clones_share() {
+    keeps_the_contract(HostMemory::new);
 }

@@ -1,4 +1,4 @@
-//! Errors while NIXL is found, and while transports and pools are made. Later errors are a
+//! Errors while NIXL is found, and while transports and memories are made. Later errors are a
 //! [`TransportError`](kv_core::TransportError).
 
 use std::fmt;

@@ -1,8 +1,8 @@
 //! The NIXL transport: moves KV pages with NVIDIA NIXL (UCX: RDMA, shared memory, TCP, NVLink).
 //!
-//! A [`NixlTransport`] is one NIXL agent. A worker puts its pages into a [`HostPool`], or lets the transport
-//! [adopt](NixlTransport::adopt) memory that the server owns. Regions of that memory are registered with
-//! NIXL, and connected peers read and write the regions one-sidedly. Frames are NIXL notifications. The
+//! A [`NixlTransport`] is one NIXL agent. A worker puts its pages into a [`HostMemory`], or lets the
+//! transport [adopt](NixlTransport::adopt) memory that the server owns. Regions of that memory are registered
+//! with NIXL, and connected peers read and write the regions one-sidedly. Frames are NIXL notifications. The
 //! project's glossary, `docs/GLOSSARY.md`, says what SGLang and vLLM call these things.
 //!
 //! # Why it is written the way it is
@@ -58,7 +58,7 @@
 //!
 //! ```no_run
 //! use kv_core::{Descriptor, Op, PeerId, Transport, Post, PostId, Region, RegionRole, Time};
-//! use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+//! use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 //!
 //! # let metadata_of_the_peer = Vec::new();
 //! let nixl = Nixl::load(&Search::default())?;
@@ -66,10 +66,10 @@
 //!     eprintln!("{warning}");
 //! }
 //!
-//! let pool = HostPool::new(64 << 20)?;
+//! let memory = HostMemory::new(64 << 20)?;
 //! let mut transport = NixlTransport::new(&nixl, NixlConfig::default())?;
-//! transport.add_pool(&pool)?;
-//! transport.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
+//! transport.add_memory(&memory)?;
+//! transport.register(&Region::dram(RegionRole::Kv, memory.addr(), 64 << 20, 1 << 20))?;
 //!
 //! transport.connect(PeerId(1), &metadata_of_the_peer)?;
 //! // The peer has said that writes may begin; until then, writes wait.
@@ -106,7 +106,7 @@ pub use connections::route::Route;
 pub use error::{DiscoveryError, NixlError};
 pub use foreign::error::ForeignError;
 pub use foreign::region::ForeignRegion;
-pub use kv_host::{HostPool, Limit, Memory, MemoryError, OsError};
+pub use kv_host::{HostMemory, Limit, Memory, MemoryError, OsError};
 pub use library::discovery::Nixl;
 pub use library::guards;
 pub use library::looked::{Looked, Outcome};

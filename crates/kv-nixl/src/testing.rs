@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
 
-use crate::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use crate::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 
 pub(crate) const PEER: PeerId = PeerId(1);
 pub(crate) const LEN: usize = 8 << 20;
@@ -35,14 +35,14 @@ pub(crate) fn config() -> NixlConfig {
     }
 }
 
-pub(crate) fn worker(nixl: &Nixl) -> (NixlTransport, HostPool) {
+pub(crate) fn worker(nixl: &Nixl) -> (NixlTransport, HostMemory) {
     worker_with(nixl, config())
 }
 
-pub(crate) fn worker_with(nixl: &Nixl, config: NixlConfig) -> (NixlTransport, HostPool) {
-    let pool = HostPool::new(LEN).unwrap();
+pub(crate) fn worker_with(nixl: &Nixl, config: NixlConfig) -> (NixlTransport, HostMemory) {
+    let pool = HostMemory::new(LEN).unwrap();
     let mut transport = NixlTransport::new(nixl, config).unwrap();
-    transport.add_pool(&pool).unwrap();
+    transport.add_memory(&pool).unwrap();
     transport.register(&Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096)).unwrap();
     (transport, pool)
 }
@@ -77,8 +77,8 @@ pub(crate) fn pass(transports: &mut [&mut NixlTransport], span: Duration) -> Vec
     until(transports, "time passes", |_, _| Instant::now() >= end)
 }
 
-/// How many bytes of a pool are not this one.
-pub(crate) fn others(pool: &HostPool, byte: u8) -> usize {
+/// How many bytes of the memory are not this one.
+pub(crate) fn others(pool: &HostMemory, byte: u8) -> usize {
     let mut bytes = vec![0; LEN];
     pool.read(0, &mut bytes).unwrap();
     bytes.iter().filter(|other| **other != byte).count()

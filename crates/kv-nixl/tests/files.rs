@@ -14,7 +14,7 @@ use kv_core::{
     Descriptor, Directions, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport,
     TransportError, TransportEvent,
 };
-use kv_nixl::{HostPool, MemoryError, Nixl, NixlConfig, NixlError, NixlTransport, Route};
+use kv_nixl::{HostMemory, MemoryError, Nixl, NixlConfig, NixlError, NixlTransport, Route};
 use workers::{Workers, nixl};
 
 const PAGE: usize = 64 << 10;
@@ -44,10 +44,10 @@ impl Drop for Scratch {
 }
 
 /// A transport with one host region, and one in a file from its second page on.
-fn worker(nixl: &Nixl, scratch: &Scratch) -> (NixlTransport, HostPool) {
-    let pool = HostPool::new(LEN).unwrap();
+fn worker(nixl: &Nixl, scratch: &Scratch) -> (NixlTransport, HostMemory) {
+    let pool = HostMemory::new(LEN).unwrap();
     let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
-    transport.add_pool(&pool).unwrap();
+    transport.add_memory(&pool).unwrap();
     let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, PAGE as u64);
     let device = transport.add_file(scratch.open()).unwrap();
     transport.register(&memory).unwrap();

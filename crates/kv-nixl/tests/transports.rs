@@ -11,7 +11,7 @@ use kv_core::{
     Descriptor, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
     TransportEvent, WayEnd,
 };
-use kv_nixl::{HostPool, MemoryError, NixlConfig, NixlError, NixlTransport};
+use kv_nixl::{HostMemory, MemoryError, NixlConfig, NixlError, NixlTransport};
 use workers::{Workers, nixl, worker};
 
 const PEER: PeerId = PeerId(1);
@@ -31,12 +31,12 @@ fn the_contract_is_kept() {
 #[test]
 fn memory_that_the_transport_was_not_given_is_refused() {
     let Some(nixl) = nixl() else { return };
-    let pool = HostPool::new(1 << 20).unwrap();
+    let pool = HostMemory::new(1 << 20).unwrap();
     let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
     let region = |addr, len| Region::dram(RegionRole::Kv, addr, len, 1);
     let whole = region(pool.addr(), 1 << 20);
     assert!(matches!(transport.register(&whole), Err(TransportError::UnknownMemory { region: 0, .. })));
-    transport.add_pool(&pool).unwrap();
+    transport.add_memory(&pool).unwrap();
     for wrong in [
         region(pool.addr() - 1, 10),
         region(pool.addr() + 1, 1 << 20),
@@ -48,7 +48,7 @@ fn memory_that_the_transport_was_not_given_is_refused() {
     }
     transport.register(&whole).unwrap();
     transport.metadata().unwrap();
-    assert_eq!(transport.add_pool(&pool), Err(NixlError::Memory(MemoryError::Frozen)));
+    assert_eq!(transport.add_memory(&pool), Err(NixlError::Memory(MemoryError::Frozen)));
     assert!(transport.register(&whole).is_err());
 }
 
@@ -80,7 +80,7 @@ fn transports_posts_and_memory_leave_nothing_behind() {
             let post = Post { id: PostId(id), op: Op::Write, descriptors: descriptors.collect(), notify };
             here.transport.post(PEER, post).unwrap();
             // Memory that has nothing to do with the transport comes and goes.
-            let other = HostPool::new(4 << 20).unwrap();
+            let other = HostMemory::new(4 << 20).unwrap();
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
             while ours.is_empty() || theirs.is_empty() {
                 here.transport.poll(Time::ZERO, &mut ours);
@@ -223,7 +223,7 @@ fn short_posts_share_requests_and_each_has_its_own_event_frame_and_bytes() {
 }
 
 /// Fills all of a pool with bytes that tell where they are.
-fn fill(pool: &HostPool, seed: u64) -> Vec<u8> {
+fn fill(pool: &HostMemory, seed: u64) -> Vec<u8> {
     let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed) >> 56) as u8;
     let bytes: Vec<u8> = (0..pool.len() as u64).map(byte).collect();
     pool.write(0, &bytes).unwrap();
@@ -242,10 +242,10 @@ fn items_that_are_named_by_number_are_the_ones_that_were_meant() {
         [(ITEM, 1 << 16, true), (ITEM / 2, 1 << 16, false), (ITEM, 100, false)]
     {
         let transport = |items: u64| {
-            let pool = HostPool::new(2 << 20).unwrap();
+            let pool = HostMemory::new(2 << 20).unwrap();
             let config = NixlConfig::default().with(|config| config.prepared_items = prepared);
             let mut transport = NixlTransport::new(nixl, config).unwrap();
-            transport.add_pool(&pool).unwrap();
+            transport.add_memory(&pool).unwrap();
             for region in [0, 1 << 20] {
                 let len = ITEMS * ITEM + 17;
                 transport.register(&Region::dram(RegionRole::Kv, pool.addr() + region, len, items)).unwrap();

@@ -48,8 +48,8 @@
 //! # Overlap with the forward pass
 //!
 //! Pages may be given before they are computed, and are moved as layers of them become final, at once
-//! or when a [`ReadyEvent`](kv_core::ReadyEvent) says so. What [`send`](kv_core::KvSender::send) does is to begin
-//! a chunk and announce all of it.
+//! or when a [`ReadyEvent`](kv_core::ReadyEvent) says so. What [`send`](kv_core::KvSender::send) does is to
+//! begin a chunk and announce all of it.
 //!
 //! ```
 //! use std::error::Error;
@@ -88,9 +88,9 @@ mod kv;
 pub mod queue;
 pub mod worker;
 
-pub use group::{EngineGroup, EngineGroupError, GroupReceiver, GroupSender, GroupSession};
+pub use group::{EngineGroup, EngineGroupError, EngineReceiver, EngineSender, EngineSession};
 pub use kv::{
     Change, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver, Receiving, Sender, Sending,
     Session, StopReport, Stopping, Worker, WorkerConfig,
 };
-pub use worker::{Registration, StartError};
+pub use worker::{Publication, StartError};

@@ -41,8 +41,8 @@ pub struct LeaseReport {
 /// The report of one request.
 #[derive(Debug, Serialize)]
 pub struct RequestReport {
-    conversation: usize,
-    /// The turn of the conversation, counted from 1.
+    chat: usize,
+    /// The turn of the chat, counted from 1.
     pub turn: usize,
     room: u64,
     prefill: String,
@@ -135,7 +135,7 @@ impl Report {
     /// Compares a run with the run in one process. `harm_wanted` says that failures are expected.
     pub fn new(run: &Run, monolithic: &[Vec<Vec<Sample>>], harm_wanted: bool) -> Report {
         let expected = |routed: &Routed| {
-            let answers = monolithic.get(routed.conversation)?;
+            let answers = monolithic.get(routed.chat)?;
             answers.get(routed.turn).map(Vec::as_slice)
         };
         let requests: Vec<RequestReport> = run
@@ -227,7 +227,7 @@ fn request_report(run: &Run, routed: &Routed, expected: &[Sample]) -> RequestRep
     let (read, read_ms) = moved(decoded.map(|half| (half.bytes, half.wire_ms)));
     let (bytes, wire_ms) = (written + read, prefilled.map(|_| write_ms + read_ms));
     RequestReport {
-        conversation: routed.conversation,
+        chat: routed.chat,
         turn: routed.turn + 1,
         room: routed.room,
         prefill: name(routed.prefill),
@@ -264,7 +264,7 @@ fn left_behind(requests: &[RequestReport], ranks: &[RankReport]) -> Vec<String> 
     }
     let answered = |request: &RequestReport| {
         let same = |other: &&RequestReport| {
-            (other.conversation, other.turn, other.proof) == (request.conversation, request.turn, false)
+            (other.chat, other.turn, other.proof) == (request.chat, request.turn, false)
         };
         requests.iter().filter(same).any(|other| other.answered)
     };
@@ -340,7 +340,7 @@ mod tests {
     fn routed(tokens: &[u32]) -> Routed {
         let samples = tokens.iter().map(|&token| Sample { token, digest: 1 }).collect();
         Routed {
-            conversation: 0,
+            chat: 0,
             turn: 0,
             purpose: Purpose::Answer,
             again: None,

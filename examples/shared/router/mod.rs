@@ -36,7 +36,7 @@ use super::cli::Mode;
 use super::control::{Command, Decoded, Event};
 use super::error::ExampleError;
 use super::progress::Progress;
-use super::prompts::{Conversation, new_room};
+use super::prompts::{Chat, new_room};
 
 /// How long ranks may take to come up: a checkpoint is read from disk.
 const READY_WITHIN: Duration = Duration::from_secs(300);
@@ -66,7 +66,7 @@ pub struct Router {
 
 /// A turn that is to be routed.
 struct Turn {
-    conversation: usize,
+    chat: usize,
     turn: usize,
     prompt: Vec<u32>,
     keep_as: Option<u64>,
@@ -140,27 +140,22 @@ impl Router {
         ExampleError::Rank { rank, how: how.to_owned() }
     }
 
-    /// Routes all conversations and waits for their ends, then for the ranks' accounts.
-    pub fn run(
-        mut self,
-        conversations: &[Conversation],
-        plan: &Plan,
-        progress: &Progress,
-    ) -> Result<Run, ExampleError> {
+    /// Routes all chats and waits for their ends, then for the ranks' accounts.
+    pub fn run(mut self, chats: &[Chat], plan: &Plan, progress: &Progress) -> Result<Run, ExampleError> {
         let started = Instant::now();
-        let turns = conversations.first().map_or(1, |first| 1 + first.follow_ups.len()) as u32;
-        for number in 0..conversations.len() {
-            self.next_turn(conversations, number, plan)?;
+        let turns = chats.first().map_or(1, |first| 1 + first.follow_ups.len()) as u32;
+        for number in 0..chats.len() {
+            self.next_turn(chats, number, plan)?;
         }
         let mut end = started + plan.deadline * turns + GRACE;
         if let Some(harm) = plan.harm {
             end += PATIENCE * ATTEMPTS as u32 + harm.at.unwrap_or_default() + harm.resume.unwrap_or_default();
         }
         self.due.extend(plan.harm.and_then(|harm| harm.at).map(|at| (started + at, Due::Harm)));
-        self.collect(conversations, plan, end, progress)?;
+        self.collect(chats, plan, end, progress)?;
         if self.harm.is_some() {
-            self.try_survivors(conversations, plan)?;
-            self.collect(conversations, plan, Instant::now() + PATIENCE + GRACE, progress)?;
+            self.try_survivors(chats, plan)?;
+            self.collect(chats, plan, Instant::now() + PATIENCE + GRACE, progress)?;
         }
         let wall = started.elapsed();
         self.finish(plan)?;
@@ -168,30 +163,25 @@ impl Router {
         Ok(Run { requests, ranks, harm, wall, page_bytes, lease: plan.lease })
     }
 
-    /// Sends the next turn of a conversation, if it has one and the last turn was answered.
-    fn next_turn(
-        &mut self,
-        conversations: &[Conversation],
-        number: usize,
-        plan: &Plan,
-    ) -> Result<(), ExampleError> {
-        let conversation = &conversations[number];
-        let last = self.routed.iter().rev().find(|routed| routed.conversation == number);
+    /// Sends the next turn of a chat, if it has one and the last turn was answered.
+    fn next_turn(&mut self, chats: &[Chat], number: usize, plan: &Plan) -> Result<(), ExampleError> {
+        let chat = &chats[number];
+        let last = self.routed.iter().rev().find(|routed| routed.chat == number);
         let turn = last.map_or(0, |last| last.turn + 1);
         let (prompt, kept) = match last {
-            None => (conversation.prompt.clone(), None),
+            None => (chat.prompt.clone(), None),
             Some(last) => {
-                let Some(follow_up) = conversation.follow_ups.get(last.turn) else { return Ok(()) };
+                let Some(follow_up) = chat.follow_ups.get(last.turn) else { return Ok(()) };
                 let answer = last.decoded.iter().flat_map(|decoded| &decoded.samples);
                 let answer = answer.map(|sample| sample.token);
                 let prompt = last.prompt.iter().copied().chain(answer).chain(follow_up.iter().copied());
                 (prompt.collect(), last.kept().cloned())
             }
         };
-        let keep = turn < conversation.follow_ups.len() && plan.mode != Mode::Push;
+        let keep = turn < chat.follow_ups.len() && plan.mode != Mode::Push;
         // Every prefill rank meets every decode rank, and each turn goes to another prefill rank than
         // the one before.
-        let turn = Turn { conversation: number, turn, prompt, keep_as: keep.then(new_room) };
+        let turn = Turn { chat: number, turn, prompt, keep_as: keep.then(new_room) };
         self.route(turn, kept, Purpose::Answer, plan).map(drop)
     }
 
@@ -204,20 +194,20 @@ impl Router {
         purpose: Purpose,
         plan: &Plan,
     ) -> Result<Option<usize>, ExampleError> {
-        let Turn { conversation, turn, prompt, keep_as } = turn;
+        let Turn { chat, turn, prompt, keep_as } = turn;
         let (prefill, decode) = (self.serving(Side::Prefill), self.serving(Side::Decode));
         if prefill.is_empty() || decode.is_empty() {
             return Ok(None);
         }
         let routed = Routed {
-            conversation,
+            chat,
             turn,
             purpose,
             again: None,
             room: new_room(),
             keep_as,
-            prefill: prefill[(conversation + turn) % prefill.len()],
-            decode: decode[conversation / prefill.len() % decode.len()],
+            prefill: prefill[(chat + turn) % prefill.len()],
+            decode: decode[chat / prefill.len() % decode.len()],
             passed_on: false,
             reading: false,
             prompt,
@@ -253,9 +243,9 @@ impl Router {
             if attempt >= ATTEMPTS || lost.again.is_some() || !lost.is_lost(&self.ranks) {
                 continue;
             }
-            let Routed { conversation, turn, keep_as, .. } = *lost;
+            let Routed { chat, turn, keep_as, .. } = *lost;
             let (prompt, keep_as) = (lost.prompt.clone(), keep_as.map(|_| new_room()));
-            let turn = Turn { conversation, turn, prompt, keep_as };
+            let turn = Turn { chat, turn, prompt, keep_as };
             let again = self.route(turn, None, Purpose::AnswerAgain { attempt: attempt + 1 }, plan)?;
             self.routed[index].again = again;
         }
@@ -263,12 +253,12 @@ impl Router {
     }
 
     /// After a kill or stop, sends one more request to each pair of ranks that serve.
-    fn try_survivors(&mut self, conversations: &[Conversation], plan: &Plan) -> Result<(), ExampleError> {
+    fn try_survivors(&mut self, chats: &[Chat], plan: &Plan) -> Result<(), ExampleError> {
         let (prefill, decode) = (self.serving(Side::Prefill), self.serving(Side::Decode));
         let pairs = prefill.iter().flat_map(|prefill| decode.iter().map(move |decode| (*prefill, *decode)));
-        for ((prefill, decode), (conversation, said)) in pairs.zip(conversations.iter().enumerate().cycle()) {
+        for ((prefill, decode), (chat, said)) in pairs.zip(chats.iter().enumerate().cycle()) {
             let routed = Routed {
-                conversation,
+                chat,
                 turn: 0,
                 purpose: Purpose::Proof,
                 again: None,
@@ -343,7 +333,7 @@ impl Router {
     /// Handles events until every half of every request has ended, its rank is gone, or its time is over.
     fn collect(
         &mut self,
-        conversations: &[Conversation],
+        chats: &[Chat],
         plan: &Plan,
         end: Instant,
         progress: &Progress,
@@ -388,7 +378,7 @@ impl Router {
                 }
                 Event::Decoded(decoded) => {
                     progress.decoded.inc(1);
-                    self.decoded(request, decoded, conversations, plan)?;
+                    self.decoded(request, decoded, chats, plan)?;
                 }
                 Event::Chunk { .. } | Event::Reading { .. } | Event::Ready { .. } | Event::Finished(_) => {}
             }
@@ -404,7 +394,7 @@ impl Router {
         &mut self,
         request: usize,
         decoded: Decoded,
-        conversations: &[Conversation],
+        chats: &[Chat],
         plan: &Plan,
     ) -> Result<(), ExampleError> {
         let Routed { purpose, again, .. } = self.routed[request];
@@ -412,7 +402,7 @@ impl Router {
         let goes_on = decoded.error.is_none() && purpose != Purpose::Proof && again.is_none();
         self.routed[request].decoded = Some(decoded);
         if goes_on {
-            self.next_turn(conversations, self.routed[request].conversation, plan)?;
+            self.next_turn(chats, self.routed[request].chat, plan)?;
         }
         Ok(())
     }

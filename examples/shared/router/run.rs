@@ -9,7 +9,7 @@ use super::rank::{Harm, Rank, Side};
 use crate::shared::cli::Mode;
 use crate::shared::control::{Decoded, NamedError, Prefilled};
 
-/// The plan for all conversations.
+/// The plan for all chats.
 pub struct Plan {
     /// Which side moves the bytes.
     pub mode: Mode,
@@ -113,11 +113,11 @@ pub enum Purpose {
     Proof,
 }
 
-/// One turn of a conversation, and the reports of both halves.
+/// One turn of a chat, and the reports of both halves.
 pub struct Routed {
-    /// The number of the conversation.
-    pub conversation: usize,
-    /// The number of the turn in the conversation, from 0.
+    /// The number of the chat.
+    pub chat: usize,
+    /// The number of the turn in the chat, from 0.
     pub turn: usize,
     /// Why the request was sent.
     pub purpose: Purpose,

@@ -57,7 +57,7 @@ fn run(survivor: bool) -> Run {
         rank(&mut router, Side::Decode, |command| decode(command, true));
     }
     router.wait_ready().unwrap();
-    let conversations = [Conversation { prompt: vec![1, 2, 3], follow_ups: Vec::new() }];
+    let chats = [Chat { prompt: vec![1, 2, 3], follow_ups: Vec::new() }];
     let harm = PlannedHarm { harm: Harm::Kill, side: Side::Decode, at: None, resume: None };
     let plan = Plan {
         mode: Mode::Pull,
@@ -69,7 +69,7 @@ fn run(survivor: bool) -> Run {
         bury_after: MINUTE,
         harm: Some(harm),
     };
-    router.run(&conversations, &plan, &Progress::new(1, false)).unwrap()
+    router.run(&chats, &plan, &Progress::new(1, false)).unwrap()
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_request_that_lost_its_decode_rank_is_routed_again_to_a_survivor() {
     let run = run(true);
     assert_eq!(run.requests[0].again, Some(1));
     let again = &run.requests[1];
-    assert_eq!((again.conversation, again.turn, again.decode), (0, 0, 2));
+    assert_eq!((again.chat, again.turn, again.decode), (0, 0, 2));
     assert_eq!(again.purpose, Purpose::AnswerAgain { attempt: 2 });
     assert_ne!(again.room, run.requests[0].room);
     let tokens = |request: &Routed| request.decoded.as_ref().map(|decoded| decoded.samples.len());

@@ -58,7 +58,7 @@ pub(crate) struct Context<'a> {
 pub(crate) struct Endpoint<P> {
     addr: String,
     target: Target,
-    token: Token,
+    key: Token,
     addrs: Addrs,
     link: Link,
     queue: VecDeque<Request<P>>,
@@ -101,7 +101,7 @@ enum Loss {
 }
 
 impl<P> Endpoint<P> {
-    pub(crate) fn new(addr: &str, target: Target, token: Token, now: Time) -> Endpoint<P> {
+    pub(crate) fn new(addr: &str, target: Target, key: Token, now: Time) -> Endpoint<P> {
         let addrs = match target.numeric() {
             Some(addr) => Addrs::Known { list: vec![addr], until: Time::MAX },
             None => Addrs::Unknown,
@@ -109,7 +109,7 @@ impl<P> Endpoint<P> {
         Endpoint {
             addr: addr.to_owned(),
             target,
-            token,
+            key,
             addrs,
             link: Link::Down,
             queue: VecDeque::new(),
@@ -255,7 +255,7 @@ impl<P> Endpoint<P> {
             while let Some(addr) = list.get(index) {
                 let interest = Interest::READABLE | Interest::WRITABLE;
                 let opened = TcpStream::connect(*addr).and_then(|mut stream| {
-                    context.registry.register(&mut stream, self.token, interest)?;
+                    context.registry.register(&mut stream, self.key, interest)?;
                     Ok(stream)
                 });
                 match opened {

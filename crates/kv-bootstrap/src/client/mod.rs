@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, LookupId, Parallel, RankQuery, RankRecord, Replica,
-    Time, WorkerId, WorkerRole,
+    Time, WorkerId,
 };
 use mio::{Events, Poll, Token, Waker};
 use slab::Slab;
@@ -314,11 +314,7 @@ impl std::fmt::Debug for HttpBootstrapClient {
 
 fn question(host: &str, secret: Option<&Secret>, query: &RankQuery) -> Bytes {
     let secret = secret.map(Secret::field).unwrap_or_default();
-    let role = match query.role {
-        WorkerRole::Prefill => "prefill",
-        WorkerRole::Decode => "decode",
-        WorkerRole::Encode => "encode",
-    };
+    let role = query.role.name();
     let replica = match query.replica {
         Replica::Rank(rank) => format!("dp_rank={rank}"),
         Replica::Modulo(number) => format!("modulo={number}"),

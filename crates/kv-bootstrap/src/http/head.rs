@@ -25,7 +25,7 @@ impl<'a> Fields<'a> {
 
     /// True if the connection stays open after the message.
     pub(super) fn keep_alive(self, http11: bool) -> bool {
-        let says = |token| self.all("connection").any(|value| has_token(value, token));
+        let says = |word| self.all("connection").any(|value| has_word(value, word));
         !says("close") && (http11 || says("keep-alive"))
     }
 }
@@ -85,9 +85,9 @@ fn numbers<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, Ht
     Ok(length)
 }
 
-/// True if a comma-separated header value contains the token.
-fn has_token(value: &[u8], token: &str) -> bool {
-    value.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
+/// True if a comma-separated header value contains the word.
+fn has_word(value: &[u8], word: &str) -> bool {
+    value.split(|byte| *byte == b',').any(|part| part.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
 }
 
 #[cfg(test)]

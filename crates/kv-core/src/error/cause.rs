@@ -7,7 +7,7 @@ use super::arguments::PagesError;
 use super::bootstrap::BootstrapError;
 use super::peer::{Mismatch, PeerCause};
 use crate::announce::{LayersError, ReadyEventError};
-use crate::groups::GroupSpan;
+use crate::groups::CacheGroupSpan;
 use crate::id::{ChunkId, Incarnation, Room, WorkerId};
 use crate::transport::TransportError;
 use crate::wire::versions::Versions;
@@ -138,9 +138,9 @@ pub enum Cause {
         /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
         /// The items that the sender gave; `None` if the sender did not name the group.
-        sent: Option<GroupSpan>,
+        sent: Option<CacheGroupSpan>,
         /// The items that the receiver gave; `None` if the receiver did not name the group.
-        wanted: Option<GroupSpan>,
+        wanted: Option<CacheGroupSpan>,
     },
     /// The transport failed while moving bytes.
     #[error("the data operation failed: {0}")]
@@ -220,8 +220,13 @@ pub enum Obstacle {
 }
 
 /// The text of [`Cause::GroupItems`], and of the same cause in a frame.
-pub(super) fn group_items(group: &u16, sent: &Option<GroupSpan>, wanted: &Option<GroupSpan>) -> String {
-    let text = |span: &Option<GroupSpan>| span.map_or_else(|| "none".to_owned(), |span| span.to_string());
+pub(super) fn group_items(
+    group: &u16,
+    sent: &Option<CacheGroupSpan>,
+    wanted: &Option<CacheGroupSpan>,
+) -> String {
+    let text =
+        |span: &Option<CacheGroupSpan>| span.map_or_else(|| "none".to_owned(), |span| span.to_string());
     format!(
         "items of cache group {group}: the sender has {}, the receiver wants {}",
         text(sent),

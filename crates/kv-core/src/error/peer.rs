@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::cause::group_items;
-use crate::groups::GroupSpan;
+use crate::groups::CacheGroupSpan;
 use crate::id::Room;
 use crate::lease::TransferMode;
 use crate::wire::versions::Versions;
@@ -44,9 +44,9 @@ pub enum PeerCause {
         /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,
         /// The items that the sender gave; `None` if the sender did not name the group.
-        sent: Option<GroupSpan>,
+        sent: Option<CacheGroupSpan>,
         /// The items that the receiver gave; `None` if the receiver did not name the group.
-        wanted: Option<GroupSpan>,
+        wanted: Option<CacheGroupSpan>,
     },
     /// The peer's server gave pages, rows or chunks that do not fit the request or its cache.
     #[error("its server gave pages or rows that do not fit")]

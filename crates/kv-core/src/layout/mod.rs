@@ -31,7 +31,7 @@ pub use parallel::Parallel;
 pub use ranks::{Source, consumers, receivers_of, sources};
 pub(crate) use ranks::{gcd, shares};
 pub use region::{MAX_REGIONS, MemoryKind, Region, RegionRole};
-pub use shape::{Axes, Axis, CacheGroup, HND, HND_PACKED, Holds, Layout, MAX_GROUPS, NHD, NHD_PACKED};
+pub use shape::{Axes, Axis, CacheGroup, HND, HND_PACKED, Holds, Layout, MAX_CACHE_GROUPS, NHD, NHD_PACKED};
 pub use validate::GeometryError;
 
 /// A region as peers are told it. The address is missing, because only the transport needs it.

@@ -24,8 +24,8 @@ use crate::error::Mismatch;
 use crate::layout::{Parallel, RegionRole};
 use crate::meter::each;
 
-/// A rank of the source engine from which a destination rank gets bytes, or which waits for its
-/// release.
+/// A rank of the source engine with which a destination rank has to speak: the source rank sends bytes, or
+/// only waits for the destination's message that its pages may be used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
     /// The position of the rank in the list that was given.
@@ -110,9 +110,9 @@ pub fn consumers(source: &Geometry, engine: &[Geometry]) -> usize {
     engine.iter().filter(|dest| source.shares(&Place::of(dest)).is_some()).count()
 }
 
-/// The number that [`consumers`] computes, as a rank `dest` of that engine knows it: how many ranks
-/// of the engine of `dest` rank `source` has to serve. For engines of several pipeline stages the
-/// answer needs [`Layout::stages`].
+/// How many ranks of the engine of `dest` the rank `source` has to serve: the number that [`consumers`]
+/// computes, from the geometry of one rank of that engine instead of all. For engines of several pipeline
+/// stages the answer needs [`Layout::stages`].
 ///
 /// [`Layout::stages`]: super::Layout::stages
 pub fn receivers_of(source: &Geometry, dest: &Geometry) -> usize {

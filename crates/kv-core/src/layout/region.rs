@@ -91,6 +91,7 @@ impl Region {
 
 /// What a region is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum RegionRole {
     /// KV pages: item *i* is page *i*.
     Kv,

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Most cache groups of one worker, of which one request names at most
-/// [`MAX_REQUEST_GROUPS`](crate::MAX_REQUEST_GROUPS).
-pub const MAX_GROUPS: usize = 64;
+/// Most cache groups of one worker. One request has items of at most
+/// [`MAX_REQUEST_CACHE_GROUPS`](crate::MAX_REQUEST_CACHE_GROUPS) of them.
+pub const MAX_CACHE_GROUPS: usize = 64;
 
 /// What the items of a region hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The rules that every geometry keeps, whether a server or a peer gives it.
 
 use super::cells::held_twice;
-use super::shape::{Holds, MAX_GROUPS};
+use super::shape::{Holds, MAX_CACHE_GROUPS};
 use super::{Geometry, RegionShape};
 use crate::layout::MAX_REGIONS;
 use crate::layout::RegionRole;
@@ -50,7 +50,7 @@ impl Geometry {
         range("dcp_size", layout.dcp_size, 1, tp_size)?;
         range("kernel_page_size", layout.kernel_page_size, 0, self.page_size)?;
         range("total_kv_heads", layout.total_kv_heads, 0, 1 << 16)?;
-        range("layout.groups.len", layout.groups.len() as u64, 0, MAX_GROUPS as u64)?;
+        range("layout.groups.len", layout.groups.len() as u64, 0, MAX_CACHE_GROUPS as u64)?;
         range("layout.stages.len", layout.stages.len() as u64, 0, u64::from(self.parallel.pp_size))?;
         whole("tp_size", tp_size, "dcp_size", layout.dcp_size)?;
         whole("page_size", self.page_size, "kernel_page_size", self.kernel_page_size())?;

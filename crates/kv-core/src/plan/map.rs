@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::error::{PlanError, Side};
 use super::pair::Pair;
-use crate::groups::GroupSpan;
+use crate::groups::CacheGroupSpan;
 use crate::layout::RegionRole;
 use crate::layout::{Geometry, Overlap, gcd, holders, overlaps, shares};
 use crate::meter::each;
@@ -115,13 +115,13 @@ impl RegionMap {
     /// True if the `source` side's items of a cache group include all items that the other side
     /// wants. Both lists must end with the same token, as far as whole items can tell, and the
     /// source's list must begin no later than in the first item of the other list.
-    pub fn covers(&self, group: u16, sent: GroupSpan, wanted: GroupSpan, source: Side) -> bool {
+    pub fn covers(&self, group: u16, sent: CacheGroupSpan, wanted: CacheGroupSpan, source: Side) -> bool {
         let Some(lane) = self.groups.get(usize::from(group)) else { return false };
         let (from, to) = match source {
             Side::Local => (lane.local, lane.remote),
             Side::Remote => (lane.remote, lane.local),
         };
-        let range = |span: GroupSpan, items: Items| {
+        let range = |span: CacheGroupSpan, items: Items| {
             let (first, units) = (u64::from(span.first), u64::from(items.units));
             // Item numbers are u32, and so are the units of an item.
             (first * units, (first + u64::from(span.len)).saturating_mul(units), units)

@@ -11,7 +11,7 @@ use super::tracer::Tracer;
 
 use crate::command::Resource;
 use crate::error::TransferError;
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::{PeerId, PostId, SessionId};
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
@@ -81,19 +81,24 @@ impl Effects {
         self.output(Output::Status { session, poll, failure: failure.map(Box::new) });
     }
 
-    /// Gives back a resource that a session was lent: no wire can touch it any more.
+    /// Gives back a resource that a session was lent: no data operation can touch it any more.
     pub(super) fn release(&mut self, session: SessionId, resource: impl Into<Resource>) {
         let resource = resource.into();
         self.tell(session, || match &resource {
             Resource::Pages(pages) => KvWhat::PagesBack { pages: pages.len() },
-            Resource::RequestGroups { groups, .. } => KvWhat::ItemsBack { items: groups.len() },
+            Resource::RequestCacheGroups { groups, .. } => KvWhat::ItemsBack { items: groups.len() },
         });
         self.output(Output::Release { session, resource });
     }
 
-    /// Gives back items of cache groups: no wire can touch them any more.
-    pub(super) fn release_groups(&mut self, session: SessionId, groups: RequestGroups, skipped: Vec<u16>) {
-        self.release(session, Resource::RequestGroups { groups, skipped });
+    /// Gives back items of cache groups: no data operation can touch them any more.
+    pub(super) fn release_groups(
+        &mut self,
+        session: SessionId,
+        groups: RequestCacheGroups,
+        skipped: Vec<u16>,
+    ) {
+        self.release(session, Resource::RequestCacheGroups { groups, skipped });
     }
 
     /// The oldest output that was not taken yet; `None` if there is none.

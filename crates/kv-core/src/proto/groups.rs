@@ -6,7 +6,7 @@
 //! that moves between the two ranks; only optional groups may be named by one side alone.
 
 use crate::error::{Cause, PagesError};
-use crate::groups::{GroupItems, GroupList, GroupLists, RequestGroups};
+use crate::groups::{CacheGroupItems, CacheGroupList, CacheGroupLists, RequestCacheGroups};
 use crate::id::AuxIndex;
 use crate::layout::Geometry;
 use crate::meter::each;
@@ -14,7 +14,7 @@ use crate::plan::{Plan, RegionMap, Side};
 
 /// The plans for the cache groups of a request, between two ranks.
 #[derive(Debug, Default)]
-pub(super) struct GroupPlans {
+pub(super) struct CacheGroupPlans {
     /// One plan for each group that is moved, by falling group number.
     pub(super) plans: Vec<Plan>,
     /// The groups that only one side named, all of them optional.
@@ -32,8 +32,12 @@ pub(super) struct Between<'a> {
 
 impl Between<'_> {
     /// Plans every group that both sides name. Fails if the lists of the two sides do not fit.
-    pub(super) fn plan(&self, local: &RequestGroups, remote: &GroupLists) -> Result<GroupPlans, Cause> {
-        let mut found = GroupPlans { plans: Vec::new(), skipped: Vec::new() };
+    pub(super) fn plan(
+        &self,
+        local: &RequestCacheGroups,
+        remote: &CacheGroupLists,
+    ) -> Result<CacheGroupPlans, Cause> {
+        let mut found = CacheGroupPlans { plans: Vec::new(), skipped: Vec::new() };
         let only_remote = remote.iter().map(|list| list.group).filter(|&group| local.get(group).is_none());
         let mut groups: Vec<u16> = local.iter().map(|items| items.group).chain(only_remote).collect();
         groups.sort_unstable_by(|a, b| b.cmp(a));
@@ -47,7 +51,7 @@ impl Between<'_> {
         Ok(found)
     }
 
-    fn plan_one(&self, here: &GroupItems, there: &GroupList) -> Result<Plan, Cause> {
+    fn plan_one(&self, here: &CacheGroupItems, there: &CacheGroupList) -> Result<Plan, Cause> {
         let group = here.group;
         let (sent, wanted) = self.directed(here.span(), there.span());
         if !self.map.covers(group, sent, wanted, self.source) {
@@ -62,10 +66,10 @@ impl Between<'_> {
     pub(super) fn disagreement(
         &self,
         group: u16,
-        here: Option<&GroupItems>,
-        there: Option<&GroupList>,
+        here: Option<&CacheGroupItems>,
+        there: Option<&CacheGroupList>,
     ) -> Cause {
-        let (sent, wanted) = self.directed(here.map(GroupItems::span), there.map(GroupList::span));
+        let (sent, wanted) = self.directed(here.map(CacheGroupItems::span), there.map(CacheGroupList::span));
         Cause::GroupItems { group, sent, wanted }
     }
 
@@ -85,7 +89,7 @@ impl Between<'_> {
 }
 
 /// Why the items cannot be items of this worker; `None` if they can.
-pub(super) fn check_own_groups(groups: &RequestGroups, geometry: &Geometry) -> Option<Cause> {
+pub(super) fn check_own_groups(groups: &RequestCacheGroups, geometry: &Geometry) -> Option<Cause> {
     groups.iter().find_map(|items| {
         let group = items.group;
         match geometry.group_items(group) {
@@ -100,7 +104,7 @@ pub(super) fn check_own_groups(groups: &RequestGroups, geometry: &Geometry) -> O
 
 /// Checks the lists of a peer that has `items[group]` items of each group: every item must be one
 /// of the peer's, and named once.
-pub(super) fn check_peer_groups(groups: &GroupLists, items: &[u32]) -> Result<(), PagesError> {
+pub(super) fn check_peer_groups(groups: &CacheGroupLists, items: &[u32]) -> Result<(), PagesError> {
     groups.iter().try_for_each(|list| {
         list.items.check_below(items.get(usize::from(list.group)).copied().unwrap_or(0))?;
         list.items.check_distinct()

@@ -25,6 +25,7 @@ pub struct Event<W> {
 /// The session, the peer and the attempt that an event concerns; each is `None` if the event
 /// concerns none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub struct Who {
     /// The session of this worker that the event concerns.
     pub session: Option<SessionId>,

@@ -74,7 +74,7 @@ pub enum KvWhat {
         /// How many descriptors the post has.
         descriptors: usize,
     },
-    /// A data operation has ended: no wire touches its memory any more.
+    /// A data operation has ended: no data operation touches its memory any more.
     PostEnded {
         /// The id of the post.
         post: PostId,
@@ -91,7 +91,7 @@ pub enum KvWhat {
     Ended,
     /// The session has failed.
     Failed(Box<TransferError>),
-    /// The session has failed, and a wire may still touch its pages.
+    /// The session has failed, and a data operation may still touch its pages.
     QuarantineBegan {
         /// The event for which the pages wait.
         reason: QuarantineReason,
@@ -100,7 +100,7 @@ pub enum KvWhat {
         /// How many items of cache groups are in quarantine.
         items: usize,
     },
-    /// No wire can touch the pages of the failed session any more.
+    /// No data operation can touch the pages of the failed session any more.
     QuarantineEnded {
         /// The reason with which the quarantine began.
         reason: QuarantineReason,

@@ -15,7 +15,8 @@
 //! use kv_core::{Attempt, PeerId, SessionId, Time};
 //!
 //! let mut log = Log::default();
-//! let who = Who { session: Some(SessionId(7)), peer: Some(PeerId(2)), attempt: Some(Attempt(1)) };
+//! let mut who = Who::default();
+//! (who.session, who.peer, who.attempt) = (Some(SessionId(7)), Some(PeerId(2)), Some(Attempt(1)));
 //! log.tell(Time::ZERO, who, || unreachable!("nobody listens"));
 //! log.listen(true);
 //! log.tell(Time::from_nanos(1_500_000_000), who, || KvWhat::Heard(Message::Registered));

@@ -12,7 +12,7 @@ use super::tolerant::{Fields, read_bounded};
 use super::versions::Versions;
 use crate::content::ContentHash;
 use crate::error::PeerCause;
-use crate::groups::GroupLists;
+use crate::groups::CacheGroupLists;
 use crate::id::{Attempt, AuxIndex, Incarnation, Room, SessionId, WorkerId};
 use crate::kv_offer::KV_SERVICE;
 use crate::layout::Geometry;
@@ -206,7 +206,8 @@ bodies! {
         #[serde(default = "first")]
         low_watermark: Attempt,
     }
-    /// Prefill → decode, once for each [`Abort`]: no write of the attempt is in flight, and none will be posted.
+    /// Prefill → decode, once for each [`Abort`]: no write of the attempt is in flight, and none will be
+    /// posted.
     10 AbortAck {
         /// The attempt that was aborted.
         attempt: Attempt,
@@ -232,7 +233,7 @@ bodies! {
         interval_ms: u64,
         /// The sender's items of its cache groups. No items if missing.
         #[serde(default)]
-        groups: GroupLists,
+        groups: CacheGroupLists,
     }
     /// Either side: asks the peer for a sign of life. A receiver asks in the same frame to extend
     /// all of its leases, and asks about attempts of which it has heard nothing for a while. A
@@ -250,10 +251,10 @@ bodies! {
         #[serde(with = "crate::packed")]
         leases: Vec<(u64, u32)>,
         /// Runs (first attempt, length), rising: attempts of which nothing was heard for a while.
-        /// The listener answers for each as for its registration.
+        /// The addressee answers for each as for its registration.
         #[serde(with = "crate::packed")]
         asked: Vec<(u64, u32)>,
-        /// True if the speaker has something to write into the listener's memory, and asks for how
+        /// True if the speaker has something to write into the addressee's memory, and asks for how
         /// long it may.
         writes: bool,
     }
@@ -392,7 +393,7 @@ pub struct Destination {
     pub aux_here: bool,
     /// The receiver's items of its cache groups. No items if missing.
     #[serde(default)]
-    pub groups: GroupLists,
+    pub groups: CacheGroupLists,
     /// The number of the sender's last request for permission to write that the receiver has heard;
     /// `permit_ms` answers it. 0 (no request) if missing.
     #[serde(default)]

@@ -16,7 +16,7 @@ const EVERY: u8 = 0;
 /// One message, with the id of its conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// The id that the listener has drawn for the conversation.
+    /// The id that the addressee of the frame has drawn for the conversation.
     pub conversation: ConversationId,
     /// The message of the frame.
     pub body: Body,

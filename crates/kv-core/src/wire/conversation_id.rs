@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct ConversationId(pub u64);
 
 impl ConversationId {
-    /// The id in the header of a `Hello`, whose speaker does not know the listener's id yet.
+    /// The id in the header of a `Hello`, whose speaker does not know the addressee's id yet.
     pub const NONE: ConversationId = ConversationId(0);
 
     /// The `sequence`-th conversation of a machine, with 32 random bits.

@@ -10,10 +10,10 @@
 //! number and 4 for the length. A run of attempts takes 12 bytes, 8 for the first number and 4 for
 //! the length. A run of one page has length 1.
 //!
-//! `conversation` is the [`ConversationId`] that the listener has drawn. Each side draws an id for
+//! `conversation` is the [`ConversationId`] that the addressee has drawn. Each side draws an id for
 //! the other when they meet, and tells it in [`Hello`] or [`Welcome`]; the speaker of a frame puts
-//! the listener's id into the frame. A frame of a former incarnation, or of a conversation that was
-//! forgotten, carries an id that the listener does not know, and is dropped and counted.
+//! the addressee's id into the frame. A frame of a former incarnation, or of a conversation that was
+//! forgotten, carries an id that the addressee does not know, and is dropped and counted.
 //!
 //! # Versions
 //!

@@ -431,7 +431,7 @@ fn waiting(sessions: u64, ranks: u32, lease_refs: &[LeaseRef]) -> (Solo, Vec<Ses
 
 #[test]
 fn a_refusal_ends_each_waiting_session_in_few_passes_over_its_sources() {
-    let lease_id = LeaseRef { incarnation: Incarnation::from_random(2), lease_id: SessionId(1), pages: None };
+    let lease_id = LeaseRef::new(Incarnation::from_random(2), SessionId(1));
     let pairs = 16 * 32;
     // Those that were met are told that the session has failed, each in a frame; or they have never heard of it.
     for (met, lease_refs, passes, left) in

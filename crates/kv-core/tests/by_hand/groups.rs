@@ -5,9 +5,9 @@ use std::time::Duration;
 use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::wire::{Body, Failed, Granted};
 use kv_core::{
-    Attempt, CacheGroup, Cause, GroupItems, GroupList, GroupLists, GroupSpan, Holds, KvArgs, KvPoll, Layout,
-    Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole, RequestGroups, Room, SessionId,
-    SessionOptions, TransferMode, WayEnd,
+    Attempt, CacheGroup, CacheGroupItems, CacheGroupList, CacheGroupLists, CacheGroupSpan, Cause, Holds,
+    KvArgs, KvPoll, Layout, Pages, Parallel, PeerCause, PeerId, RankRecord, Region, RegionRole,
+    RequestCacheGroups, Room, SessionId, SessionOptions, TransferMode, WayEnd,
 };
 
 use crate::solo::{OPTIONAL, SLOTS, Solo, destination, done, list, record, record_with, register, with};
@@ -15,28 +15,28 @@ use crate::solo::{OPTIONAL, SLOTS, Solo, destination, done, list, record, record
 const ROOM: Room = Room::Number(1);
 const ONE: Attempt = Attempt(1);
 
-fn lists(all: &[(u16, u32, &[u32])]) -> GroupLists {
-    let lists = all.iter().map(|&(group, first, items)| GroupList { group, first, items: list(items) });
+fn lists(all: &[(u16, u32, &[u32])]) -> CacheGroupLists {
+    let lists = all.iter().map(|&(group, first, items)| CacheGroupList { group, first, items: list(items) });
     lists.collect::<Vec<_>>().try_into().unwrap()
 }
 
-fn groups(all: &[(u16, u32, &[u32])]) -> RequestGroups {
-    let mut groups = RequestGroups::none();
+fn groups(all: &[(u16, u32, &[u32])]) -> RequestCacheGroups {
+    let mut groups = RequestCacheGroups::none();
     for &(group, first, items) in all {
         let items = Pages::unpooled(list(items)).unwrap();
-        groups.push(GroupItems::from_number(group, first, items)).unwrap();
+        groups.push(CacheGroupItems::from_number(group, first, items)).unwrap();
     }
     groups
 }
 
 fn give(solo: &mut Solo, session: SessionId, all: &[(u16, u32, &[u32])]) {
-    solo.input(Input::Command(Command::RequestGroups { session, groups: groups(all) }));
+    solo.input(Input::Command(Command::RequestCacheGroups { session, groups: groups(all) }));
 }
 
 /// What came back with the last input.
-fn returned(solo: &Solo) -> Option<(GroupLists, Vec<u16>)> {
+fn returned(solo: &Solo) -> Option<(CacheGroupLists, Vec<u16>)> {
     solo.said.iter().find_map(|output| match output {
-        Output::Release { resource: Resource::RequestGroups { groups, skipped }, .. } => {
+        Output::Release { resource: Resource::RequestCacheGroups { groups, skipped }, .. } => {
             Some((groups.lists(), skipped.clone()))
         }
         _ => None,
@@ -44,7 +44,7 @@ fn returned(solo: &Solo) -> Option<(GroupLists, Vec<u16>)> {
 }
 
 /// What no cache of the peer holds: items, groups, items named twice.
-fn bad() -> [GroupLists; 5] {
+fn bad() -> [CacheGroupLists; 5] {
     [
         lists(&[(SLOTS, 0, &[8])]),
         lists(&[(OPTIONAL, 0, &[6])]),
@@ -100,7 +100,7 @@ fn a_sender_that_leaves_out_what_is_not_optional_fails_the_session() {
             solo.says(1, done(1, 1, total, skipped.clone()));
         }
         solo.says(1, done(1, 0, total.or(Some(1)), skipped));
-        let wanted = Some(GroupSpan { first: 0, len: 1 });
+        let wanted = Some(CacheGroupSpan { first: 0, len: 1 });
         assert_eq!(solo.cause(session), Cause::GroupItems { group: SLOTS, sent: None, wanted });
         assert_eq!(returned(&solo), None, "the peer may still write");
         solo.says(1, Body::AbortAck(kv_core::wire::AbortAck { attempt: ONE }));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::proto::{Command, Input, NodeGauges, Output, Spoken};
+use kv_core::proto::{Command, Input, Output, Spoken};
 use kv_core::trace::{Dropped, DroppedFrames};
 use kv_core::wire::{
     Abort, AbortAck, Body, Codec, ConversationId, Failed, Frame, Heartbeat, Hello, Refused, Register,
@@ -193,7 +193,8 @@ fn frames_of_another_than_the_agreed_version_are_only_counted() {
         registers(&mut solo, other);
         let mut dropped = DroppedFrames::default();
         dropped.count(Dropped::OtherVersion);
-        let expected = NodeGauges { dropped, ..before };
+        let mut expected = before;
+        expected.dropped = dropped;
         assert_eq!((&solo.said[..], solo.node().gauges()), (&[][..], expected), "agreed upon {agreed}");
         registers(&mut solo, agreed);
         let gauges = solo.node().gauges();

@@ -19,7 +19,7 @@ const NS: Duration = Duration::from_nanos(1);
 const PROVEN: Duration = Duration::from_micros(5_812_500);
 
 fn pull() -> SessionOptions {
-    let lease_id = LeaseRef { incarnation: Incarnation::from_random(1), lease_id: NONCE, pages: None };
+    let lease_id = LeaseRef::new(Incarnation::from_random(1), NONCE);
     let deadline = Some(Duration::from_secs(1000));
     SessionOptions::default().with(|options| {
         options.mode = Some(TransferMode::Pull);
@@ -383,9 +383,9 @@ fn an_expired_lease_is_named_as_such() {
 #[test]
 fn an_impossible_lease_id_is_refused_before_any_frame_is_sent() {
     let reference = |incarnation: u64, pages: Option<PageList>| {
-        let lease_id =
-            LeaseRef { incarnation: Incarnation::from_random(incarnation), lease_id: NONCE, pages };
-        pull().with(|options| options.lease_refs = vec![lease_id])
+        let lease_ref = LeaseRef::new(Incarnation::from_random(incarnation), NONCE);
+        let lease_ref = pages.map_or(lease_ref.clone(), |pages| lease_ref.of_pages(pages));
+        pull().with(|options| options.lease_refs = vec![lease_ref])
     };
     for options in [reference(2, None), reference(1, Some(list(&[16])))] {
         let mut solo = Solo::new(|_| {});

@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::{
-    AuxIndex, Cause, ChunkId, FinalLayers, Geometry, GroupItems, Incarnation, KvPoll, LeaseRef, Op, Pages,
-    Parallel, PeerCause, PeerId, Post, RankRecord, RequestGroups, Room, SessionId, SessionOptions, Time,
-    TransferError, TransferMode, WorkerRole,
+    AuxIndex, CacheGroupItems, Cause, ChunkId, FinalLayers, Geometry, Incarnation, KvPoll, LeaseRef, Op,
+    Pages, Parallel, PeerCause, PeerId, Post, RankRecord, RequestCacheGroups, Room, SessionId,
+    SessionOptions, Time, TransferError, TransferMode, WorkerRole,
 };
 
 use crate::engine::{Engine, Lists, Model, Request};
@@ -81,10 +81,9 @@ impl World {
 
     /// The sessions of all prefill ranks, as `serve` opens them.
     fn refer(&mut self, lists: &[Lists]) {
-        let lease_refs = self.records.iter().zip(lists).zip(1..).map(|((record, lists), session)| LeaseRef {
-            incarnation: record.incarnation,
-            lease_id: SessionId(session),
-            pages: self.rng.chance(2).then(|| list(&lists.pages)),
+        let lease_refs = self.records.iter().zip(lists).zip(1..).map(|((record, lists), session)| {
+            let lease_ref = LeaseRef::new(record.incarnation, SessionId(session));
+            if self.rng.chance(2) { lease_ref.of_pages(list(&lists.pages)) } else { lease_ref }
         });
         self.lease_refs = lease_refs.collect();
     }
@@ -111,7 +110,7 @@ impl World {
                 Output::Release { resource: Resource::Pages(pages), .. } => {
                     *self.released.entry(node).or_default() += pages.len()
                 }
-                Output::Release { resource: Resource::RequestGroups { groups, skipped }, .. } => {
+                Output::Release { resource: Resource::RequestCacheGroups { groups, skipped }, .. } => {
                     assert_eq!(skipped, [] as [u16; 0]);
                     *self.released_items.entry(node).or_default() += groups.len();
                 }
@@ -214,11 +213,9 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
             let announce = |layers: Range<u32>| {
                 let told =
                     if layers == (first..end) && number % 2 == 0 { None } else { Some(layers.clone()) };
-                let chunk = ChunkId(number);
-                let told = Command::LayersFinal {
-                    session,
-                    layers: FinalLayers { chunk, layers: told, ready_event: None },
-                };
+                let mut final_layers = FinalLayers::all(ChunkId(number));
+                final_layers.layers = told;
+                let told = Command::LayersFinal { session, layers: final_layers };
                 [Step::Say(told), Step::Compute { layers, tokens: tokens.clone() }]
             };
             // The next step is the last one.
@@ -240,8 +237,8 @@ fn forward(rng: &mut Rng, session: SessionId, geometry: &Geometry, pages: &[u32]
 }
 
 /// The items of a rank that has such: from the beginning of the request on, or of the window.
-fn groups(engine: &Engine, rank: usize, request: &Request, lists: &Lists, all: bool) -> RequestGroups {
-    let mut groups = RequestGroups::none();
+fn groups(engine: &Engine, rank: usize, request: &Request, lists: &Lists, all: bool) -> RequestCacheGroups {
+    let mut groups = RequestCacheGroups::none();
     for (number, items) in lists.groups.iter().enumerate() {
         if engine.ranks[rank].group_items(number as u16) == 0 {
             continue;
@@ -249,7 +246,7 @@ fn groups(engine: &Engine, rank: usize, request: &Request, lists: &Lists, all: b
         let size = engine.group_pages[number] as usize;
         let first = if all { 0 } else { request.windows[number] / size };
         let items = Pages::unpooled(list(&items[first..])).unwrap();
-        groups.push(GroupItems::from_number(number as u16, first as u32, items)).unwrap();
+        groups.push(CacheGroupItems::from_number(number as u16, first as u32, items)).unwrap();
     }
     groups
 }
@@ -270,7 +267,7 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
             steps.extend(forward(&mut world.rng, session, &engines[0].ranks[node], pages));
             // At any time before the last thing is said.
             let at = 1 + world.rng.below(steps.len() - 1);
-            steps.insert(at, Step::Say(Command::RequestGroups { session, groups }));
+            steps.insert(at, Step::Say(Command::RequestCacheGroups { session, groups }));
         } else {
             let rank = node - world.prefills;
             let prefix_pages = request.prefix[rank];
@@ -283,7 +280,7 @@ fn serve(world: &mut World, engines: &[Engine; 2], request: &Request, mode: Tran
             let bootstrap_addr = "bootstrap:1".to_owned();
             steps.push(Step::Say(Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options }));
             let groups = groups(&engines[1], rank, request, &request.decode[rank], false);
-            steps.push(Step::Say(Command::RequestGroups { session, groups }));
+            steps.push(Step::Say(Command::RequestCacheGroups { session, groups }));
             let pages = Pages::unpooled(list(&request.decode[rank].pages[prefix_pages..])).unwrap();
             steps.push(Step::Say(Command::InitReceiver { session, pages, aux }));
         }

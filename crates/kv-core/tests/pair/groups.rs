@@ -5,8 +5,8 @@ use std::time::Duration;
 use kv_core::proto::Command;
 use kv_core::wire::Body;
 use kv_core::{
-    CacheGroup, Cause, GroupItems, GroupSpan, Holds, KvArgs, KvPoll, Layout, Lease, Op, PagesError,
-    PeerCause, Region, RegionRole, RequestGroups, Room, SessionId, SessionOptions, TransferMode,
+    CacheGroup, CacheGroupItems, CacheGroupSpan, Cause, Holds, KvArgs, KvPoll, Layout, Lease, Op, PagesError,
+    PeerCause, Region, RegionRole, RequestCacheGroups, Room, SessionId, SessionOptions, TransferMode,
 };
 
 use crate::pair::{D, P, Pair, list, pages};
@@ -93,8 +93,8 @@ impl World {
     pub fn request(
         &mut self,
         mode: TransferMode,
-        (from, sent): (&[u32], RequestGroups),
-        (to, wanted): (&[u32], RequestGroups),
+        (from, sent): (&[u32], RequestCacheGroups),
+        (to, wanted): (&[u32], RequestCacheGroups),
     ) -> (SessionId, SessionId) {
         let (sender, receiver) = self.open(mode);
         self.pair.give_groups(D, receiver, wanted);
@@ -141,8 +141,8 @@ impl World {
     /// All items are back, on both sides, once each; the receiver is told what was left out.
     pub fn assert_back(
         &self,
-        (sender, sent): (SessionId, RequestGroups),
-        (receiver, wanted): (SessionId, RequestGroups),
+        (sender, sent): (SessionId, RequestCacheGroups),
+        (receiver, wanted): (SessionId, RequestCacheGroups),
         skipped: &[u16],
     ) {
         assert_eq!(self.pair.released_groups(P, sender), [(sent.lists(), vec![])]);
@@ -150,25 +150,26 @@ impl World {
     }
 }
 
-pub fn items(group: u16, first: u32, items: &[u32]) -> GroupItems {
-    GroupItems::from_number(group, first, pages(items))
+pub fn items(group: u16, first: u32, items: &[u32]) -> CacheGroupItems {
+    CacheGroupItems::from_number(group, first, pages(items))
 }
 
-pub fn groups<const N: usize>(all: [GroupItems; N]) -> RequestGroups {
-    let mut groups = RequestGroups::none();
+pub fn groups<const N: usize>(all: [CacheGroupItems; N]) -> RequestCacheGroups {
+    let mut groups = RequestCacheGroups::none();
     all.into_iter().for_each(|items| groups.push(items).unwrap());
     groups
 }
 
-pub fn span(first: u32, len: u32) -> Option<GroupSpan> {
-    Some(GroupSpan { first, len })
+pub fn span(first: u32, len: u32) -> Option<CacheGroupSpan> {
+    Some(CacheGroupSpan { first, len })
 }
 
 /// A region, bytes of a token or item, and which of them have moved (here, there).
 pub type Moved<'a> = (usize, u64, &'a [(u32, u32)]);
 
 /// What both sides give, the group they disagree about, and both values.
-type Disagreement = (RequestGroups, RequestGroups, u16, Option<GroupSpan>, Option<GroupSpan>);
+type Disagreement =
+    (RequestCacheGroups, RequestCacheGroups, u16, Option<CacheGroupSpan>, Option<CacheGroupSpan>);
 
 const BOTH: [TransferMode; 2] = [TransferMode::Push, TransferMode::Pull];
 
@@ -305,7 +306,7 @@ fn a_draft_model_of_one_side_only_is_left_out() {
                 World::with([args("prefill", (16, 4, 4), has == P), args("decode", (16, 4, 4), has == D)]);
             let side = |node: usize, draft: u32| match has == node {
                 true => groups([items(DRAFT, 0, &[draft])]),
-                false => RequestGroups::none(),
+                false => RequestCacheGroups::none(),
             };
             let (sender, receiver) = world.request(mode, (&[4], side(P, 1)), (&[8], side(D, 4)));
             world.carry_out();
@@ -319,7 +320,7 @@ fn a_draft_model_of_one_side_only_is_left_out() {
 
 #[test]
 fn disagreements_about_items_fail_both_sides_with_both_values() {
-    let none = RequestGroups::none;
+    let none = RequestCacheGroups::none;
     let cases: [Disagreement; 7] = [
         (groups([items(SLOTS, 0, &[5])]), none(), SLOTS, span(0, 1), None),
         (none(), groups([items(SLOTS, 0, &[5])]), SLOTS, None, span(0, 1)),
@@ -346,7 +347,7 @@ fn disagreements_about_items_fail_both_sides_with_both_values() {
     for mode in BOTH {
         for (sent, wanted, group, has, wants) in &cases {
             let mut world = World::new();
-            let copy = |groups: &RequestGroups| self::copy(groups);
+            let copy = |groups: &RequestCacheGroups| self::copy(groups);
             let (sender, receiver) = world.request(mode, (&[4], copy(sent)), (&[8], copy(wanted)));
             world.carry_out();
             let here = Cause::GroupItems { group: *group, sent: *has, wanted: *wants };
@@ -365,11 +366,11 @@ fn disagreements_about_items_fail_both_sides_with_both_values() {
 }
 
 /// The same items again, for a second request.
-pub fn copy(groups: &RequestGroups) -> RequestGroups {
-    let mut copy = RequestGroups::none();
+pub fn copy(groups: &RequestCacheGroups) -> RequestCacheGroups {
+    let mut copy = RequestCacheGroups::none();
     for list in groups.lists().iter() {
         let again = kv_core::Pages::unpooled(list.items.clone()).unwrap();
-        copy.push(GroupItems::from_number(list.group, list.first, again)).unwrap();
+        copy.push(CacheGroupItems::from_number(list.group, list.first, again)).unwrap();
     }
     copy
 }
@@ -432,7 +433,7 @@ fn groups_given_twice_or_too_late_fail_the_session_and_come_back() {
     // And those of sessions that nobody knows, or that have ended.
     let mut pair = Pair::new();
     let ghost = SessionId(99);
-    pair.command(P, Command::RequestGroups { session: ghost, groups: groups([items(0, 0, &[1])]) });
+    pair.command(P, Command::RequestCacheGroups { session: ghost, groups: groups([items(0, 0, &[1])]) });
     assert_eq!(pair.released_groups(P, ghost).len(), 1);
 }
 

@@ -36,11 +36,9 @@ fn begin(pair: &mut Pair, session: SessionId, chunk: &[u32]) {
 }
 
 fn layers_final(pair: &mut Pair, session: SessionId, chunk: u32, layers: impl Into<Option<Range<u32>>>) {
-    let (chunk, layers) = (ChunkId(chunk), layers.into());
-    pair.command(
-        P,
-        Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event: None } },
-    );
+    let mut told = FinalLayers::all(ChunkId(chunk));
+    told.layers = layers.into();
+    pair.command(P, Command::LayersFinal { session, layers: told });
 }
 
 /// What the posts in flight move: region, pages from, pages to.

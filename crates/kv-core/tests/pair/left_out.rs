@@ -1,6 +1,6 @@
-//! RequestGroups that only one side names: whether they may be left out.
+//! RequestCacheGroups that only one side names: whether they may be left out.
 
-use kv_core::{Cause, KvArgs, KvPoll, PeerCause, Region, RegionRole, RequestGroups, TransferMode};
+use kv_core::{Cause, KvArgs, KvPoll, PeerCause, Region, RegionRole, RequestCacheGroups, TransferMode};
 
 use crate::groups::{DRAFT, ROOM, SLOTS, World, args_with, copy, groups, items, span};
 use crate::pair::{D, P, list};
@@ -10,8 +10,9 @@ fn disagree(args: [KvArgs; 2], group: u16) {
     for mode in [TransferMode::Push, TransferMode::Pull] {
         for names in [P, D] {
             let mut world = World::with(args.clone());
-            let side =
-                |node| if names == node { groups([items(group, 0, &[1, 2])]) } else { RequestGroups::none() };
+            let side = |node| {
+                if names == node { groups([items(group, 0, &[1, 2])]) } else { RequestCacheGroups::none() }
+            };
             let (sender, receiver) = world.request(mode, (&[4], side(P)), (&[8], side(D)));
             world.carry_out();
             let both = span(0, 2);

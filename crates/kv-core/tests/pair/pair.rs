@@ -7,9 +7,9 @@ use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource, Spoken};
 use kv_core::wire::{Body, Frame, VERSIONS, Versions};
 use kv_core::{
-    AuxIndex, Cause, Directions, GroupLists, Incarnation, KvArgs, KvArgsBuilder, KvPoll, LeaseRef, LookupId,
-    Origin, PageList, Pages, PeerId, Post, RankRecord, Region, RegionRole, RequestGroups, Room, SessionId,
-    SessionOptions, Time, TransferError, TransportError, WayEnd, WorkerRole, WriteFence,
+    AuxIndex, CacheGroupLists, Cause, Directions, Incarnation, KvArgs, KvArgsBuilder, KvPoll, LeaseRef,
+    LookupId, Origin, PageList, Pages, PeerId, Post, RankRecord, Region, RegionRole, RequestCacheGroups,
+    Room, SessionId, SessionOptions, Time, TransferError, TransportError, WayEnd, WorkerRole, WriteFence,
 };
 
 /// The prefill node.
@@ -18,7 +18,7 @@ pub const P: usize = 0;
 pub const D: usize = 1;
 
 /// What came back of the groups of a session: lists, and groups that were skipped.
-pub type ReleasedGroups = (GroupLists, Vec<u16>);
+pub type ReleasedGroups = (CacheGroupLists, Vec<u16>);
 
 type Filter = Box<dyn FnMut(&Body) -> bool>;
 
@@ -228,7 +228,7 @@ impl Pair {
                 assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
                 self.released.entry((node, session)).or_default().push(pages.list().clone());
             }
-            Output::Release { session, resource: Resource::RequestGroups { groups, skipped } } => {
+            Output::Release { session, resource: Resource::RequestCacheGroups { groups, skipped } } => {
                 assert!(self.polls.get(&(node, session)).is_none_or(|poll| poll.is_terminal()));
                 let lists = groups.lists();
                 self.released_groups.entry((node, session)).or_default().push((lists, skipped));
@@ -341,7 +341,7 @@ impl Pair {
 
     /// What a router would carry to the reader of this session's pages.
     pub fn lease_ref(&self, sender: SessionId) -> LeaseRef {
-        LeaseRef { incarnation: self.configs[P].incarnation, lease_id: sender, pages: None }
+        LeaseRef::new(self.configs[P].incarnation, sender)
     }
 
     pub fn init_sender(&mut self, session: SessionId, num_pages: usize, aux: Option<u32>) {
@@ -356,8 +356,8 @@ impl Pair {
         self.command(D, Command::InitReceiver { session, pages: pages(to), aux: aux.map(AuxIndex) });
     }
 
-    pub fn give_groups(&mut self, node: usize, session: SessionId, groups: RequestGroups) {
-        self.command(node, Command::RequestGroups { session, groups });
+    pub fn give_groups(&mut self, node: usize, session: SessionId, groups: RequestCacheGroups) {
+        self.command(node, Command::RequestCacheGroups { session, groups });
     }
 
     /// What came back of the groups of a session: lists, and groups that were skipped.

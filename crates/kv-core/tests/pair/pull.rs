@@ -259,23 +259,22 @@ fn lease_ids_without_pages_fail_by_name_and_move_nothing() {
     let sender = granted(&mut pair, &[4, 5], None);
     let lease_ref = pair.lease_ref(sender);
     let nobody = SessionId(999);
-    let list = |pages: &[u32]| Some(list(pages));
     let stale = Incarnation::from_random(1);
     let cases: [(LeaseRef, Cause); 4] = [
         (
-            LeaseRef { lease_id: nobody, ..lease_ref.clone() },
+            LeaseRef::new(lease_ref.incarnation, nobody),
             Cause::ByPeer(PeerCause::UnknownLease { lease_id: 999 }),
         ),
         (
-            LeaseRef { incarnation: stale, ..lease_ref.clone() },
+            LeaseRef::new(stale, lease_ref.lease_id),
             Cause::StaleLease { referenced: stale, found: lease_ref.incarnation },
         ),
         (
-            LeaseRef { pages: list(&[4, 99]), ..lease_ref.clone() },
+            lease_ref.clone().of_pages(list(&[4, 99])),
             Cause::LeaseOutOfRange(kv_core::PagesError::OutOfRange { page: 99, num_pages: 32 }),
         ),
         (
-            LeaseRef { pages: list(&[4, 6]), ..lease_ref.clone() },
+            lease_ref.clone().of_pages(list(&[4, 6])),
             Cause::LeasePages { position: 1, referenced: Some(6), held: Some(5) },
         ),
     ];

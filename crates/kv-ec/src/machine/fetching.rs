@@ -310,7 +310,7 @@ impl Fetching {
         }
     }
 
-    /// The inner machine has given a transfer's blocks back: no wire can touch them any more.
+    /// The inner machine has given a transfer's blocks back: no data operation can touch them any more.
     pub(super) fn released(&mut self, cx: &mut Context, transfer: SessionId, pages: Pages) {
         if self.leaving.remove(&transfer) {
             return cx.give_back(pages);

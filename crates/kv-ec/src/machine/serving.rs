@@ -1,7 +1,7 @@
 //! The producer's part: answers to peers that ask for entries.
 //!
 //! An answer is one sending session of the inner machine, over the blocks of the pinned entry. The pin ends
-//! when the session has given the blocks back, which is when no wire can touch them any more.
+//! when the session has given the blocks back, which is when no data operation can touch them any more.
 
 use std::collections::BTreeMap;
 

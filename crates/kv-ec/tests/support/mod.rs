@@ -91,7 +91,7 @@ impl Host {
         let host = Host { worker, connector, seen };
         if published {
             until("the registration", || {
-                host.connector.port().registration() == kv_poll::Registration::Published
+                host.connector.port().publication() == kv_poll::Publication::Published
             });
         }
         host

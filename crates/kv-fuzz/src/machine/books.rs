@@ -52,7 +52,7 @@ impl Books {
         let opens = matches!(command, Command::OpenSender { .. } | Command::OpenReceiver { .. });
         let sends = match command {
             Command::OpenReceiver { .. } | Command::InitReceiver { .. } => Some(false),
-            Command::RequestGroups { .. } | Command::Abort { .. } => None,
+            Command::RequestCacheGroups { .. } | Command::Abort { .. } => None,
             _ => Some(true),
         };
         if opens {
@@ -160,7 +160,7 @@ pub(super) fn name(command: &Command) -> &'static str {
         Command::Send { .. } | Command::BeginChunk { .. } => "Send",
         Command::LayersFinal { .. } => "LayersFinal",
         Command::InitReceiver { .. } => "InitReceiver",
-        Command::RequestGroups { .. } => "RequestGroups",
+        Command::RequestCacheGroups { .. } => "RequestCacheGroups",
         _ => "Abort",
     }
 }
@@ -176,7 +176,9 @@ pub(super) fn size(output: &Output) -> u64 {
         Output::Connect { transport, .. } => transport.metadata.len(),
         Output::Lookup { addr, .. } => addr.len(),
         Output::Release { resource: Resource::Pages(pages), .. } => 8 * pages.list().runs().len(),
-        Output::Release { resource: Resource::RequestGroups { groups, .. }, .. } => 8 * groups.lists().runs(),
+        Output::Release { resource: Resource::RequestCacheGroups { groups, .. }, .. } => {
+            8 * groups.lists().runs()
+        }
         _ => 0,
     };
     (size + 16) as u64
@@ -202,6 +204,6 @@ fn kind(output: &Output) -> u32 {
             (*poll as u32 + 10) ^ name << 8
         }
         Output::Release { resource: Resource::Pages(_), .. } => 30,
-        Output::Release { resource: Resource::RequestGroups { .. }, .. } => 31,
+        Output::Release { resource: Resource::RequestCacheGroups { .. }, .. } => 31,
     }
 }

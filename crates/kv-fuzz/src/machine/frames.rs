@@ -10,9 +10,9 @@ use kv_core::wire::{
     Welcome, XferReq,
 };
 use kv_core::{
-    Attempt, AuxIndex, CacheGroup, ContentHash, Geometry, GroupList, GroupLists, Holds, Incarnation, KvArgs,
-    Layout, Mismatch, PageList, PeerCause, Region, RegionRole, Room, ServiceOffer, SessionId, TransferMode,
-    WorkerId,
+    Attempt, AuxIndex, CacheGroup, CacheGroupList, CacheGroupLists, ContentHash, Geometry, Holds,
+    Incarnation, KvArgs, Layout, Mismatch, PageList, PeerCause, Region, RegionRole, Room, ServiceOffer,
+    SessionId, TransferMode, WorkerId,
 };
 
 use super::script::Script;
@@ -131,13 +131,13 @@ pub(super) fn pages(script: &mut Script) -> PageList {
     PageList::try_from(script.runs(MAX_RUNS, PAGES)).unwrap_or_default()
 }
 
-fn groups(script: &mut Script) -> GroupLists {
+fn groups(script: &mut Script) -> CacheGroupLists {
     let numbers = (0..4).filter(|_| script.rarely()).collect::<Vec<u16>>();
     let list = |group| {
         let items = PageList::try_from(script.runs(MAX_RUNS, 4096)).unwrap_or_default();
-        GroupList { group, first: script.small(), items }
+        CacheGroupList { group, first: script.small(), items }
     };
-    GroupLists::try_from(numbers.into_iter().map(list).collect::<Vec<_>>()).unwrap_or_default()
+    CacheGroupLists::try_from(numbers.into_iter().map(list).collect::<Vec<_>>()).unwrap_or_default()
 }
 
 fn skipped(script: &mut Script) -> Vec<u16> {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kv_core::proto::Command;
 use kv_core::{
-    AuxIndex, ChunkId, FinalLayers, GroupItems, Incarnation, Lease, LeaseRef, PageList, Pages,
-    ReadyEventError, RequestGroups, SessionId, SessionOptions, TransferMode,
+    AuxIndex, CacheGroupItems, ChunkId, FinalLayers, Incarnation, Lease, LeaseRef, PageList, Pages,
+    ReadyEventError, RequestCacheGroups, SessionId, SessionOptions, TransferMode,
 };
 
 use super::frames::{self, PAGES};
@@ -20,10 +20,8 @@ pub(super) fn open(
 ) -> (u64, Command) {
     let room = frames::room(script);
     let lease_refs = if sender { 0 } else { script.size(2000) };
-    let lease_ref = |number: usize| LeaseRef {
-        incarnation: Incarnation::from_random(number as u64 + 1),
-        lease_id: SessionId(1 + number as u64),
-        pages: None,
+    let lease_ref = |number: usize| {
+        LeaseRef::new(Incarnation::from_random(number as u64 + 1), SessionId(1 + number as u64))
     };
     let options = Box::new(SessionOptions::default().with(|options| {
         options.mode = Some(mode);
@@ -66,8 +64,8 @@ pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32
         4 => {
             let chunk = ChunkId(script.small());
             let start = script.below(3).into();
-            let layers = script.option(|script| start..start + u32::from(script.below(3)));
-            let layers = FinalLayers { chunk, layers, ready_event: None };
+            let mut layers = FinalLayers::all(chunk);
+            layers.layers = script.option(|script| start..start + u32::from(script.below(3)));
             vec![(1, 0, Command::LayersFinal { session, layers })]
         }
         5 => {
@@ -79,15 +77,15 @@ pub(super) fn commands(script: &mut Script, session: SessionId) -> Vec<(u64, u32
             vec![(cost_of(&pages), 1, Command::InitReceiver { session, pages, aux })]
         }
         9 | 10 => {
-            let (mut groups, mut own) = (RequestGroups::none(), 1);
+            let (mut groups, mut own) = (RequestCacheGroups::none(), 1);
             for group in (0..4).filter(|_| script.flag()).collect::<Vec<_>>() {
                 let list = PageList::try_from(script.runs(4000, 4096)).unwrap_or_default();
                 let items = Pages::unpooled(list).unwrap_or_default();
                 own += cost_of(&items);
                 // By rising number, and each once.
-                let _ = groups.push(GroupItems::from_number(group, script.small() % 1000, items));
+                let _ = groups.push(CacheGroupItems::from_number(group, script.small() % 1000, items));
             }
-            vec![(own, 1, Command::RequestGroups { session, groups })]
+            vec![(own, 1, Command::RequestCacheGroups { session, groups })]
         }
         _ => vec![(0, 0, Command::Abort { session })],
     }

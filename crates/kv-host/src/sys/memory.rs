@@ -66,8 +66,8 @@ impl Memory {
         self.len
     }
 
-    /// True for a part without bytes. An [`Arena`](crate::Arena) and a [`HostPool`](crate::HostPool) have at
-    /// least one byte.
+    /// True for a part without bytes. An [`Arena`](crate::Arena) and a [`HostMemory`](crate::HostMemory) have
+    /// at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

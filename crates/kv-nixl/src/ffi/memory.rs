@@ -1,11 +1,11 @@
-//! Memory that NIXL may reach: parts of pools, files, and what the owner of a server lends.
+//! Memory that NIXL may reach: parts of host memory, files, and what the owner of a server lends.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use kv_core::MemoryKind;
-use kv_host::{HostPool, MemoryError, check};
+use kv_host::{HostMemory, MemoryError, check};
 use nixl_sys::{MemType, MemoryRegion, NixlDescriptor};
 
 /// A range of memory that may be registered.
@@ -20,7 +20,7 @@ pub(crate) struct Memory {
 /// What contains the range, and what keeps the range in place.
 #[derive(Debug, Clone)]
 enum Holder {
-    /// Host memory of a pool, or of an owner who has promised it; mapped for as long as this value lives.
+    /// Host memory of ours, or of an owner who has promised it; mapped for as long as this value lives.
     Host(kv_host::Memory),
     /// A device's memory, for whose life its owner has promised.
     Device,
@@ -29,9 +29,9 @@ enum Holder {
 }
 
 impl Memory {
-    /// The whole memory of a pool.
-    pub(crate) fn of_pool(pool: &HostPool) -> Memory {
-        Memory::of_host(pool.memory().clone())
+    /// All bytes of a host memory.
+    pub(crate) fn whole(memory: &HostMemory) -> Memory {
+        Memory::of_host(memory.memory().clone())
     }
 
     pub(super) fn of_host(memory: kv_host::Memory) -> Memory {

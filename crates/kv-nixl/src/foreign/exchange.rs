@@ -116,7 +116,7 @@ mod tests {
     use std::thread;
 
     use kv_core::{MemoryKind, Op, PostId, Time, Transport, TransportEvent};
-    use kv_host::HostPool;
+    use kv_host::HostMemory;
     use nixl_sys::{Agent, AgentConfig, ThreadSync};
 
     use super::*;
@@ -164,9 +164,9 @@ mod tests {
             params.set(&name, &value).unwrap();
         }
         let _backend = there.create_backend("UCX", &params).unwrap();
-        let theirs = HostPool::new(LEN).unwrap();
+        let theirs = HostMemory::new(LEN).unwrap();
         theirs.write(0, &vec![7; LEN]).unwrap();
-        let _registered = there.register_memory(&Memory::of_pool(&theirs), None).unwrap();
+        let _registered = there.register_memory(&Memory::whole(&theirs), None).unwrap();
 
         let metadata = fetch_metadata(address, SOON).unwrap();
         assert_eq!(AgentMetadata::parse(&metadata).unwrap().name, "a listening agent");

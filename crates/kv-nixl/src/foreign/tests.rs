@@ -7,7 +7,7 @@ use kv_core::{
     Descriptor, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Time, Transport, TransportError,
     TransportEvent, WayEnd,
 };
-use kv_host::HostPool;
+use kv_host::HostMemory;
 
 use crate::agent::engine::Engine;
 use crate::agent::name::FORM;
@@ -23,18 +23,18 @@ use crate::transport::NixlTransport;
 /// An agent of somebody else, as plain as NIXL has it.
 struct Stranger {
     engine: Engine,
-    pool: HostPool,
+    pool: HostMemory,
     heard: Vec<Bytes>,
 }
 
 impl Stranger {
     fn new(name: &str) -> Option<Stranger> {
-        Stranger::with(name, HostPool::new(LEN).unwrap())
+        Stranger::with(name, HostMemory::new(LEN).unwrap())
     }
 
-    fn with(name: &str, pool: HostPool) -> Option<Stranger> {
+    fn with(name: &str, pool: HostMemory) -> Option<Stranger> {
         let mut engine = Engine::new(nixl()?, name, &config()).unwrap();
-        engine.register(&Memory::of_pool(&pool)).unwrap();
+        engine.register(&Memory::whole(&pool)).unwrap();
         Some(Stranger { engine, pool, heard: Vec::new() })
     }
 
@@ -56,7 +56,7 @@ fn config() -> NixlConfig {
     NixlConfig { foreign_bytes: 16 << 20, ..crate::testing::config() }
 }
 
-fn transport() -> Option<(NixlTransport, HostPool)> {
+fn transport() -> Option<(NixlTransport, HostMemory)> {
     Some(worker_with(nixl()?, config()))
 }
 
@@ -280,8 +280,8 @@ fn an_agent_that_was_started_again_is_not_taken_for_the_one_that_is_connected() 
     here.connect_foreign(PEER, &metadata, &[region]).unwrap();
     // The same life has other registrations: more of them.
     let mut grown = there;
-    let more = HostPool::new(LEN).unwrap();
-    grown.engine.register(&Memory::of_pool(&more)).unwrap();
+    let more = HostMemory::new(LEN).unwrap();
+    grown.engine.register(&Memory::whole(&more)).unwrap();
     let digests = |metadata: &[u8]| AgentMetadata::parse(metadata).unwrap().digests;
     let (first, second) = (digests(&metadata), digests(&grown.metadata()));
     let name = || "an agent".to_owned();

@@ -24,6 +24,15 @@ pub struct Search {
     pub library: Option<PathBuf>,
 }
 
+impl Search {
+    /// The same with some fields changed: `Search::default().with(|search| search.library = Some(path))`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
 /// A place where the library may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {

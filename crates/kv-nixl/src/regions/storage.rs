@@ -26,15 +26,15 @@ impl NixlTransport {
     /// after `write`; not that the bytes are on the disk.
     ///
     /// ```no_run
-    /// # use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+    /// # use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
     /// # use kv_core::{MemoryKind, PeerId, Transport, Region, RegionRole};
     /// # let nixl = Nixl::load(&Search::default())?;
     /// let file = std::fs::File::options().read(true).write(true).open("/var/cache/kv/pages")?;
-    /// let pool = HostPool::new(64 << 20)?;
+    /// let memory = HostMemory::new(64 << 20)?;
     /// let mut transport = NixlTransport::new(&nixl, NixlConfig::default())?;
-    /// transport.add_pool(&pool)?;
+    /// transport.add_memory(&memory)?;
     /// let device = transport.add_file(file)?;
-    /// transport.register(&Region::dram(RegionRole::Kv, pool.addr(), 64 << 20, 1 << 20))?;
+    /// transport.register(&Region::dram(RegionRole::Kv, memory.addr(), 64 << 20, 1 << 20))?;
     /// let pages = Region::dram(RegionRole::Kv, 0, 1 << 30, 1 << 20).memory(MemoryKind::File, device);
     /// transport.register(&pages)?;
     /// let ours = transport.metadata()?;

@@ -191,15 +191,15 @@ pub(crate) fn check(
 mod tests {
     use super::*;
     use kv_core::PostId;
-    use kv_host::HostPool;
+    use kv_host::HostMemory;
 
     fn descriptor(local_offset: u64, remote_region: u32, remote_offset: u64, len: u64) -> Descriptor {
         Descriptor { local_region: 0, remote_region, local_offset, remote_offset, len }
     }
 
     fn cuts(descriptors: Vec<Descriptor>, most: u64) -> Vec<Batch> {
-        let pool = HostPool::new(64 << 20).unwrap();
-        let local = [Memory::of_pool(&pool)];
+        let pool = HostMemory::new(64 << 20).unwrap();
+        let local = [Memory::whole(&pool)];
         let place = |kind, addr| Place { addr, len: 64 << 20, item_len: 1, kind, device: 3 };
         let remote = [place(MemoryKind::Dram, 1 << 40), place(MemoryKind::Vram, 1 << 41)];
         check(&descriptors, &local, &remote).unwrap();

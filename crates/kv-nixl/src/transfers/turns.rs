@@ -176,7 +176,7 @@ mod tests {
         Descriptor, MemoryKind, Op, Post, PostId, Region, RegionRole, Transport, TransportEvent, WayEnd,
     };
 
-    use kv_host::HostPool;
+    use kv_host::HostMemory;
 
     use super::*;
     use crate::config::NixlConfig;
@@ -184,7 +184,7 @@ mod tests {
 
     /// Two workers; the first one's read of the second one's region, all sevens, is on its way, for the
     /// second one is not polled. Half of what is on its way is of a read that has been cancelled.
-    fn reading() -> Option<[(NixlTransport, HostPool); 2]> {
+    fn reading() -> Option<[(NixlTransport, HostMemory); 2]> {
         let nixl = nixl()?;
         let ((mut here, ours), (mut there, theirs)) = (worker(nixl), worker(nixl));
         theirs.write(0, &vec![7; LEN]).unwrap();
@@ -252,10 +252,10 @@ mod tests {
         let file = file.unwrap();
         file.set_len(LEN as u64).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let pool = HostPool::new(LEN).unwrap();
+        let pool = HostMemory::new(LEN).unwrap();
         let settle = Duration::from_millis(300);
         let mut here = NixlTransport::new(nixl, NixlConfig { settle, ..NixlConfig::default() }).unwrap();
-        here.add_pool(&pool).unwrap();
+        here.add_memory(&pool).unwrap();
         let device = here.add_file(file).unwrap();
         let memory = Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096);
         here.register(&memory).unwrap();

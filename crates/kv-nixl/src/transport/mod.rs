@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{PeerId, PostId, TransportError, TransportEvent};
-use kv_host::{Frozen, Host, HostPool, OsError, ProcessIdentity, random};
+use kv_host::{Frozen, Host, HostMemory, OsError, ProcessIdentity, random};
 use rustix::event::epoll;
 
 use crate::agent::engine::Engine;
@@ -171,9 +171,9 @@ impl NixlTransport {
         })
     }
 
-    /// Gives a pool to the transport: regions of the pool can be registered.
-    pub fn add_pool(&mut self, pool: &HostPool) -> Result<(), NixlError> {
-        self.adopt_memory(Memory::of_pool(pool))
+    /// Gives host memory to the transport: regions of the memory can be registered.
+    pub fn add_memory(&mut self, memory: &HostMemory) -> Result<(), NixlError> {
+        self.adopt_memory(Memory::whole(memory))
     }
 
     pub(crate) fn adopt_memory(&mut self, memory: Memory) -> Result<(), NixlError> {

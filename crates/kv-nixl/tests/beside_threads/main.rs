@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
-use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, NotSet, Search, guards};
+use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, NotSet, Search, guards};
 
 const ROLE: &str = "KV_NIXL_TEST_PROCESS";
 /// A part of the name of the checks to be made; all are made without the variable.
@@ -133,11 +133,11 @@ fn move_bytes(nixl: &Nixl) {
     assert!(arrived == bytes, "other bytes arrived");
 }
 
-fn agent(nixl: &Nixl) -> (NixlTransport, HostPool) {
-    let pool = HostPool::new(LEN).unwrap();
+fn agent(nixl: &Nixl) -> (NixlTransport, HostMemory) {
+    let pool = HostMemory::new(LEN).unwrap();
     let config = NixlConfig::default().with(|config| config.devices = vec!["lo".to_owned()]);
     let mut transport = NixlTransport::new(nixl, config).unwrap();
-    transport.add_pool(&pool).unwrap();
+    transport.add_memory(&pool).unwrap();
     transport.register(&Region::dram(RegionRole::Kv, pool.addr(), LEN as u64, 4096)).unwrap();
     (transport, pool)
 }

@@ -25,7 +25,7 @@ use std::thread;
 use std::time::Duration;
 
 use kv_core::{Region, RegionRole, Transport};
-use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport};
+use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport};
 use serde_json::Value;
 
 use crate::shape::Shape;
@@ -40,17 +40,17 @@ fn nixl() -> Option<&'static Nixl> {
 /// A KV cache on our transport, as vLLM lays it out.
 struct Cache {
     transport: NixlTransport,
-    pool: HostPool,
+    pool: HostMemory,
     shape: Shape,
 }
 
 impl Cache {
     fn new(shape: &Shape) -> Option<Cache> {
         let (block, region) = (shape.block_bytes(), shape.blocks * shape.block_bytes());
-        let pool = HostPool::new(shape.layers * region).unwrap();
+        let pool = HostMemory::new(shape.layers * region).unwrap();
         let config = NixlConfig::default().with(|config| config.foreign_bytes = 16 << 20);
         let mut transport = NixlTransport::new(nixl()?, config).unwrap();
-        transport.add_pool(&pool).unwrap();
+        transport.add_memory(&pool).unwrap();
         for layer in 0..shape.layers {
             let addr = pool.addr() + shape.offset(layer, 0) as u64;
             transport.register(&Region::dram(RegionRole::Kv, addr, region as u64, block as u64)).unwrap();

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Regions, Side};
 use kv_core::{Region, RegionRole, Transport};
-use kv_nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 
 /// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
 pub fn nixl() -> Option<&'static Nixl> {
@@ -78,8 +78,8 @@ pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<Nixl
         offsets.push(at);
         at += len + GAP;
     }
-    let pool = HostPool::new(at).unwrap();
-    transport.add_pool(&pool).unwrap();
+    let pool = HostMemory::new(at).unwrap();
+    transport.add_memory(&pool).unwrap();
     for (offset, len) in offsets.iter().zip(lens) {
         let region = Region::dram(RegionRole::Kv, pool.addr() + *offset as u64, *len as u64, 1);
         transport.register(&region).unwrap();
@@ -88,7 +88,7 @@ pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<Nixl
 }
 
 struct Pages {
-    pool: HostPool,
+    pool: HostMemory,
     offsets: Vec<usize>,
 }
 

@@ -12,7 +12,7 @@ use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 /// scattered; [`RunAllocator`](super::RunAllocator) avoids that. Cost: O(1) per page.
 #[derive(Debug)]
 pub struct FreeList {
-    /// Mints the tokens, and knows which pages are out: those that are not in the stack.
+    /// Makes the `Pages`, and knows which pages are out: those that are not in the stack.
     pool: PagePool,
     stack: Vec<u32>,
 }
@@ -51,14 +51,14 @@ impl PageAllocator for FreeList {
     fn free(&mut self, pages: Pages) -> Result<(), FreeError> {
         let list = match self.pool.release(pages) {
             Ok(list) => list,
-            Err(ReleaseError { pages }) => {
+            Err(ReleaseError { pages, .. }) => {
                 let reason = FreeReason::of_stranger(&pages, &self.pool);
                 return Err(FreeError { pages, reason });
             }
         };
         let top = self.stack.len();
         self.stack.extend(list.iter());
-        // The first page of the token is the first to be allocated again.
+        // The first of the pages is the first to be allocated again.
         self.stack[top..].reverse();
         Ok(())
     }

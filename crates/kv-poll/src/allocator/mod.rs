@@ -1,6 +1,6 @@
 //! Page allocators: who owns which page of a cache.
 //!
-//! An allocator hands out [`Pages`](kv_core::Pages) tokens, which it mints through a
+//! An allocator hands out [`Pages`](kv_core::Pages), which it makes through a
 //! [`PagePool`](kv_core::PagePool) of its own, and takes them back. It is not a cache: it knows nothing of
 //! prefixes, eviction or contents, and nothing of transfers. A server with an allocator of its own mints
 //! tokens through a pool.
@@ -19,7 +19,7 @@
 //! cache.free(pages).unwrap();
 //! assert_eq!(cache.available(), cache.capacity());
 //!
-//! // A token that is dropped is lost: its pages stay allocated, and the allocator names them.
+//! // `Pages` that are dropped are lost: they stay allocated, and the allocator names them.
 //! drop(cache.allocate(2));
 //! assert_eq!((cache.available(), cache.lost().iter().collect::<Vec<_>>()), (62, vec![0, 1]));
 //! ```

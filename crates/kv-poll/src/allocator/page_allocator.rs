@@ -16,8 +16,8 @@ pub trait PageAllocator {
     /// Takes pages back. All of them or, with an error, none.
     fn free(&mut self, pages: Pages) -> Result<(), FreeError>;
 
-    /// The pages whose tokens were dropped instead of freed, in the order of the losses. They stay
-    /// allocated, because a wire may still touch them.
+    /// The pages whose `Pages` were dropped instead of freed, in the order of the losses. They stay
+    /// allocated, because a data operation may still touch them.
     fn lost(&self) -> PageList;
 }
 
@@ -36,7 +36,7 @@ pub struct FreeError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeReason {
-    /// A page is free already, and the token is of another pool.
+    /// A page is free already, and the `Pages` are of another pool.
     #[error("page {page} is free already")]
     AlreadyFree {
         /// The page.
@@ -52,8 +52,8 @@ pub enum FreeReason {
         /// The page after the last.
         end: u32,
     },
-    /// A page that is allocated, in a token that this allocator has not minted.
-    #[error("page {page} is allocated, and this is not its token")]
+    /// A page that is allocated, in `Pages` that this allocator has not made.
+    #[error("page {page} is allocated, and these pages are of another pool")]
     OtherToken {
         /// The page.
         page: u32,
@@ -69,11 +69,11 @@ pub enum FreeReason {
 }
 
 impl FreeReason {
-    /// What is wrong with pages whose token another pool has minted.
+    /// What is wrong with pages that another pool has made.
     pub(super) fn of_stranger(pages: &Pages, pool: &PagePool) -> FreeReason {
         let (range, list) = (pool.range(), pages.list());
         let (first, end) = (range.start, range.end);
-        // A token that is refused has a page.
+        // `Pages` that are refused have a page.
         let some = list.iter().next().unwrap_or(first);
         let foreign = list.iter().find(|page| !range.contains(page));
         let free = || list.iter().find(|&page| !pool.is_out(page));

@@ -15,7 +15,7 @@ use super::page_allocator::{FreeError, FreeReason, PageAllocator};
 /// neighbours when freed. Cost: O(log r) for each run taken or freed, with r free runs.
 #[derive(Debug)]
 pub struct RunAllocator {
-    /// Mints the tokens, and knows which pages are out: those that are in no free run.
+    /// Makes the `Pages`, and knows which pages are out: those that are in no free run.
     pool: PagePool,
     available: usize,
     /// Free runs: first page → length. No two touch.
@@ -118,7 +118,7 @@ impl PageAllocator for RunAllocator {
     fn free(&mut self, pages: Pages) -> Result<(), FreeError> {
         let list = match self.pool.release(pages) {
             Ok(list) => list,
-            Err(ReleaseError { pages }) => {
+            Err(ReleaseError { pages, .. }) => {
                 let reason = FreeReason::of_stranger(&pages, &self.pool);
                 return Err(FreeError { pages, reason });
             }

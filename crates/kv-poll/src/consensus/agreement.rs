@@ -17,7 +17,7 @@ impl std::fmt::Display for RequestKey {
 pub struct Standing {
     /// The state of the request.
     pub poll: KvPoll,
-    /// True if the state is final and no wire can touch the pages any more.
+    /// True if the state is final and no data operation can touch the pages any more.
     pub reclaimable: bool,
 }
 

@@ -2,6 +2,7 @@
 //! take.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 use kv_core::proto::Command;
 use kv_core::{
@@ -173,12 +174,12 @@ impl<S: KvSession> Members<S> {
         told: FinalLayers,
         held: &[Option<(u32, u32)>],
     ) -> Result<(), Command> {
-        let FinalLayers { chunk, layers, ready_event } = told;
+        let FinalLayers { chunk, layers, ready_event, .. } = told;
         let ready_event = ready_event.map(SharedReadyEvent::new);
         let announce = |layers| {
             let ready_event =
                 ready_event.clone().map(|ready_event| Box::new(ready_event) as Box<dyn ReadyEvent>);
-            Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event } }
+            layers_final(session, (chunk, layers, ready_event))
         };
         let mut shares = parts::shares(layers.clone(), held);
         let later = |(rank, share): (usize, &mut Option<_>)| {
@@ -189,7 +190,7 @@ impl<S: KvSession> Members<S> {
         if self.say(shares.into_iter().map(|share| share.map(&announce))).is_err() {
             // No rank has got anything: the announcement goes back as it came.
             let ready_event = ready_event.map(SharedReadyEvent::unshare);
-            return Err(Command::LayersFinal { session, layers: FinalLayers { chunk, layers, ready_event } });
+            return Err(layers_final(session, (chunk, layers, ready_event)));
         }
         self.withheld.extend(withheld.into_iter().map(|(rank, share)| (rank, announce(share))));
         while self.ready_events.front().is_some_and(SharedReadyEvent::is_answered) {
@@ -329,6 +330,16 @@ impl<S: KvSession> Drop for Members<S> {
             std::mem::forget(session);
         }
     }
+}
+
+/// The command with these fields of [`FinalLayers`].
+fn layers_final(
+    session: SessionId,
+    (chunk, layers, ready_event): (ChunkId, Option<Range<u32>>, Option<Box<dyn ReadyEvent>>),
+) -> Command {
+    let mut told = FinalLayers::all(chunk);
+    (told.layers, told.ready_event) = (layers, ready_event);
+    Command::LayersFinal { session, layers: told }
 }
 
 /// Those pages of a token that a list names. The others are dropped, so that their pool counts them.

@@ -38,15 +38,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use kv_core::{
-    Geometry, KvArgs, KvManager, KvSender, OpenError, OsError, Pages, Quarantine, Reclaimed, RequestGroups,
-    Room, SessionOptions,
+    Geometry, KvArgs, KvManager, KvSender, OpenError, OsError, Pages, Quarantine, Reclaimed,
+    RequestCacheGroups, Room, SessionOptions,
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::kv::{Change, Manager};
 use deal::Deal;
 use roster::Roster;
-pub use session::{GroupReceiver, GroupSender, GroupSession};
+pub use session::{EngineReceiver, EngineSender, EngineSession};
 use shared::Shared;
 
 /// The managers of all ranks of one engine, as one manager. Clones are handles on the same group.
@@ -64,8 +64,8 @@ use shared::Shared;
 ///   now on. `drain` also hands on commands for which the ring of a rank had no room: a scheduler calls
 ///   `drain` once per step, whether or not the descriptor is readable.
 /// * The state of a session is the minimum of the states on its ranks. If the session fails on one rank, the
-///   group aborts the session on the others, and the pages come back when no wire of any rank can touch them
-///   any more.
+///   group aborts the session on the others, and the pages come back when no data operation of
+///   any rank can touch them any more.
 #[derive(Debug, Clone)]
 pub struct EngineGroup {
     shared: Arc<Shared>,
@@ -168,7 +168,7 @@ impl EngineGroup {
 
     /// Takes the items of cache groups that came back from all ranks after their session's handle was
     /// dropped.
-    pub fn orphan_groups(&self) -> Vec<RequestGroups> {
+    pub fn orphan_groups(&self) -> Vec<RequestCacheGroups> {
         self.shared.lock().take_orphan_groups()
     }
 
@@ -185,8 +185,8 @@ impl AsFd for EngineGroup {
 }
 
 impl KvManager for EngineGroup {
-    type Sender = GroupSender;
-    type Receiver = GroupReceiver;
+    type Sender = EngineSender;
+    type Receiver = EngineReceiver;
 
     /// The arguments of the first rank.
     fn args(&self) -> &KvArgs {
@@ -199,11 +199,11 @@ impl KvManager for EngineGroup {
         room: Room,
         dest_ranks: &[u32],
         options: SessionOptions,
-    ) -> Result<GroupSender, OpenError> {
+    ) -> Result<EngineSender, OpenError> {
         let deal = Deal::new(self.geometries(), options.tokens, 0);
         let open =
             |_, manager: &Manager| manager.sender(bootstrap_addr, room.clone(), dest_ranks, options.clone());
-        GroupSession::open(&self.shared, room.clone(), deal, open, |sender| Some(sender.lease_ref()))
+        EngineSession::open(&self.shared, room.clone(), deal, open, |sender| Some(sender.lease_ref()))
     }
 
     fn receiver(
@@ -211,7 +211,7 @@ impl KvManager for EngineGroup {
         bootstrap_addr: &str,
         room: Room,
         options: SessionOptions,
-    ) -> Result<GroupReceiver, OpenError> {
+    ) -> Result<EngineReceiver, OpenError> {
         let deal = Deal::new(self.geometries(), options.tokens, options.prefix_pages);
         let prefixes: Vec<usize> = (0..self.shared.managers.len()).map(|rank| deal.prefix(rank)).collect();
         let open = |rank: usize, manager: &Manager| {
@@ -219,7 +219,7 @@ impl KvManager for EngineGroup {
             let options = options.clone().with(|options| options.prefix_pages = prefix_pages);
             manager.receiver(bootstrap_addr, room.clone(), options)
         };
-        GroupSession::open(&self.shared, room.clone(), deal, open, |_| None)
+        EngineSession::open(&self.shared, room.clone(), deal, open, |_| None)
     }
 
     /// A page counts once for each peer and reason, however many ranks wait for the page: the numbers for a

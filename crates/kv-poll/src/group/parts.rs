@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kv_core::proto::Command;
-use kv_core::{GroupItems, Pages, RequestGroups};
+use kv_core::{CacheGroupItems, Pages, RequestCacheGroups};
 
 use super::deal::Deal;
 
@@ -34,8 +34,8 @@ fn copy(command: &Command, deal: &Deal, rank: usize) -> Option<Command> {
             let pages = first(deal.all(rank, pages.list()).len(), pages);
             Command::InitReceiver { session: *session, pages, aux: *aux }
         }
-        Command::RequestGroups { session, groups } => {
-            Command::RequestGroups { session: *session, groups: copy_groups(groups)? }
+        Command::RequestCacheGroups { session, groups } => {
+            Command::RequestCacheGroups { session: *session, groups: copy_groups(groups)? }
         }
         _ => return None,
     })
@@ -69,10 +69,10 @@ fn first(len: usize, pages: &Pages) -> Pages {
     mirror
 }
 
-fn copy_groups(groups: &RequestGroups) -> Option<RequestGroups> {
-    let mut copies = RequestGroups::none();
-    for GroupItems { group, first, items } in groups.iter() {
-        copies.push(GroupItems::from_number(*group, *first, items.mirror())).ok()?;
+fn copy_groups(groups: &RequestCacheGroups) -> Option<RequestCacheGroups> {
+    let mut copies = RequestCacheGroups::none();
+    for CacheGroupItems { group, first, items, .. } in groups.iter() {
+        copies.push(CacheGroupItems::from_number(*group, *first, items.mirror())).ok()?;
     }
     Some(copies)
 }
@@ -87,9 +87,9 @@ mod tests {
     fn other_ranks_get_the_same_items_of_the_same_groups() {
         let pages =
             |list: &[u32]| Pages::unpooled(PageList::from_pages(list.iter().copied()).unwrap()).unwrap();
-        let mut groups = RequestGroups::none();
-        groups.push(GroupItems::new(0, pages(&[7]))).unwrap();
-        groups.push(GroupItems::from_number(3, 12, pages(&[5, 1, 2]))).unwrap();
+        let mut groups = RequestCacheGroups::none();
+        groups.push(CacheGroupItems::new(0, pages(&[7]))).unwrap();
+        groups.push(CacheGroupItems::from_number(3, 12, pages(&[5, 1, 2]))).unwrap();
         assert_eq!(copy_groups(&groups), Some(groups));
     }
 

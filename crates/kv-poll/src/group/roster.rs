@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use kv_core::{KvSession, Pages, Reclaimed, RequestGroups, SessionId};
+use kv_core::{KvSession, Pages, Reclaimed, RequestCacheGroups, SessionId};
 
 use super::deal::Deal;
 use super::members::Members;
@@ -20,7 +20,7 @@ pub(super) struct Roster<S: KvSession> {
     /// Sessions of which the scheduler has yet to be told.
     untold: BTreeSet<SessionId>,
     orphans: Vec<Pages>,
-    orphan_groups: Vec<RequestGroups>,
+    orphan_groups: Vec<RequestCacheGroups>,
 }
 
 impl<S: KvSession> Roster<S> {
@@ -120,7 +120,7 @@ impl<S: KvSession> Roster<S> {
         self.orphan_groups.extend(Some(left.groups).filter(|groups| !groups.is_empty()));
     }
 
-    pub(super) fn take_orphan_groups(&mut self) -> Vec<RequestGroups> {
+    pub(super) fn take_orphan_groups(&mut self) -> Vec<RequestCacheGroups> {
         std::mem::take(&mut self.orphan_groups)
     }
 

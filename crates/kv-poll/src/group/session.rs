@@ -18,9 +18,9 @@ use crate::kv::{KvMachine, Manager, Receiving, Sending, Session};
 use crate::worker::Watch;
 
 /// The sending half of a transfer, on all ranks of a prefill engine.
-pub type GroupSender = GroupSession<Sending>;
+pub type EngineSender = EngineSession<Sending>;
 /// The receiving half of a transfer, on all ranks of a decode engine.
-pub type GroupReceiver = GroupSession<Receiving>;
+pub type EngineReceiver = EngineSession<Receiving>;
 
 /// One half of one transfer on all ranks of an engine, with the methods of a single rank's
 /// [`Session`](crate::Session). The number of the session is the number that the first rank has given.
@@ -32,7 +32,7 @@ pub type GroupReceiver = GroupSession<Receiving>;
 /// [`EngineGroup::orphans`](super::EngineGroup::orphans), items of cache groups to
 /// [`EngineGroup::orphan_groups`](super::EngineGroup::orphan_groups).
 #[must_use = "dropping a session aborts it"]
-pub struct GroupSession<Role> {
+pub struct EngineSession<Role> {
     shared: Arc<Shared>,
     id: SessionId,
     room: Room,
@@ -47,7 +47,7 @@ pub struct GroupSession<Role> {
     role: PhantomData<fn() -> Role>,
 }
 
-impl<Role> GroupSession<Role> {
+impl<Role> EngineSession<Role> {
     /// Opens the sessions of one request on all ranks: `open` opens the session of one rank, which is named
     /// by its position. There is at least one rank: see [`EngineGroup::new`](super::EngineGroup::new).
     pub(super) fn open(
@@ -56,7 +56,7 @@ impl<Role> GroupSession<Role> {
         deal: Deal,
         open: impl Fn(usize, &Manager) -> Result<Session<Role>, OpenError>,
         lease_ref: fn(&Session<Role>) -> Option<LeaseRef>,
-    ) -> Result<GroupSession<Role>, OpenError> {
+    ) -> Result<EngineSession<Role>, OpenError> {
         // The group stays locked until it knows the sessions: a drain on another thread that came in between
         // would not know whose the first change of a rank is. No code of the caller runs meanwhile.
         let mut roster = shared.lock();
@@ -68,7 +68,7 @@ impl<Role> GroupSession<Role> {
         roster.enter(id, sessions.into_iter().map(Session::cast::<Rank>).collect(), deal);
         drop(roster);
         let shared = Arc::clone(shared);
-        Ok(GroupSession {
+        Ok(EngineSession {
             shared,
             id,
             room,
@@ -81,7 +81,7 @@ impl<Role> GroupSession<Role> {
     }
 }
 
-impl<Role> KvSession for GroupSession<Role> {
+impl<Role> KvSession for EngineSession<Role> {
     fn id(&self) -> SessionId {
         self.id
     }
@@ -123,7 +123,7 @@ impl<Role> KvSession for GroupSession<Role> {
 }
 
 /// Each rank gets its part of the command, and of an announcement the layers that the rank has.
-impl<Role> Submit<Command> for GroupSession<Role> {
+impl<Role> Submit<Command> for EngineSession<Role> {
     fn submit(&mut self, command: Command) -> Result<(), Command> {
         match self.shared.lock().touch(self.id) {
             Some(members) => members.submit(command, &self.shared.layers),
@@ -132,7 +132,7 @@ impl<Role> Submit<Command> for GroupSession<Role> {
     }
 }
 
-impl KvSender for GroupSession<Sending> {
+impl KvSender for EngineSession<Sending> {
     /// The reference to the lease of the first rank; [`lease_refs`](KvSender::lease_refs) has those of all
     /// ranks.
     fn lease_ref(&self) -> LeaseRef {
@@ -149,9 +149,9 @@ impl KvSender for GroupSession<Sending> {
     }
 }
 
-impl KvReceiver for GroupSession<Receiving> {}
+impl KvReceiver for EngineSession<Receiving> {}
 
-impl<Role> Drop for GroupSession<Role> {
+impl<Role> Drop for EngineSession<Role> {
     fn drop(&mut self) {
         if self.closed {
             return;
@@ -163,9 +163,12 @@ impl<Role> Drop for GroupSession<Role> {
     }
 }
 
-impl<Role> fmt::Debug for GroupSession<Role> {
+impl<Role> fmt::Debug for EngineSession<Role> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupSession").field("id", &self.id).field("room", &self.room).finish_non_exhaustive()
+        f.debug_struct("EngineSession")
+            .field("id", &self.id)
+            .field("room", &self.room)
+            .finish_non_exhaustive()
     }
 }
 

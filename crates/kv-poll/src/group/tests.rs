@@ -30,7 +30,7 @@ fn two_ranks() -> ([Link; 2], EngineGroup) {
 }
 
 /// A request with a chunk of one page under way.
-fn begun(group: &EngineGroup) -> GroupSender {
+fn begun(group: &EngineGroup) -> EngineSender {
     let mut sender = group.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
     sender.init(1, None).unwrap();
     assert_eq!(sender.begin_chunk(pages(&[3])), Ok(ChunkId(0)));
@@ -90,7 +90,7 @@ fn a_ready_event_that_takes_its_time_holds_up_no_call_and_no_other_rank() {
 fn a_ready_event_may_use_the_group_and_the_session_that_wait_for_it() {
     let ([first, second], group) = two_ranks();
     let mut sender = begun(&group);
-    let (own, used) = (Arc::new(OnceLock::<GroupSender>::new()), group.clone());
+    let (own, used) = (Arc::new(OnceLock::<EngineSender>::new()), group.clone());
     let session = Arc::clone(&own);
     let using = move || {
         used.drain(|_| ());
@@ -175,7 +175,7 @@ fn wakes(group: &EngineGroup) -> bool {
 }
 
 /// Sessions on a group of one rank whose worker says that they wait for input.
-fn met(link: &Link, group: &EngineGroup, rooms: std::ops::Range<u64>) -> Vec<GroupSender> {
+fn met(link: &Link, group: &EngineGroup, rooms: std::ops::Range<u64>) -> Vec<EngineSender> {
     let open = |room| group.sender("", Room::from(room), &[], SessionOptions::default()).unwrap();
     let senders: Vec<_> = rooms.map(open).collect();
     while let Some(message) = link.next_command() {
@@ -200,7 +200,7 @@ fn a_panic_in_a_drain_of_a_group_leaves_the_other_changes_to_the_next_drain() {
     let mut told = Vec::new();
     assert_eq!(group.drain(|change| told.push(change)), told.len());
     let change =
-        |of: &GroupSender| Change { session: of.id(), poll: KvPoll::WaitingForInput, reclaimable: false };
+        |of: &EngineSender| Change { session: of.id(), poll: KvPoll::WaitingForInput, reclaimable: false };
     assert_eq!(told, [change(&senders[1]), change(&senders[2])]);
     assert!(!wakes(&group));
     assert_eq!(group.drain(|_| ()), 0);

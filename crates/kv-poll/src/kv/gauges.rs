@@ -26,7 +26,7 @@ pub struct HeldBytes {
     pub in_transfer: u64,
     /// Bytes of pages that are complete, and pinned under a lease until they were read.
     pub leased: u64,
-    /// Bytes of pages of ended sessions, until no wire and no reader can touch the pages.
+    /// Bytes of pages of ended sessions, until no data operation and no reader can touch the pages.
     pub quarantined: u64,
     /// Bytes of pages that have come back and wait for `Manager::orphans`.
     pub orphaned: u64,

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    Incarnation, KvArgs, KvManager, OpenError, Pages, Quarantine, QuarantineReason, Reclaimed, RequestGroups,
-    Room, SessionOptions,
+    Incarnation, KvArgs, KvManager, OpenError, Pages, Quarantine, QuarantineReason, Reclaimed,
+    RequestCacheGroups, Room, SessionOptions,
 };
 
 use super::gauges::Gauges;
 use super::session::{Receiver, Sender, Session};
 use super::words::{KvMachine, PollSet};
-use crate::worker::{Port, Registration};
+use crate::worker::{Port, Publication};
 
 /// The way to a worker of the KV cache, by which sessions are opened. Cheap to clone, and usable from any
 /// thread. A manager does not keep the worker running.
@@ -36,23 +36,24 @@ impl Manager {
         self.port.poll_set()
     }
 
-    /// Takes the pages that came back after the handle of their session was dropped. No wire touches these
-    /// pages any more.
+    /// Takes the pages that came back after the handle of their session was dropped. No data operation
+    /// touches these pages any more.
     pub fn orphans(&self) -> Vec<Pages> {
         let orphans = self.port.take_orphans(|resource| matches!(resource, Resource::Pages(_)));
         let pages = |orphan| match orphan {
             Resource::Pages(pages) => Some(pages),
-            Resource::RequestGroups { .. } => None,
+            Resource::RequestCacheGroups { .. } => None,
         };
         orphans.into_iter().filter_map(pages).collect()
     }
 
     /// Takes the items of cache groups that came back after their session's handle was dropped. No
     /// wire touches them any more.
-    pub fn orphan_groups(&self) -> Vec<RequestGroups> {
-        let orphans = self.port.take_orphans(|resource| matches!(resource, Resource::RequestGroups { .. }));
+    pub fn orphan_groups(&self) -> Vec<RequestCacheGroups> {
+        let orphans =
+            self.port.take_orphans(|resource| matches!(resource, Resource::RequestCacheGroups { .. }));
         let groups = |orphan| match orphan {
-            Resource::RequestGroups { groups, .. } => Some(groups),
+            Resource::RequestCacheGroups { groups, .. } => Some(groups),
             Resource::Pages(_) => None,
         };
         orphans.into_iter().filter_map(groups).collect()
@@ -64,12 +65,12 @@ impl Manager {
     }
 
     /// Whether peers can find the worker at the bootstrap server.
-    pub fn registration(&self) -> Registration {
-        self.port.registration()
+    pub fn publication(&self) -> Publication {
+        self.port.publication()
     }
 
-    /// True once the worker runs no session any more, after a stop or a panic. The transport may still be closing:
-    /// only [`Stopping::poll`](crate::Stopping::poll) says when memory is out of its reach.
+    /// True once the worker runs no session any more, after a stop or a panic. The transport may still be
+    /// closing: only [`Stopping::poll`](crate::Stopping::poll) says when memory is out of its reach.
     pub fn is_stopped(&self) -> bool {
         self.port.is_stopped()
     }

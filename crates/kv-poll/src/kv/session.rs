@@ -7,7 +7,7 @@ use kv_core::machine::Submit;
 use kv_core::proto::{Command, Resource};
 use kv_core::{
     Cause, ChunkId, Incarnation, KvPoll, KvReceiver, KvSender, KvSession, LeaseRef, Pages, Phase, Reclaimed,
-    RequestGroups, Room, SessionId, TransferError,
+    RequestCacheGroups, Room, SessionId, TransferError,
 };
 
 use super::words::KvMachine;
@@ -43,18 +43,18 @@ struct Own {
     room: Room,
     /// The incarnation of the worker.
     incarnation: Incarnation,
-    /// A token without pages, of the pool of the first pages given; `None` before them.
+    /// `Pages` without a page, of the pool of the first pages given; `None` before them.
     pool: Option<Pages>,
     /// The first page of each chunk of that pool, by which the place of the chunk is known when the chunk
     /// comes back.
     given: Vec<u32>,
     /// Number of chunks given.
-    tokens: u32,
+    chunks: u32,
 }
 
 impl<Role> Session<Role> {
     pub(super) fn new(handle: Handle<KvMachine>, room: Room, incarnation: Incarnation) -> Session<Role> {
-        let own = Box::new(Own { room, incarnation, pool: None, given: Vec::new(), tokens: 0 });
+        let own = Box::new(Own { room, incarnation, pool: None, given: Vec::new(), chunks: 0 });
         Session { handle, own, role: PhantomData }
     }
 
@@ -102,16 +102,16 @@ impl<Role> KvSession for Session<Role> {
 
     fn reclaim(&mut self) -> Option<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
-        let mut tokens = Vec::new();
+        let mut released = Vec::new();
         for resource in self.handle.reclaim()? {
             match resource {
-                Resource::Pages(pages) => tokens.push(pages),
-                Resource::RequestGroups { groups, skipped } => {
+                Resource::Pages(pages) => released.push(pages),
+                Resource::RequestCacheGroups { groups, skipped } => {
                     // Of several, the machine has refused all but the first.
                     reclaimed.skipped.extend(skipped);
                     for items in groups {
                         if let Err(refused) = reclaimed.groups.push(items) {
-                            let mut rest = RequestGroups::none();
+                            let mut rest = RequestCacheGroups::none();
                             // The first of an empty list always gets in.
                             let _ = rest.push(refused.items);
                             self.handle.leave_behind(rest.into());
@@ -122,14 +122,14 @@ impl<Role> KvSession for Session<Role> {
         }
         // Tokens of another pool than the first pages, against the session's contract.
         let pool = self.own.pool.take().unwrap_or_default();
-        let strange = |token: &mut Pages| !token.is_empty() && !token.is_of_same_pool(&pool);
-        for token in tokens.extract_if(.., strange) {
-            self.handle.leave_behind(token.into());
+        let strange = |pages: &mut Pages| !pages.is_empty() && !pages.is_of_same_pool(&pool);
+        for pages in released.extract_if(.., strange) {
+            self.handle.leave_behind(pages.into());
         }
-        for token in in_order(tokens, &self.own.given) {
-            if let Err(token) = reclaimed.pages.append(token) {
-                // More than a token can own.
-                self.handle.leave_behind(token.into());
+        for pages in in_order(released, &self.own.given) {
+            if let Err(pages) = reclaimed.pages.append(pages) {
+                // More than one `Pages` can own.
+                self.handle.leave_behind(pages.into());
             }
         }
         Some(reclaimed)
@@ -138,11 +138,11 @@ impl<Role> KvSession for Session<Role> {
 
 impl KvSender for Session<Sending> {
     fn lease_ref(&self) -> LeaseRef {
-        LeaseRef { incarnation: self.own.incarnation, lease_id: self.handle.id(), pages: None }
+        LeaseRef::new(self.own.incarnation, self.handle.id())
     }
 
     fn next_chunk(&self) -> ChunkId {
-        ChunkId(self.own.tokens)
+        ChunkId(self.own.chunks)
     }
 }
 
@@ -150,13 +150,13 @@ impl KvReceiver for Session<Receiving> {}
 
 impl<Role> Submit<Command> for Session<Role> {
     fn submit(&mut self, command: Command) -> Result<(), Command> {
-        let token = command.pages().map(|pages| {
+        let first = command.pages().map(|pages| {
             let first = pages.list().runs().first().map(|run| run.start);
             first.map(|first| (first, pages.none_of_pool()))
         });
         self.handle.submit(command)?;
-        if let Some(first) = token {
-            self.own.tokens = self.own.tokens.saturating_add(1);
+        if let Some(first) = first {
+            self.own.chunks = self.own.chunks.saturating_add(1);
             if let Some((first, pool)) = first
                 && self.own.pool.get_or_insert_with(|| pool.none_of_pool()).is_of_same_pool(&pool)
             {
@@ -176,18 +176,18 @@ impl<Role> fmt::Debug for Session<Role> {
 
 /// Puts chunks, which come back in any order, into the order in which they were given. Chunks of one pool
 /// own distinct pages, so the first page names the chunk. Empty chunks come first.
-fn in_order(mut tokens: Vec<Pages>, given: &[u32]) -> Vec<Pages> {
-    if tokens.len() > 1 {
+fn in_order(mut released: Vec<Pages>, given: &[u32]) -> Vec<Pages> {
+    if released.len() > 1 {
         let mut places: Vec<(u32, usize)> =
             given.iter().enumerate().map(|(place, page)| (*page, place)).collect();
         places.sort_unstable();
-        tokens.sort_by_cached_key(|token| {
-            let first = token.list().runs().first()?.start;
+        released.sort_by_cached_key(|pages| {
+            let first = pages.list().runs().first()?.start;
             let at = places.binary_search_by_key(&first, |(page, _)| *page).ok()?;
             places.get(at).map(|(_, place)| *place)
         });
     }
-    tokens
+    released
 }
 
 #[cfg(test)]
@@ -201,7 +201,7 @@ mod tests {
     use crate::worker::shared::Shared;
     use crate::worker::tests::{pages, queues};
     use kv_core::machine::SessionCommand;
-    use kv_core::{Backpressure, GroupItems, KvManager, OpenError, PageList, PagePool, SessionOptions};
+    use kv_core::{Backpressure, CacheGroupItems, KvManager, OpenError, PageList, PagePool, SessionOptions};
 
     fn open(manager: &Manager) -> Result<Sender, OpenError> {
         manager.sender("", Room::from(3), &[], SessionOptions::default())
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(tokens.len(), 4);
         cell.set(KvPoll::Success, None);
         while let Some(token) = tokens.pop() {
-            assert_eq!(sender.reclaim(), None, "tokens are out");
+            assert_eq!(sender.reclaim(), None, "pages are out");
             shared.give_back(&cell, token);
         }
         assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[9, 10, 1, 2, 5])));
@@ -317,7 +317,11 @@ mod tests {
 
     #[test]
     fn what_an_owner_leaves_behind_is_taken_from_the_manager_or_the_group() {
-        let left = || Reclaimed { pages: pages(&[1, 2]), groups: groups(&[3]), skipped: vec![] };
+        let left = || {
+            let mut left = Reclaimed::new(pages(&[1, 2]));
+            left.groups = groups(&[3]);
+            left
+        };
         let (_shared, manager) = queues(8, 8);
         manager.leave_behind(left());
         manager.leave_behind(Reclaimed::default());
@@ -348,9 +352,9 @@ mod tests {
         assert_eq!(manager.gauges().pages_orphaned(), 0);
     }
 
-    fn groups(items: &[u32]) -> RequestGroups {
-        let mut groups = RequestGroups::none();
-        groups.push(GroupItems::new(2, pages(items))).unwrap();
+    fn groups(items: &[u32]) -> RequestCacheGroups {
+        let mut groups = RequestCacheGroups::none();
+        groups.push(CacheGroupItems::new(2, pages(items))).unwrap();
         groups
     }
 
@@ -365,11 +369,12 @@ mod tests {
             let tokens: Vec<_> = (0..2).filter_map(|_| take(&shared).1.into_resource()).collect();
             cell.set(KvPoll::Success, None);
             for token in tokens.into_iter().rev() {
-                assert_eq!(sender.reclaim(), None, "tokens are out");
+                assert_eq!(sender.reclaim(), None, "pages are out");
                 shared.give_back(&cell, token);
             }
             if taken {
-                let back = Reclaimed { pages: pages(&[1]), groups: groups(&[3, 4]), skipped: vec![] };
+                let mut back = Reclaimed::new(pages(&[1]));
+                back.groups = groups(&[3, 4]);
                 assert_eq!((sender.reclaim(), manager.orphan_groups()), (Some(back), vec![]));
                 assert_eq!(sender.reclaim(), None, "everything is back");
             } else {

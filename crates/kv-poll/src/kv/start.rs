@@ -70,14 +70,14 @@ impl Worker {
         self.manager.incarnation()
     }
 
-    /// Tells the worker to end all sessions, tell the peers, withdraw the registration, and go on for `grace`
+    /// Tells the worker to end all sessions, tell the peers, withdraw the publication, and go on for `grace`
     /// at most until every page is back. Returns at once: [`Stopping`] says what holds meanwhile.
     pub fn begin_stop(self, grace: Duration) -> Stopping {
         Stopping::of(self.thread.begin_stop(grace))
     }
 
-    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most, and
-    /// then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
+    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most,
+    /// and then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
     pub fn stop(self, grace: Duration) -> StopReport {
         self.begin_stop(grace).wait()
     }

@@ -11,8 +11,9 @@ use crate::worker;
 ///
 /// * New sessions are refused; sessions that had not ended fail, and the peers are told.
 /// * Pages come back through `reclaim` of their sessions, or through
-///   [`Manager::orphans`](crate::Manager::orphans), as ever: once no wire can touch them any more, and not
-///   before. Pages that are not quiet when the grace is over come back never, and are counted in the report.
+///   [`Manager::orphans`](crate::Manager::orphans), as ever: once no data operation can touch them any more,
+///   and not before. Pages that are not quiet when the grace is over come back never, and are counted in the
+///   report.
 /// * The transport lives on the thread. Memory that was given to the transport must stay mapped until
 ///   [`poll`](Stopping::poll) returns the report; and until the process ends, if the report counts anything in
 ///   quarantine or a panic, or if this value is dropped without a report.
@@ -53,8 +54,8 @@ impl Stopping {
         self.0.poll().map(report)
     }
 
-    /// Waits for the end of the thread, which comes when the grace is over and the transport has closed, at the
-    /// latest. Blocks the caller.
+    /// Waits for the end of the thread, which comes when the grace is over and the transport has closed, at
+    /// the latest. Blocks the caller.
     pub fn wait(self) -> StopReport {
         report(self.0.wait())
     }

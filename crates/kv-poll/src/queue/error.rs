@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kv_core::{ChunkId, KvPoll, OpenError, Pages, RequestGroups, Room, TransferError};
+use kv_core::{ChunkId, KvPoll, OpenError, Pages, RequestCacheGroups, Room, TransferError};
 
 use super::gate::GateError;
 use crate::consensus::{RequestKey, RoomBusy};
@@ -143,9 +143,9 @@ pub struct ChunkError {
 /// Items of cache groups that were not taken. The items come back.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the items of cache groups were not taken: {reason}")]
-pub struct GroupsRefused {
+pub struct CacheGroupsRefused {
     /// The items that were given.
-    pub groups: RequestGroups,
+    pub groups: RequestCacheGroups,
     /// Why the items were not taken.
     pub reason: Refusal,
 }

@@ -1,7 +1,7 @@
 //! The gate against another request's data: the tag that an aux row must have before its request goes on.
 
 use kv_core::hash::Fnv1a;
-use kv_core::{AuxIndex, RequestGroups, Room};
+use kv_core::{AuxIndex, RequestCacheGroups, Room};
 
 /// The word by which an aux row names its request. The prefill server writes the tag into the row that it
 /// sends, and the decode queues compare it. The tag is never zero, so an empty row never passes; room 0 has a
@@ -57,8 +57,8 @@ pub trait AuxMemory<R> {
     ///
     /// `None` if the server has too few items at the moment: this request and those behind it wait. The
     /// default is for models without further cache groups.
-    fn take_groups(&mut self, _request: &mut R) -> Option<RequestGroups> {
-        Some(RequestGroups::none())
+    fn take_groups(&mut self, _request: &mut R) -> Option<RequestCacheGroups> {
+        Some(RequestCacheGroups::none())
     }
 }
 

@@ -23,7 +23,7 @@
 //! | larger than the cache | – | `push` returns the request |
 //! | session fails before `pop_waiting` / admission | leaves its queue; `newly_failed` at once; `drain_finished` without pages | `drain_failed` at once |
 //! | session fails during the forward pass | as in the row before; `send_chunk` returns the chunk with `Refusal::Ended` | – |
-//! | session fails with pages | `newly_failed` at once; `drain_finished` when no wire can touch the pages | `drain_failed` at once; pages and aux row are quarantined, then freed by the queue |
+//! | session fails with pages | `newly_failed` at once; `drain_finished` when no data operation can touch the pages | `drain_failed` at once; pages and aux row are quarantined, then freed by the queue |
 //! | session fails before the worker's ring took its pages | as a session that fails with pages | pages, aux row and items are free at once; where ranks are in lock-step, as a session that fails with pages |
 //! | another rank fails | this rank's session is aborted, then as in the rows before, with `RequestError::OtherRank` | the same |
 //! | aux row names another room, or none | – | `RequestError::Gate` on all ranks; pages are freed |
@@ -31,7 +31,7 @@
 //! | cache or aux rows are full | – | the first in line waits, see `blocked`; nothing overtakes it |
 //! | so much of the cache is in quarantine that admission stops | `pop_waiting` offers no request, see `stopped` | new requests wait, see `stopped`; retracted ones go on |
 //! | too few items of cache groups | – | the first in line waits, see `blocked` |
-//! | session fails with items of cache groups | the items come back with the pages | `drain_groups` when no wire can touch the items |
+//! | session fails with items of cache groups | the items come back with the pages | `drain_groups` when no data operation can touch the items |
 //! | `abort` before the end | as a failing session | the same |
 //! | `abort` of a waiting or retracted request | – | `drain_failed` at once, pages freed at once |
 //! | session reports success too early | `RequestError::OutOfOrder` on all ranks | the same |
@@ -93,7 +93,7 @@ pub use decode::{
     Accounting, Blocked, DecodeConfig, DecodeCounts, DecodeQueues, Failed, Incoming, Origin, Ready,
     RetractError, RetractRefusal, Shortage,
 };
-pub use error::{ChunkError, GroupsRefused, PushError, PushRefusal, Refusal, RequestError};
+pub use error::{CacheGroupsRefused, ChunkError, PushError, PushRefusal, Refusal, RequestError};
 pub use gate::{AuxMemory, GateError, NoAux, aux_tag};
 pub use prefill::{Finished, Outgoing, PrefillConfig, PrefillCounts, PrefillPolicy, PrefillQueues};
 pub use quarantine::{QuarantineRule, Stopped};

@@ -6,10 +6,11 @@ use kv_core::Quarantine;
 
 /// How much of the cache may be in quarantine before admission stops.
 ///
-/// Pages of a failed request come back when no wire can touch them, and a silent peer may keep them from
-/// coming back for as long as the peer's process lives. If such peers could take the whole cache, running
-/// requests would find no page to grow into. So new requests wait while quarantined pages have reached the
-/// share, and are admitted again as soon as there are fewer. Requests that have been admitted go on.
+/// Pages of a failed request come back when no data operation can touch them, and a silent peer may keep them
+/// from coming back for as long as the peer's process lives. If such peers could take the whole cache,
+/// running requests would find no page to grow into. So new requests wait while quarantined pages have
+/// reached the share, and are admitted again as soon as there are fewer. Requests that have been admitted go
+/// on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuarantineRule {

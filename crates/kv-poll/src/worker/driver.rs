@@ -20,13 +20,13 @@ use super::quarantine::Face;
 use super::ready_events::ReadyEvents;
 use super::sessions::Sessions;
 use super::setup::{Setup, StartError};
-use super::shared::{Message, Registration, Shared};
+use super::shared::{Message, Publication, Shared};
 
 /// Most commands, and most answers of the bootstrap client, of one turn: enough to be efficient, few enough
 /// that frames and deadlines are served beside a scheduler that opens sessions without a pause.
 const PER_TURN: usize = 256;
-/// How long a stopping worker waits for the withdrawal of its registration once all pages are back. A
-/// registration that was not withdrawn ends with its lease at the bootstrap server.
+/// How long a stopping worker waits for the withdrawal of its publication once all pages are back. A
+/// publication that was not withdrawn ends with its lease at the bootstrap server.
 const WITHDRAWING: Duration = Duration::from_millis(250);
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
 /// suspended, and deadlines do: a deadline that passes while the host is suspended is late by this much at
@@ -68,7 +68,7 @@ pub struct Driver<M: Machine> {
 
 struct Stopping {
     deadline: Time,
-    /// Until when to wait if only the withdrawal of the registration is missing.
+    /// Until when to wait if only the withdrawal of the publication is missing.
     withdrawing: Time,
     sessions: usize,
 }
@@ -118,7 +118,7 @@ impl<M: Machine> Driver<M> {
             machine.listen(true);
         }
         if setup.publish.is_some() {
-            shared.set_registration(Registration::Pending { last: None });
+            shared.set_publication(Publication::Pending { last: None });
         }
         Ok(Driver {
             sessions: Sessions::new(Arc::clone(&shared)),
@@ -253,11 +253,9 @@ impl<M: Machine> Driver<M> {
                 Some(BootstrapEvent::Failed { lookup, error }) => {
                     self.feed(Input::LookupFailed { lookup, error });
                 }
-                Some(BootstrapEvent::Published { .. }) => {
-                    self.shared.set_registration(Registration::Published)
-                }
+                Some(BootstrapEvent::Published { .. }) => self.shared.set_publication(Publication::Published),
                 Some(BootstrapEvent::PublishFailed { error, .. }) => {
-                    self.shared.set_registration(Registration::Pending { last: Some(error) });
+                    self.shared.set_publication(Publication::Pending { last: Some(error) });
                 }
                 None => return,
             }
@@ -339,7 +337,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Stops, if the worker was asked to: at the deadline, or when everything lent is back and the
-    /// registration, if there was one, has had its time to be withdrawn. A bootstrap client without a timeout
+    /// publication, if there was one, has had its time to be withdrawn. A bootstrap client without a timeout
     /// has no request under way.
     fn wind_up(&mut self, now: Time) -> Option<Ended> {
         if self.stopping.is_none()
@@ -359,7 +357,7 @@ impl<M: Machine> Driver<M> {
             self.feed(Input::Command(M::Command::shutdown()));
         }
         let stopping = self.stopping.as_ref()?;
-        let withdrawn = self.shared.registration() == Registration::None
+        let withdrawn = self.shared.publication() == Publication::None
             || (!self.client_stirred && self.client.next_timeout().is_none());
         let quiet = self.sessions.is_empty() && self.ready_events.is_empty() && !self.shared.has_commands();
         let done = quiet && (withdrawn || now >= stopping.withdrawing);

@@ -38,7 +38,7 @@ pub use listeners::Listener;
 pub use poll_set::{Change, PollSet};
 pub use port::{Handle, Port, Watch};
 pub use setup::{Setup, StartError, attach};
-pub use shared::Registration;
+pub use shared::Publication;
 pub use stopping::{StopReport, Stopping};
 
 /// How long a dropped worker waits for what sessions were lent.
@@ -103,15 +103,15 @@ impl<M: Machine> Worker<M> {
         self.port.clone()
     }
 
-    /// Tells the worker to end all sessions, tell the peers, withdraw the registration, and go on for `grace`
+    /// Tells the worker to end all sessions, tell the peers, withdraw the publication, and go on for `grace`
     /// at most until everything lent is back. Returns at once: [`Stopping`] says what holds meanwhile.
     pub fn begin_stop(mut self, grace: Duration) -> Stopping<M> {
         self.port.request_stop(grace);
         Stopping::new(self.port.clone(), self.thread.take())
     }
 
-    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most, and
-    /// then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
+    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most,
+    /// and then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
     pub fn stop(self, grace: Duration) -> StopReport {
         self.begin_stop(grace).wait()
     }

@@ -10,7 +10,7 @@ use kv_core::{OpenError, SessionId};
 use super::cell::{Cell, Failure, Side};
 use super::gauges::Gauges;
 use super::poll_set::PollSet;
-use super::shared::{Registration, Shared};
+use super::shared::{Publication, Shared};
 
 /// The way to a worker, by which sessions are opened. Cheap to clone, and usable from any thread. A port does
 /// not keep the worker running.
@@ -35,7 +35,7 @@ impl<M: Machine> Port<M> {
     }
 
     /// Takes those resources for which `pick` returns true, of the resources that came back after the handle
-    /// of their session was dropped. No wire touches these resources any more.
+    /// of their session was dropped. No data operation touches these resources any more.
     ///
     /// `pick` may use the port. While `pick` runs, the resources are on offer to this call, and other calls
     /// do not see them. Should `pick` panic, all of them stay.
@@ -43,8 +43,8 @@ impl<M: Machine> Port<M> {
         self.shared.take_orphans(pick)
     }
 
-    /// Adds a resource to those of [`take_orphans`](Port::take_orphans): one that no wire touches, and whose
-    /// owner goes without freeing it.
+    /// Adds a resource to those of [`take_orphans`](Port::take_orphans): one that no data operation touches,
+    /// and whose owner goes without freeing it.
     pub fn leave_behind(&self, resource: M::Resource) {
         self.shared.add_orphan(resource);
     }
@@ -55,8 +55,8 @@ impl<M: Machine> Port<M> {
     }
 
     /// Whether peers can find the worker at the bootstrap server.
-    pub fn registration(&self) -> Registration {
-        self.shared.registration()
+    pub fn publication(&self) -> Publication {
+        self.shared.publication()
     }
 
     /// What the resources in quarantine wait for, as the worker saw the quarantine 50 ms ago at most. Empty
@@ -69,8 +69,8 @@ impl<M: Machine> Port<M> {
         self.shared.request_stop(grace);
     }
 
-    /// True once the worker runs no session any more, after a stop or a panic. The transport may still be closing:
-    /// only [`Stopping::poll`](crate::Stopping::poll) says when memory is out of its reach.
+    /// True once the worker runs no session any more, after a stop or a panic. The transport may still be
+    /// closing: only [`Stopping::poll`](crate::Stopping::poll) says when memory is out of its reach.
     pub fn is_stopped(&self) -> bool {
         self.shared.is_stopped()
     }

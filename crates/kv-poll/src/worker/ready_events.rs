@@ -22,8 +22,8 @@ const PER_TURN: usize = 256;
 
 /// The commands of sessions that wait for a ready event, in the order given.
 ///
-/// The machine has not seen these commands, so no wire knows what they lend. What they lend goes back when
-/// their session ends for another reason, and when this value is dropped, with the worker.
+/// The machine has not seen these commands, so no data operation uses what they lend. What they lend goes
+/// back when their session ends for another reason, and when this value is dropped, with the worker.
 pub(super) struct ReadyEvents<M: Machine> {
     shared: Arc<Shared<M>>,
     lines: BTreeMap<SessionId, VecDeque<Waiting<M>>>,

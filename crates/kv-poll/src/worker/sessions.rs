@@ -14,7 +14,7 @@ use super::shared::{Message, Shared};
 /// A session is in the table from its opening command until the session has ended and everything lent to it
 /// is back. The table is dropped when the worker ends, by a stop or by a panic: every session that is still
 /// running then fails with [`Failure::WorkerStopped`]. Resources that are out at that moment never come back,
-/// because nothing is left that could prove that no wire touches them.
+/// because nothing is left that could prove that no data operation touches them.
 pub(super) struct Sessions<M: Machine> {
     shared: Arc<Shared<M>>,
     entries: BTreeMap<SessionId, Entry<M>>,
@@ -33,7 +33,8 @@ impl<M: Machine> Sessions<M> {
     }
 
     /// Books a command before the machine sees the command. `None` if the session has ended: then the machine
-    /// need not see the command, and what the command lends is handed back, because no wire knows it.
+    /// need not see the command, and what the command lends is handed back, because no data operation
+    /// uses it.
     pub(super) fn admit(&mut self, message: Message<M>) -> Option<M::Command> {
         let Message { cell, command, opens } = message;
         if opens {
@@ -157,7 +158,7 @@ mod tests {
         let gauges = manager.gauges();
         assert_eq!((gauges.pages_in_transfer(), gauges.pages_quarantined()), (0, 2));
         assert_eq!(sender.poll(), KvPoll::Failed);
-        // Page 3 has met no wire, pages 1 and 2 have: the session as a whole is not reclaimable,
+        // Page 3 has met no data operation, pages 1 and 2 have: the session as a whole is not reclaimable,
         // but dropping it returns the page that is quiet.
         assert_eq!(sender.reclaim(), None, "two pages are out");
         drop(sender);

@@ -41,7 +41,7 @@ impl<W> Clone for Setup<W> {
 }
 
 impl<W> Setup<W> {
-    /// A setup with the defaults, without listeners and without a registration.
+    /// A setup with the defaults, without listeners and without a publication.
     pub fn new(worker: WorkerId) -> Setup<W> {
         Setup { worker, listeners: Vec::new(), publish: None, max_sessions: 131_072, command_queue: 4096 }
     }

@@ -27,7 +27,7 @@ pub(crate) struct Message<M: Machine> {
 /// Whether the bootstrap server knows a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Registration {
+pub enum Publication {
     /// The worker was told no server to register with.
     #[default]
     None,
@@ -56,7 +56,7 @@ pub(crate) struct Shared<M: Machine> {
     ring: ArrayQueue<Message<M>>,
     aborts: SegQueue<Arc<Cell<M>>>,
     orphans: Mutex<Vec<M::Resource>>,
-    registration: Mutex<Registration>,
+    publication: Mutex<Publication>,
     quarantine: Mutex<Vec<M::Quarantine>>,
     stop: OnceLock<Duration>,
     stopped: AtomicBool,
@@ -75,7 +75,7 @@ impl<M: Machine> Shared<M> {
             ring: ArrayQueue::new(commands.max(1)),
             aborts: SegQueue::new(),
             orphans: Mutex::new(Vec::new()),
-            registration: Mutex::default(),
+            publication: Mutex::default(),
             quarantine: Mutex::new(Vec::new()),
             stop: OnceLock::new(),
             stopped: AtomicBool::new(false),
@@ -159,8 +159,8 @@ impl<M: Machine> Shared<M> {
         self.counters.read(self.open.load(Ordering::Acquire))
     }
 
-    pub(crate) fn registration(&self) -> Registration {
-        lock(&self.registration).clone()
+    pub(crate) fn publication(&self) -> Publication {
+        lock(&self.publication).clone()
     }
 
     pub(crate) fn quarantine(&self) -> Vec<M::Quarantine> {
@@ -212,7 +212,7 @@ impl<M: Machine> Shared<M> {
         self.notify_if_reclaimable(cell);
     }
 
-    /// Hands back what a command lends that the machine has not seen, so that no wire knows of it.
+    /// Hands back what a command lends that the machine has not seen, so that no data operation uses it.
     pub(crate) fn return_unseen(&self, cell: &Arc<Cell<M>>, command: M::Command) {
         if let Some(resource) = command.into_resource() {
             self.give_back(cell, resource);
@@ -232,8 +232,8 @@ impl<M: Machine> Shared<M> {
         *lock(&self.quarantine) = quarantine;
     }
 
-    pub(crate) fn set_registration(&self, registration: Registration) {
-        *lock(&self.registration) = registration;
+    pub(crate) fn set_publication(&self, publication: Publication) {
+        *lock(&self.publication) = publication;
     }
 
     /// The last act of the worker. From now on, the threads that put commands into the ring take them out

@@ -14,8 +14,9 @@ use super::port::Port;
 /// at most:
 ///
 /// * New sessions are refused; sessions that had not ended fail, and the peers are told.
-/// * What a session was lent comes back through its handle, as ever: once no wire can touch it any more, and
-///   not before. What is not quiet when the grace is over comes back never, and is counted in the report.
+/// * What a session was lent comes back through its handle, as ever: once no data operation can touch it any
+///   more, and not before. What is not quiet when the grace is over comes back never, and is counted in the
+///   report.
 /// * The transport lives on the thread. Memory that was given to the transport must stay mapped until
 ///   [`poll`](Stopping::poll) returns the report; and until the process ends, if the report counts anything in
 ///   quarantine or a panic, or if this value is dropped without a report.
@@ -60,8 +61,8 @@ impl<M: Machine> Stopping<M> {
         self.report
     }
 
-    /// Waits for the end of the thread, which comes when the grace is over and the transport has closed, at the
-    /// latest. Blocks the caller.
+    /// Waits for the end of the thread, which comes when the grace is over and the transport has closed, at
+    /// the latest. Blocks the caller.
     pub fn wait(mut self) -> StopReport {
         match self.thread.take() {
             Some(thread) => self.report_of(thread),

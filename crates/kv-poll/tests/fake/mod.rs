@@ -10,9 +10,9 @@ use kv_core::machine::Submit;
 use kv_core::proto::Command;
 use kv_core::random::SplitMix64;
 use kv_core::{
-    AuxIndex, Cause, ChunkId, GroupItems, Incarnation, KvArgs, KvManager, KvPoll, KvReceiver, KvSender,
+    AuxIndex, CacheGroupItems, Cause, ChunkId, Incarnation, KvArgs, KvManager, KvPoll, KvReceiver, KvSender,
     KvSession, LeaseRef, OpenError, PageList, Pages, Phase, Quarantine, Reclaimed, Region, RegionRole,
-    RequestGroups, Room, SessionId, SessionOptions, TransferError,
+    RequestCacheGroups, Room, SessionId, SessionOptions, TransferError,
 };
 use kv_poll::Change;
 use kv_poll::queue::{AuxMemory, aux_tag};
@@ -41,7 +41,7 @@ pub(crate) struct Session {
     pub(crate) reclaimable: bool,
     pub(crate) failure: Option<TransferError>,
     pub(crate) custody: Pages,
-    pub(crate) groups: RequestGroups,
+    pub(crate) groups: RequestCacheGroups,
     /// What the session was given, call by call.
     pub(crate) calls: Vec<Call>,
     pub(crate) aux: Option<AuxIndex>,
@@ -51,7 +51,7 @@ pub(crate) struct Session {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Init(usize),
-    RequestGroups(usize),
+    RequestCacheGroups(usize),
     Pages(Vec<u32>),
     Begin(Vec<u32>),
     Final(u32, Option<std::ops::Range<u32>>),
@@ -143,7 +143,7 @@ impl Fake {
                 reclaimable: false,
                 failure: None,
                 custody: Pages::none(),
-                groups: RequestGroups::none(),
+                groups: RequestCacheGroups::none(),
                 calls: Vec::new(),
                 aux: None,
                 aborted: false,
@@ -199,10 +199,10 @@ impl KvSession for Handle {
 
     fn reclaim(&mut self) -> Option<Reclaimed> {
         self.with(|session| {
-            (session.poll.is_terminal() && session.reclaimable).then(|| Reclaimed {
-                pages: std::mem::take(&mut session.custody),
-                groups: std::mem::take(&mut session.groups),
-                skipped: Vec::new(),
+            (session.poll.is_terminal() && session.reclaimable).then(|| {
+                let mut reclaimed = Reclaimed::new(std::mem::take(&mut session.custody));
+                reclaimed.groups = std::mem::take(&mut session.groups);
+                reclaimed
             })
         })
     }
@@ -210,7 +210,7 @@ impl KvSession for Handle {
 
 impl KvSender for Handle {
     fn lease_ref(&self) -> LeaseRef {
-        LeaseRef { incarnation: Incarnation::from_random(1), lease_id: self.id(), pages: None }
+        LeaseRef::new(Incarnation::from_random(1), self.id())
     }
 
     fn next_chunk(&self) -> ChunkId {
@@ -240,8 +240,8 @@ impl Submit<Command> for Handle {
             Command::LayersFinal { layers, .. } => {
                 session.calls.push(Call::Final(layers.chunk.0, layers.layers));
             }
-            Command::RequestGroups { groups, .. } => {
-                session.calls.push(Call::RequestGroups(groups.len()));
+            Command::RequestCacheGroups { groups, .. } => {
+                session.calls.push(Call::RequestCacheGroups(groups.len()));
                 groups.into_iter().try_for_each(|items| session.groups.push(items)).unwrap();
             }
             other => panic!("nothing that a queue says: {other:?}"),
@@ -297,10 +297,10 @@ impl Rows {
 }
 
 impl<R> AuxMemory<R> for Rows {
-    fn take_groups(&mut self, _request: &mut R) -> Option<RequestGroups> {
-        let mut groups = RequestGroups::none();
+    fn take_groups(&mut self, _request: &mut R) -> Option<RequestCacheGroups> {
+        let mut groups = RequestCacheGroups::none();
         if let Some(slots) = &mut self.1 {
-            groups.push(GroupItems::new(0, pages([slots.pop()?]))).unwrap();
+            groups.push(CacheGroupItems::new(0, pages([slots.pop()?]))).unwrap();
         }
         Some(groups)
     }

@@ -178,8 +178,11 @@ impl Small {
     ) -> Result<(), Violation> {
         let sender = &self.world.service.ledger.legs[self.legs[P]];
         let incarnation = self.world.hosts[self.lives[P]].incarnation;
-        let pages = PageList::from_pages(self.pages()).ok();
-        let lease_refs = vec![LeaseRef { incarnation, lease_id: sender.session, pages }];
+        let lease_ref = LeaseRef::new(incarnation, sender.session);
+        let lease_refs = vec![match PageList::from_pages(self.pages()) {
+            Ok(pages) => lease_ref.of_pages(pages),
+            Err(_) => lease_ref,
+        }];
         let lease_refs = if self.scope.by_room { Vec::new() } else { lease_refs };
         self.world.note_references(self.legs[slot], &lease_refs);
         let options = Box::new(options.with(|options| options.lease_refs = lease_refs));

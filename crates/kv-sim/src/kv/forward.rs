@@ -87,10 +87,9 @@ impl KvWorld {
         }
         self.service.counters.announced += 1;
         if !matches!(self.planted, Some(Planted::WrittenEarly | Planted::GrantedEarly)) {
-            let command = Command::LayersFinal {
-                session,
-                layers: FinalLayers { chunk: number, layers, ready_event: None },
-            };
+            let mut told = FinalLayers::all(number);
+            told.layers = layers;
+            let command = Command::LayersFinal { session, layers: told };
             self.feed(life, "layers", Input::Command(command));
         }
         if more {

@@ -340,6 +340,7 @@ impl net::Memory for Memory {
             RegionRole::Kv => Some(&self.pages),
             RegionRole::Aux => Some(&self.rows),
             RegionRole::State => self.items.get(usize::from(region.group)),
+            _ => None,
         };
         holders.and_then(|holders| holders.get(item)).copied().unwrap_or(0)
     }

@@ -129,7 +129,7 @@ impl KvWorld {
         let known = |sender: LegId| {
             let sender = &self.service.ledger.legs[sender];
             let incarnation = self.hosts[sender.life?].incarnation;
-            Some(LeaseRef { incarnation, lease_id: sender.session, pages: None })
+            Some(LeaseRef::new(incarnation, sender.session))
         };
         let mut references: Vec<LeaseRef> = self.service.ledger.counterparts(leg).filter_map(known).collect();
         let ranks = self.service.ledger.legs[leg].servers.len();

@@ -133,7 +133,7 @@ impl Service for Kv {
     fn release(world: &mut KvWorld, life: LifeId, session: SessionId, resource: Resource) {
         match resource {
             Resource::Pages(pages) => world.release(life, session, pages),
-            Resource::RequestGroups { groups, skipped } => {
+            Resource::RequestCacheGroups { groups, skipped } => {
                 world.release_items(life, session, groups, &skipped)
             }
         }

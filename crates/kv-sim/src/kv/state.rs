@@ -3,7 +3,7 @@
 //! engines differ, they may be window pages, which neither side may leave out.
 
 use kv_core::proto::{Command, Input};
-use kv_core::{GroupItems, PageList, Pages, RequestGroups, SessionId};
+use kv_core::{CacheGroupItems, PageList, Pages, RequestCacheGroups, SessionId};
 
 use crate::kv::fact::{Fact, KvFact};
 use crate::kv::items::{DRAFTS, GROUPS, SLOTS, State};
@@ -104,7 +104,7 @@ impl KvWorld {
             return;
         }
         let hold = self.service.ledger.hold(leg, Vec::new());
-        let mut groups = RequestGroups::none();
+        let mut groups = RequestCacheGroups::none();
         for group in 0..GROUPS {
             if wants[group] == 0 {
                 continue;
@@ -116,7 +116,7 @@ impl KvWorld {
             }
             let list =
                 PageList::from_pages(items.iter().copied()).ok().and_then(|list| Pages::unpooled(list).ok());
-            let named = list.map(|list| GroupItems::from_number(group as u16, first[group], list));
+            let named = list.map(|list| CacheGroupItems::from_number(group as u16, first[group], list));
             let pushed = named.is_some_and(|named| groups.push(named).is_ok());
             debug_assert!(pushed, "free items are distinct");
             self.service.ledger.legs[leg].state.items[group] = items;
@@ -127,7 +127,7 @@ impl KvWorld {
         let session = known.session;
         self.lives[life].holds_out += 1;
         self.service.counters.stateful += 1;
-        self.feed(life, "groups", Input::Command(Command::RequestGroups { session, groups }));
+        self.feed(life, "groups", Input::Command(Command::RequestCacheGroups { session, groups }));
     }
 
     /// Computes the items of a sender: they are final with the last chunk.
@@ -150,7 +150,7 @@ impl KvWorld {
         &mut self,
         life: LifeId,
         session: SessionId,
-        groups: RequestGroups,
+        groups: RequestCacheGroups,
         skipped: &[u16],
     ) {
         self.trace.note(self.now, || format!("  life {life} session {session} releases {groups:?}"));

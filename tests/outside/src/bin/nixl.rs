@@ -1,16 +1,16 @@
 use std::{error::Error, time::Duration};
 
-use kv_transfer::nixl::{HostPool, Nixl, NixlConfig, NixlTransport, Search};
+use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::prelude::*;
 
 /// A cache of 8 pages of 4 KiB in memory that NIXL registers, and the worker that moves its pages.
-fn start(engine: &str, role: WorkerRole, bootstrap: &str) -> Result<(Worker, HostPool), Box<dyn Error>> {
-    let pool = HostPool::new(8 * 4096)?;
+fn start(engine: &str, role: WorkerRole, bootstrap: &str) -> Result<(Worker, HostMemory), Box<dyn Error>> {
+    let pool = HostMemory::new(8 * 4096)?;
     let region = Region::dram(RegionRole::Kv, pool.addr(), 8 * 4096, 4096);
     let args = KvArgs::builder(engine, 0).pages(8, 16).region(region).build()?;
     let nixl = Nixl::load(&Search::default())?;
     let mut transport = NixlTransport::new(&nixl, NixlConfig::default())?;
-    transport.add_pool(&pool)?;
+    transport.add_memory(&pool)?;
     let client = HttpBootstrapClient::new(ClientConfig::default())?;
     let config = WorkerConfig::new(args, role).with(|config| config.bootstrap = Some(bootstrap.to_owned()));
     Ok((Worker::start(config, transport, Box::new(client))?, pool))

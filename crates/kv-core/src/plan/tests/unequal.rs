@@ -1,7 +1,7 @@
 //! Plans between caches that differ in pages, ranks or heads, and what of them is refused.
 
 use super::*;
-use crate::groups::GroupSpan;
+use crate::groups::CacheGroupSpan;
 use crate::layout::Parallel;
 use crate::layout::{CacheGroup, Holds, Layout};
 
@@ -256,10 +256,10 @@ fn items_that_begin_earlier_and_end_at_the_same_token_cover_a_request() {
     for (from, to) in [(1, 1), (4, 2), (2, 4), (2, 3)] {
         let out = RegionMap::new(&grouped(from), &grouped(to)).unwrap();
         let inward = RegionMap::new(&grouped(to), &grouped(from)).unwrap();
-        let spans = || (0..6).flat_map(|first| (0..5).map(move |len| GroupSpan { first, len }));
+        let spans = || (0..6).flat_map(|first| (0..5).map(move |len| CacheGroupSpan { first, len }));
         for (sent, wanted) in spans().flat_map(|sent| spans().map(move |wanted| (sent, wanted))) {
             // The request has so many tokens that both last items are in use.
-            let last = |span: GroupSpan, size| (span.first + span.len) * size;
+            let last = |span: CacheGroupSpan, size| (span.first + span.len) * size;
             let (ours, theirs) = (last(sent, from), last(wanted, to));
             let ends = (0..60).any(|tokens: u32| {
                 tokens.next_multiple_of(from) == ours && tokens.next_multiple_of(to) == theirs

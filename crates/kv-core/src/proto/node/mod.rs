@@ -35,7 +35,7 @@ use crate::wire::Body;
 /// - **Time**: [`Input::Timeout`] is due at [`next_timeout`](Node::next_timeout). A late timeout is
 ///   allowed, and an early one does nothing.
 /// - **Ends**: every session that was opened gets exactly one final [`Output::Status`], at the
-///   latest at its deadline; every `Pages` and `RequestGroups` value that went in comes out in exactly
+///   latest at its deadline; every `Pages` and `RequestCacheGroups` value that went in comes out in exactly
 ///   one [`Output::Release`].
 ///
 /// ```
@@ -68,6 +68,7 @@ pub struct Node {
 
 /// How much the machine holds at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct NodeGauges {
     /// How many peers are known.
     pub peers: usize,
@@ -259,10 +260,10 @@ impl Node {
             Command::InitReceiver { session, pages, aux } => {
                 self.receiving.init_receiver(&mut self.cx, session, pages, aux)
             }
-            Command::RequestGroups { session, groups } if self.sending.has(session) => {
+            Command::RequestCacheGroups { session, groups } if self.sending.has(session) => {
                 self.sending.take_groups(&mut self.cx, session, groups);
             }
-            Command::RequestGroups { session, groups } => {
+            Command::RequestCacheGroups { session, groups } => {
                 self.receiving.take_groups(&mut self.cx, session, groups);
             }
             Command::Abort { session } => self.end_session(session, Cause::Aborted),

@@ -60,7 +60,7 @@ impl Session for ReceiveSession {
     fn into_resources(self) -> Vec<Resource> {
         let skipped = self.skipped_groups();
         let pages = self.given.map(|(pages, _)| Resource::from(pages));
-        let groups = self.groups.map(|groups| Resource::RequestGroups { groups, skipped });
+        let groups = self.groups.map(|groups| Resource::RequestCacheGroups { groups, skipped });
         pages.into_iter().chain(groups).collect()
     }
 }

@@ -2,7 +2,7 @@
 //! leave out.
 
 use crate::error::Cause;
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::SessionId;
 use crate::meter::each;
 use crate::plan::Side;
@@ -19,7 +19,7 @@ impl Receiving {
         &mut self,
         cx: &mut Context,
         session: SessionId,
-        groups: RequestGroups,
+        groups: RequestCacheGroups,
     ) {
         let bad = check_own_groups(&groups, cx.config.args.geometry());
         match self.sessions.get_mut(&session) {
@@ -57,7 +57,7 @@ impl Receiving {
         let (map, ours, theirs) = (peer.maps().inward()?, cx.config.args.geometry(), peer.maps().geometry());
         let between = Between { map, ours, theirs, source: Side::Remote };
         let skipped = std::mem::take(&mut source.skipped);
-        let named = receiver.groups.iter().flat_map(RequestGroups::iter);
+        let named = receiver.groups.iter().flat_map(RequestCacheGroups::iter);
         for items in named.filter(|items| each(&skipped).any(|&group| group == items.group)) {
             if !between.is_optional(items.group) {
                 return Some(between.disagreement(items.group, Some(items), None));
@@ -73,7 +73,7 @@ impl Receiving {
     pub(super) fn unheld_groups(&self, cx: &Context, receiver: &ReceiveSession) -> Vec<u16> {
         let maps =
             each(receiver.sources.iter()).filter_map(|source| cx.peers.get(source.peer)?.maps().inward());
-        let named = receiver.groups.iter().flat_map(RequestGroups::iter).map(|items| items.group);
+        let named = receiver.groups.iter().flat_map(RequestCacheGroups::iter).map(|items| items.group);
         let held = |group: u16| maps.clone().any(|map| map.has_group(group));
         named.filter(|&group| !held(group)).collect()
     }
@@ -90,7 +90,7 @@ impl ReceiveSession {
             let mut sources = self.sources.iter();
             self.unheld.contains(group) || sources.any(|source| source.skipped.contains(group))
         };
-        let named = self.groups.iter().flat_map(RequestGroups::iter).map(|items| items.group);
+        let named = self.groups.iter().flat_map(RequestCacheGroups::iter).map(|items| items.group);
         named.filter(left_out).collect()
     }
 }

@@ -29,7 +29,7 @@ mod source;
 use std::time::Duration;
 
 use crate::asked::ContentRequest;
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{LeaseRef, TransferMode};
 use crate::pages::Pages;
@@ -65,7 +65,7 @@ pub(in crate::proto) struct ReceiveSession {
     question: Question,
     given: Option<(Pages, Option<AuxIndex>)>,
     /// Items of cache groups, given before the pages.
-    groups: Option<RequestGroups>,
+    groups: Option<RequestCacheGroups>,
     /// The groups among them that no source has. Known once the pages are given.
     unheld: Vec<u16>,
     /// How many pages of the request are here already; the given pages come after them.

@@ -1,7 +1,7 @@
 //! The parts of a push that have arrived, as the sources tell them.
 
 use crate::error::Cause;
-use crate::groups::MAX_REQUEST_GROUPS;
+use crate::groups::MAX_REQUEST_CACHE_GROUPS;
 use crate::id::PeerId;
 use crate::meter::each;
 use crate::proto::context::Context;
@@ -23,7 +23,7 @@ impl Receiving {
             return;
         }
         source.hear(now);
-        if skipped.len() > MAX_REQUEST_GROUPS {
+        if skipped.len() > MAX_REQUEST_CACHE_GROUPS {
             return self.fail(cx, session, Cause::Protocol("more groups left out than a request has"));
         }
         for &(start, count) in each(&done) {

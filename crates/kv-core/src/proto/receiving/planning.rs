@@ -1,12 +1,12 @@
 //! Plans the reads from one source: the pages of source and receiver become descriptors.
 
 use crate::error::Cause;
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::layout::Geometry;
 use crate::meter::each;
 use crate::plan::{Plan, PlanError, RegionMap, Side};
 use crate::proto::conversation::Maps;
-use crate::proto::groups::{Between, GroupPlans};
+use crate::proto::groups::{Between, CacheGroupPlans};
 use crate::proto::receiving::ReceiveSession;
 use crate::proto::receiving::reading::Reading;
 
@@ -58,12 +58,12 @@ pub(super) fn plan_reads(
 
 fn gather(
     pages: Result<Plan, PlanError>,
-    groups: Result<GroupPlans, Cause>,
+    groups: Result<CacheGroupPlans, Cause>,
     aux: Result<Option<Plan>, PlanError>,
 ) -> Result<Planned, Cause> {
     let no_plan = |_| Cause::Protocol("the leased pages do not fit the two geometries");
     let pages = pages.map_err(no_plan)?;
-    let GroupPlans { plans, skipped } = groups?;
+    let CacheGroupPlans { plans, skipped } = groups?;
     let plans = aux.map_err(no_plan)?.into_iter().chain(plans).chain([pages]);
     Ok(Planned { plans: plans.filter(|plan| !plan.is_done()).collect(), skipped })
 }
@@ -89,12 +89,12 @@ fn plan_groups(
     receiver: &ReceiveSession,
     reading: &Reading,
     (map, ours, theirs): (&RegionMap, &Geometry, &Geometry),
-) -> Result<GroupPlans, Cause> {
+) -> Result<CacheGroupPlans, Cause> {
     let between = Between { map, ours, theirs, source: Side::Remote };
     match (&receiver.groups, &receiver.given) {
         (Some(groups), _) => between.plan(groups, reading.groups()),
         // A receiver that gives neither pages nor items reads nothing.
-        (None, Some((given, _))) if given.is_empty() => Ok(GroupPlans::default()),
-        (None, _) => between.plan(&RequestGroups::none(), reading.groups()),
+        (None, Some((given, _))) if given.is_empty() => Ok(CacheGroupPlans::default()),
+        (None, _) => between.plan(&RequestCacheGroups::none(), reading.groups()),
     }
 }

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use crate::groups::GroupLists;
+use crate::groups::CacheGroupLists;
 use crate::id::{AuxIndex, SessionId};
 use crate::meter::step;
 use crate::page_list::PageList;
@@ -28,7 +28,7 @@ pub(super) struct Reading {
     lease: SessionId,
     pages: PageList,
     aux: Option<AuxIndex>,
-    groups: GroupLists,
+    groups: CacheGroupLists,
     /// How often heartbeats are sent for the lease; `None` if the lease is not renewed.
     interval: Option<Duration>,
     /// Before this moment, the pages are known to be intact. From this moment on they may be
@@ -84,7 +84,7 @@ impl Reading {
     }
 
     /// The source's items of cache groups.
-    pub(super) fn groups(&self) -> &GroupLists {
+    pub(super) fn groups(&self) -> &CacheGroupLists {
         &self.groups
     }
 
@@ -188,7 +188,7 @@ mod tests {
             aux: None,
             lease_ms: 10,
             interval_ms: 0,
-            groups: GroupLists::default(),
+            groups: CacheGroupLists::default(),
         };
         Reading::new(granted, None, Time::from_nanos(10))
     }

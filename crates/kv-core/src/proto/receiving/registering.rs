@@ -2,7 +2,7 @@
 
 use crate::asked::ContentRequest;
 use crate::error::Cause;
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::poll::KvPoll;
@@ -112,7 +112,7 @@ impl ReceiveSession {
             aux: *aux,
             // The aux row of the first source counts.
             aux_here: index == 0,
-            groups: self.groups.as_ref().map(RequestGroups::lists).unwrap_or_default(),
+            groups: self.groups.as_ref().map(RequestCacheGroups::lists).unwrap_or_default(),
             ask: 0,
             permit_ms: 0,
         }))

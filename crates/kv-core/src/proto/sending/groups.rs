@@ -2,7 +2,7 @@
 //! each receiver once the lists of both sides are known.
 
 use crate::error::Cause;
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::SessionId;
 use crate::meter::each;
 use crate::plan::Side;
@@ -18,7 +18,7 @@ impl Sending {
         &mut self,
         cx: &mut Context,
         session: SessionId,
-        groups: RequestGroups,
+        groups: RequestCacheGroups,
     ) {
         let bad = check_own_groups(&groups, cx.config.args.geometry());
         match self.sessions.get_mut(&session) {
@@ -43,7 +43,7 @@ impl Sending {
         if !sender.standing.is_going() || !sender.given.is_complete() {
             return;
         }
-        let none = RequestGroups::none();
+        let none = RequestCacheGroups::none();
         let groups = sender.groups.as_ref().unwrap_or(&none);
         let mut disagreement = None;
         for target in each(sender.targets.iter_mut()) {

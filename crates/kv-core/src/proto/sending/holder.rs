@@ -19,7 +19,7 @@
 //! may go on reading through a connection of its own.
 
 use crate::error::{Cause, PeerCause};
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::Context;
@@ -136,7 +136,7 @@ impl Sending {
             aux: sender.given.aux(),
             lease_ms: millis(lease),
             interval_ms: interval.map_or(0, |interval| millis(interval).max(1)),
-            groups: sender.groups.as_ref().map(RequestGroups::lists).unwrap_or_default(),
+            groups: sender.groups.as_ref().map(RequestCacheGroups::lists).unwrap_or_default(),
         };
         if !cx.send_long(id, &Body::Granted(granted)) {
             self.fail(cx, session, Cause::Protocol("pages too scattered for one frame"));

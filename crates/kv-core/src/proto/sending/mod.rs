@@ -35,7 +35,7 @@ mod write;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::asked::Asked;
-use crate::groups::RequestGroups;
+use crate::groups::RequestCacheGroups;
 use crate::id::{Incarnation, SessionId};
 use crate::layout::{Geometry, HeldLayers};
 use crate::lease::{Lease, TransferMode};
@@ -105,7 +105,7 @@ pub(in crate::proto) struct SendSession {
     /// The pages that the scheduler has given.
     given: Given,
     /// The items of cache groups, sent with the last chunk.
-    groups: Option<RequestGroups>,
+    groups: Option<RequestCacheGroups>,
     targets: Vec<Target>,
     /// The position of each receiver's last target.
     target_of: BTreeMap<Incarnation, usize>,

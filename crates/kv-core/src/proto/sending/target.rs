@@ -9,14 +9,14 @@
 //! | `Over` | `Served`, `AbortAsked` | the session has failed, no post is in flight, and no lease runs that the receiver could still rely on |
 
 use super::given::Given;
-use crate::groups::GroupLists;
+use crate::groups::CacheGroupLists;
 use crate::id::{Attempt, AuxIndex, PeerId};
 use crate::layout::Geometry;
 use crate::meter::step;
 use crate::page_list::PageList;
 use crate::plan::{Plan, PlanError};
 use crate::proto::conversation::Peer;
-use crate::proto::groups::GroupPlans;
+use crate::proto::groups::CacheGroupPlans;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
 use crate::transport::Descriptor;
@@ -60,7 +60,7 @@ pub(super) struct Written {
     aux: Option<AuxIndex>,
     /// True if this worker fills the receiver's aux row.
     aux_here: bool,
-    groups: GroupLists,
+    groups: CacheGroupLists,
     /// The plans of the cache groups, in reverse order; `None` until the request is complete.
     group_plans: Option<Vec<Plan>>,
     /// Groups that the receiver has registered and this worker leaves out.
@@ -177,7 +177,7 @@ impl Written {
     pub(super) fn new(
         (pages, first_page, total_pages): (PageList, usize, usize),
         (aux, aux_here): (Option<AuxIndex>, bool),
-        groups: GroupLists,
+        groups: CacheGroupLists,
     ) -> Written {
         Written { pages, first_page, total_pages, aux, aux_here, groups, ..Written::default() }
     }
@@ -192,7 +192,7 @@ impl Written {
         self.aux.is_some()
     }
 
-    pub(super) fn groups(&self) -> &GroupLists {
+    pub(super) fn groups(&self) -> &CacheGroupLists {
         &self.groups
     }
 
@@ -203,7 +203,7 @@ impl Written {
 
     /// Takes the plans of the cache groups. Of the groups that are left out, only those count that
     /// the receiver has registered.
-    pub(super) fn plan_groups(&mut self, GroupPlans { plans, mut skipped }: GroupPlans) {
+    pub(super) fn plan_groups(&mut self, CacheGroupPlans { plans, mut skipped }: CacheGroupPlans) {
         skipped.retain(|&group| self.groups.get(group).is_some());
         self.group_plans = Some(plans);
         self.skipped = skipped;

@@ -55,7 +55,7 @@ impl KvSession for Fake {
         for token in std::mem::take(&mut self.script.borrow_mut().heard) {
             pages.append(token).unwrap();
         }
-        Some(Reclaimed { pages, ..Reclaimed::default() })
+        Some(Reclaimed::new(pages))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which requests get pages next: retracted requests first, then new ones. Nothing overtakes the first in
 //! line.
 
-use kv_core::{KvManager, RequestGroups};
+use kv_core::{KvManager, RequestCacheGroups};
 
 use super::DecodeQueues;
 use super::cache::Place;
@@ -43,7 +43,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
             return blocked(key, Shortage::Pages(1));
         };
         if let Some((key, Retracted { request, priority, .. })) = self.retracted.pop() {
-            let (groups, skipped, origin) = (RequestGroups::none(), Vec::new(), Origin::Retracted);
+            let (groups, skipped, origin) = (RequestCacheGroups::none(), Vec::new(), Origin::Retracted);
             self.arrive(priority, Ready { key, request, pages, groups, skipped, origin });
         }
         Admission::Admitted
@@ -78,7 +78,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         let Some(groups) = aux.take_groups(&mut entry.request) else {
             self.cache.give_back(pages, given, Place::Held);
             self.free_row(row);
-            return blocked(key, Shortage::RequestGroups);
+            return blocked(key, Shortage::RequestCacheGroups);
         };
         if let Some(row) = row {
             aux.clear(row);

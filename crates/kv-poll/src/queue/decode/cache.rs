@@ -15,7 +15,7 @@ pub struct Accounting {
     pub free: usize,
     /// Pages that the sessions of live requests have.
     pub in_transfer: usize,
-    /// Pages that the sessions of failed requests have: a wire may still touch them.
+    /// Pages that the sessions of failed requests have: a data operation may still touch them.
     pub quarantined: usize,
     /// Pages in these queues: about to be given to a session, or of a request that waits for `pop_waiting`.
     pub held: usize,
@@ -91,8 +91,8 @@ impl<A: PageAllocator> Cache<A> {
         Ok(())
     }
 
-    /// Frees pages of a request that had `given` pages at `from`. Missing pages are lost: a wire might still
-    /// write there, so they are not used again.
+    /// Frees pages of a request that had `given` pages at `from`. Missing pages are lost: a data operation
+    /// might still write there, so they are not used again.
     pub(super) fn give_back(&mut self, pages: Pages, given: usize, from: Place) {
         let returned = if pages.len() <= given { pages.len() } else { 0 };
         let freed = if returned == pages.len() && self.allocator.free(pages).is_ok() { returned } else { 0 };

@@ -1,6 +1,6 @@
 //! A request in decode queues, in each of its stages.
 
-use kv_core::{AuxIndex, Backpressure, KvPoll, KvReceiver, Pages, RequestGroups};
+use kv_core::{AuxIndex, Backpressure, KvPoll, KvReceiver, Pages, RequestCacheGroups};
 
 use super::types::Ready;
 use crate::queue::admission::Demand;
@@ -38,13 +38,13 @@ pub(super) enum Stage {
         init: Option<Pages>,
         /// The items of cache groups, until the worker's ring has had room for them. They go before the
         /// pages.
-        groups: Option<RequestGroups>,
+        groups: Option<RequestCacheGroups>,
         /// True once the aux row has passed the gate.
         passed: bool,
     },
 }
 
-/// The session of a failed request, until no wire can touch its pages.
+/// The session of a failed request, until no data operation can touch its pages.
 pub(super) struct Quarantined<S> {
     pub(super) session: S,
     /// How many pages the request was given.
@@ -53,7 +53,7 @@ pub(super) struct Quarantined<S> {
     /// All pages of the request, if the worker's ring had no room for them.
     pub(super) unsent: Option<Pages>,
     /// The items of cache groups, if the worker's ring had no room for them.
-    pub(super) groups: Option<RequestGroups>,
+    pub(super) groups: Option<RequestCacheGroups>,
 }
 
 impl<S> Quarantined<S> {

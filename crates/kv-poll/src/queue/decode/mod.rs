@@ -13,7 +13,7 @@ pub use types::{
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kv_core::{AuxIndex, KvManager, KvPoll, KvSession, PageList, Pages, Reclaimed, RequestGroups};
+use kv_core::{AuxIndex, KvManager, KvPoll, KvSession, PageList, Pages, Reclaimed, RequestCacheGroups};
 
 use self::cache::{Cache, Place};
 use self::entry::{Entry, Quarantined, Retracted, Stage, Waiting};
@@ -61,8 +61,8 @@ pub struct DecodeQueues<R, M: KvManager, C: RankConsensus = SingleRank, A: PageA
     /// Requests that the server runs, with their priority.
     running: BTreeMap<RequestKey, i32>,
     failed: VecDeque<Failed<R>>,
-    /// Items of cache groups of failed requests, which no wire can touch any more.
-    returned: VecDeque<RequestGroups>,
+    /// Items of cache groups of failed requests, which no data operation can touch any more.
+    returned: VecDeque<RequestCacheGroups>,
     blocked: Option<Blocked>,
     arrivals: u64,
     transfers: usize,
@@ -230,13 +230,13 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         self.failed.pop_front()
     }
 
-    /// The items of cache groups of the next failed request, once no wire can touch them; `None` if there are
-    /// none at the moment.
-    pub fn drain_groups(&mut self) -> Option<RequestGroups> {
+    /// The items of cache groups of the next failed request, once no data operation can touch them; `None` if
+    /// there are none at the moment.
+    pub fn drain_groups(&mut self) -> Option<RequestCacheGroups> {
         self.returned.pop_front()
     }
 
-    fn give_back_groups(&mut self, groups: RequestGroups) {
+    fn give_back_groups(&mut self, groups: RequestCacheGroups) {
         if !groups.is_empty() {
             self.returned.push_back(groups);
         }
@@ -266,7 +266,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         self.cache.accounting()
     }
 
-    /// The pages whose tokens were dropped, by a session or by the server, instead of given back. They are
+    /// The pages whose `Pages` were dropped, by a session or by the server, instead of given back. They are
     /// never allocated again.
     pub fn lost(&self) -> PageList {
         self.cache.lost()
@@ -317,7 +317,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         if let Stage::Transfer { pages, row, init, groups, .. } = entry.stage {
             self.transfers -= 1;
             match init {
-                // The session never had the pages, so no wire can touch them.
+                // The session never had the pages, so no data operation can touch them.
                 Some(unsent) if !self.desk.is_lock_step() => {
                     self.cache.give_back(unsent, pages, Place::Held);
                     self.give_back_groups(groups.unwrap_or_default());
@@ -360,7 +360,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         };
         let Some(reclaimed) = self.desk.reclaim(key, &mut entry.session) else { return };
         let Some(entry) = self.entries.remove(&key) else { return };
-        let Reclaimed { pages, groups, skipped } = reclaimed;
+        let Reclaimed { pages, groups, skipped, .. } = reclaimed;
         let room = entry.session.room().clone();
         self.desk.leave(&room);
         self.transfers -= 1;

@@ -1,6 +1,6 @@
 //! The types that a decode server gives to its queues, and gets from them.
 
-use kv_core::{KvArgs, Pages, RegionRole, RequestGroups, Room, SessionOptions};
+use kv_core::{KvArgs, Pages, RegionRole, RequestCacheGroups, Room, SessionOptions};
 
 use crate::allocator::FreeReason;
 use crate::consensus::RequestKey;
@@ -65,6 +65,13 @@ impl<'a> Incoming<'a> {
     pub fn new(bootstrap_addr: &'a str, room: Room, demand: Demand) -> Incoming<'a> {
         Incoming { room, bootstrap_addr, demand, options: SessionOptions::default(), priority: 0 }
     }
+
+    /// The same with some fields changed: `incoming.with(|incoming| incoming.priority = 1)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
 }
 
 /// A request that may run, with its pages.
@@ -78,7 +85,7 @@ pub struct Ready<R> {
     /// The request's pages, which belong to the server from now on.
     pub pages: Pages,
     /// The items of the request's cache groups, which belong to the server again. None after a retraction.
-    pub groups: RequestGroups,
+    pub groups: RequestCacheGroups,
     /// Numbers of the optional cache groups that the prefill side did not have: nothing was written to their
     /// items.
     pub skipped: Vec<u16>,
@@ -144,7 +151,7 @@ pub enum Shortage {
     /// So many more free pages are needed.
     Pages(usize),
     /// Items of cache groups: [`AuxMemory::take_groups`](super::super::AuxMemory::take_groups) had too few.
-    RequestGroups,
+    RequestCacheGroups,
     /// An aux row: as many requests are in transfer as there are rows.
     AuxRow,
 }

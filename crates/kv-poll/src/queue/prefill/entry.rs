@@ -26,7 +26,7 @@ pub(super) struct Entry<R, S> {
     pub(super) announced: Option<usize>,
     /// Pages given with chunks, those in `kept` included.
     pub(super) given: usize,
-    /// A token without pages, of the pool of the first pages given; `None` before them.
+    /// `Pages` without a page, of the pool of the first pages given; `None` before them.
     pub(super) pool: Option<Pages>,
     /// True once items of cache groups were given.
     pub(super) grouped: bool,

@@ -11,12 +11,12 @@ use kv_core::machine::SessionCommand;
 use kv_core::proto::{Command, Resource};
 use kv_core::{
     AuxIndex, ChunkId, FinalLayers, KvManager, KvPoll, KvSender, KvSession, LeaseRef, Pages, Reclaimed,
-    RequestGroups, SessionId,
+    RequestCacheGroups, SessionId,
 };
 
 use self::entry::{Entry, Stage};
 use super::desk::{self, Desk};
-use super::error::{ChunkError, GroupsRefused, PushError, Refusal, RequestError};
+use super::error::{CacheGroupsRefused, ChunkError, PushError, Refusal, RequestError};
 use super::line::Line;
 use super::quarantine::Stopped;
 use crate::consensus::{Agreed, RankConsensus, RequestKey, SingleRank, Standing};
@@ -39,9 +39,9 @@ use crate::kv::Change;
 /// No method blocks, except [`step`](Self::step) where the server's own collective does. A step costs
 /// O(changes), however many requests are in flight.
 ///
-/// Pages given come back in [`Finished`], once, when no wire can touch them any more. From then on the server
-/// may use the aux row given to `init` again, too. The table in [`queue`](super) says what happens on each
-/// failure.
+/// Pages given come back in [`Finished`], once, when no data operation can touch them any more. From then on
+/// the server may use the aux row given to `init` again, too. The table in [`queue`](super) says what happens
+/// on each failure.
 ///
 /// Dropping the queues aborts all sessions. Every page then comes back from the manager, as those of dropped
 /// sessions do ([`Manager::orphans`](crate::Manager::orphans)): also pages for which the worker had no room,
@@ -195,9 +195,13 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     /// Gives the items of the request's cache groups (SSM slots, pages of a sliding window). Call this once,
     /// before the chunk that completes the request; the items' content must be final with that chunk. Kept
     /// for a later step, as with `send_chunk`, if the worker has no room.
-    pub fn give_groups(&mut self, key: RequestKey, groups: RequestGroups) -> Result<(), GroupsRefused> {
+    pub fn give_groups(
+        &mut self,
+        key: RequestKey,
+        groups: RequestCacheGroups,
+    ) -> Result<(), CacheGroupsRefused> {
         let Some(entry) = self.entries.get_mut(&key) else {
-            return Err(GroupsRefused { groups, reason: Refusal::Ended { key } });
+            return Err(CacheGroupsRefused { groups, reason: Refusal::Ended { key } });
         };
         let order = if entry.grouped || entry.stage == Stage::Inflight {
             Err(Refusal::GroupsOrder { key })
@@ -205,11 +209,11 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
             entry.check_popped(key)
         };
         if let Err(reason) = order {
-            return Err(GroupsRefused { groups, reason });
+            return Err(CacheGroupsRefused { groups, reason });
         }
         entry.grouped = true;
         let session = entry.session.id();
-        self.say(key, Command::RequestGroups { session, groups });
+        self.say(key, Command::RequestCacheGroups { session, groups });
         Ok(())
     }
 
@@ -310,8 +314,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     }
 
     /// Why `pop_waiting` offers no request: so much of the cache is in quarantine that
-    /// [`PrefillConfig::quarantine`] stops admission. As of the last step; `None` while requests are admitted. Requests in their forward
-    /// pass go on.
+    /// [`PrefillConfig::quarantine`] stops admission. As of the last step; `None` while requests are
+    /// admitted. Requests in their forward pass go on.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.desk.stopped.as_ref()
     }
@@ -382,7 +386,7 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
                     debug_assert!(refused.is_ok(), "the pages of one request are of two pools");
                 }
                 // Items are given once, so the session has none.
-                Resource::RequestGroups { groups: kept, .. } => groups = kept,
+                Resource::RequestCacheGroups { groups: kept, .. } => groups = kept,
             }
         }
         self.stages[entry.stage as usize] -= 1;
@@ -406,20 +410,27 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
 
 impl<R, M: KvManager, C: RankConsensus> Drop for PrefillQueues<R, M, C> {
     fn drop(&mut self) {
-        // No wire knows of what the sessions have not taken, nor of what they gave back.
+        // No data operation knows of what the sessions have not taken, nor of what they gave back.
         for (_, Entry { session, kept, .. }) in std::mem::take(&mut self.entries) {
             drop(session);
             for left in kept.into_iter().filter_map(Command::into_resource) {
                 self.desk.manager.leave_behind(match left {
-                    Resource::Pages(pages) => Reclaimed { pages, ..Reclaimed::default() },
-                    Resource::RequestGroups { groups, .. } => Reclaimed { groups, ..Reclaimed::default() },
+                    Resource::Pages(pages) => reclaimed(pages, RequestCacheGroups::none()),
+                    Resource::RequestCacheGroups { groups, .. } => reclaimed(Pages::none(), groups),
                 });
             }
         }
         for Finished { pages, groups, .. } in std::mem::take(&mut self.finished) {
-            self.desk.manager.leave_behind(Reclaimed { pages, groups, ..Reclaimed::default() });
+            self.desk.manager.leave_behind(reclaimed(pages, groups));
         }
     }
+}
+
+/// Pages and items as a session hands them back.
+fn reclaimed(pages: Pages, groups: RequestCacheGroups) -> Reclaimed {
+    let mut reclaimed = Reclaimed::new(pages);
+    reclaimed.groups = groups;
+    reclaimed
 }
 
 fn move_to<R, S>(stages: &mut [usize; 5], entry: &mut Entry<R, S>, stage: Stage) {

@@ -1,6 +1,6 @@
 //! The types that a prefill server gives to its queues, and gets from them.
 
-use kv_core::{Pages, RequestGroups, Room, SessionOptions};
+use kv_core::{Pages, RequestCacheGroups, Room, SessionOptions};
 
 use crate::consensus::RequestKey;
 use crate::queue::error::RequestError;
@@ -51,8 +51,8 @@ pub struct Outgoing<'a> {
     pub room: Room,
     /// The bootstrap server where this worker is registered, as `host:port`.
     pub bootstrap_addr: &'a str,
-    /// How many decode ranks register is the length of this list; which ranks register is not checked. Empty: as
-    /// many as the worker was configured for.
+    /// How many decode ranks register is the length of this list; which ranks register is not checked. Empty:
+    /// as many as the worker was configured for.
     pub dest_ranks: &'a [u32],
     /// The session's options: deadline, the lease that it grants, transfer mode.
     pub options: SessionOptions,
@@ -65,6 +65,13 @@ impl<'a> Outgoing<'a> {
     /// for.
     pub fn new(bootstrap_addr: &'a str, room: Room) -> Outgoing<'a> {
         Outgoing { room, bootstrap_addr, dest_ranks: &[], options: SessionOptions::default(), priority: 0 }
+    }
+
+    /// The same with some fields changed: `outgoing.with(|outgoing| outgoing.priority = 1)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
     }
 }
 
@@ -79,7 +86,7 @@ pub struct Finished<R> {
     /// All pages given with `send_chunk` and `begin_chunk`, in the order in which they were given.
     pub pages: Pages,
     /// The items given with `give_groups`.
-    pub groups: RequestGroups,
+    pub groups: RequestCacheGroups,
     /// `Ok` if the decode side has all pages, else why the request failed.
     pub outcome: Result<(), RequestError>,
 }

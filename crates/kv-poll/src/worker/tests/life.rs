@@ -1,4 +1,4 @@
-//! A worker's life: its start, its registration, its stop, and its death by a panic.
+//! A worker's life: its start, its publication, its stop, and its death by a panic.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -15,7 +15,7 @@ use super::transport::{Wire, fake_transport};
 use super::{Log, PATIENCE, Rig, Seen, args, pages};
 use crate::kv::{Manager, StopReport, Stopping, Worker, WorkerConfig};
 use crate::worker::setup::MAX_QUEUE;
-use crate::worker::{Registration, StartError};
+use crate::worker::{Publication, StartError};
 
 #[test]
 fn a_region_that_the_transport_refuses_is_named() {
@@ -70,7 +70,7 @@ fn the_worker_publishes_itself_and_says_how_that_went() {
     let config = WorkerConfig::new(args(), WorkerRole::Prefill)
         .with(|config| config.bootstrap = Some("host:1".to_owned()));
     let rig = Rig::with(config);
-    rig.until("the registration", || rig.worker.manager().registration() == Registration::Published);
+    rig.until("the publication", || rig.worker.manager().publication() == Publication::Published);
     assert_eq!(rig.seen(), [Seen::Published("host:1".to_owned())]);
     let (log, manager) = (Arc::clone(&rig.log), rig.worker.manager());
     drop(rig);
@@ -148,7 +148,7 @@ fn pages_lent_when_a_stop_begins_come_back_once_no_wire_touches_them_and_not_bef
         until(|| sender.poll() == KvPoll::Failed);
         assert_eq!(sender.failure().map(|error| error.cause), Some(Cause::WorkerStopped));
         until(|| manager.gauges().pages_quarantined() == 3);
-        assert_eq!(sender.reclaim(), None, "a wire may touch the pages");
+        assert_eq!(sender.reclaim(), None, "a data operation may touch the pages");
         assert!(!manager.is_stopped() && stopping.as_mut().is_none_or(|stopping| stopping.poll().is_none()));
         wire.say("release");
         until(|| manager.is_stopped());

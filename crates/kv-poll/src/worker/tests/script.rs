@@ -99,7 +99,7 @@ impl Script {
             Command::ReadyEventFailed { session, chunk, error } => {
                 self.end(session, Some(Cause::ReadyEvent { chunk, error }));
             }
-            Command::RequestGroups { session, groups } => {
+            Command::RequestCacheGroups { session, groups } => {
                 self.outputs.push_back(Output::Release { session, resource: groups.into() });
             }
             Command::Send { session, chunk: pages } | Command::InitReceiver { session, pages, .. } => {

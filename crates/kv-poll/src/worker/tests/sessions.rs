@@ -77,7 +77,7 @@ fn quarantined_pages_are_reported_when_they_become_reclaimable() {
     rig.until_seen(&Seen::Sent(0));
     rig.wire.say("done");
     rig.until("the end", || receiver.poll() == KvPoll::Success);
-    assert_eq!(receiver.reclaim(), None, "a wire may touch them");
+    assert_eq!(receiver.reclaim(), None, "a data operation may touch them");
     rig.until("the gauge", || manager.gauges().pages_quarantined() == 2);
     manager.poll_set().drain(|_| ());
     rig.wire.say("release");

@@ -1,6 +1,6 @@
 //! The items of cache groups that go with a request.
 
-use kv_core::{KvPoll, RequestGroups};
+use kv_core::{KvPoll, RequestCacheGroups};
 use kv_poll::queue::{Blocked, Shortage};
 
 use super::{Bench, CONFIG};
@@ -15,12 +15,15 @@ fn state_is_taken_at_admission_given_before_the_pages_and_handed_out_with_them()
         bench.shake_hands(1, 4);
         let second = bench.shake_hands(2, 2);
         assert_eq!(bench.rows.1, Some(vec![]));
-        assert_eq!(bench.queues.blocked(), Some(Blocked { key: second, shortage: Shortage::RequestGroups }));
+        assert_eq!(
+            bench.queues.blocked(),
+            Some(Blocked { key: second, shortage: Shortage::RequestCacheGroups })
+        );
         assert_eq!(bench.queues.accounting().free, 6, "what the blocked one has taken is back");
         bench.fake.world(|world| world.ring = usize::MAX);
         bench.step();
         let calls = bench.fake.at(1, |session| std::mem::take(&mut session.calls));
-        assert!(matches!(&calls[..], [Call::RequestGroups(1), Call::Pages(_)]), "{calls:?}");
+        assert!(matches!(&calls[..], [Call::RequestCacheGroups(1), Call::Pages(_)]), "{calls:?}");
         bench.succeed(1);
         let ready = bench.queues.pop_waiting().unwrap();
         assert_eq!(slots(ready.groups), [5]);
@@ -59,6 +62,6 @@ fn state_of_a_failed_request_comes_back_when_no_wire_can_touch_it() {
 }
 
 /// The slots in groups.
-fn slots(groups: RequestGroups) -> Vec<u32> {
+fn slots(groups: RequestCacheGroups) -> Vec<u32> {
     groups.into_iter().flat_map(|items| items.items.list().iter().collect::<Vec<_>>()).collect()
 }

@@ -39,7 +39,7 @@ fn a_request_goes_through_all_queues_and_its_pages_come_back_in_order() {
 
     fake.set(0, KvPoll::Success, false);
     step(&mut queues, &fake);
-    assert!(queues.drain_finished().is_none(), "a wire may still read the pages");
+    assert!(queues.drain_finished().is_none(), "a data operation may still read the pages");
     fake.set(0, KvPoll::Success, true);
     step(&mut queues, &fake);
     let Finished { key: ended, request, pages: returned, groups, outcome, .. } =
@@ -84,7 +84,7 @@ fn chunks_and_layers_that_find_the_ring_full_are_kept_in_order() {
     queues.layers_final(key, layers(1, 0..2)).unwrap();
     queues.finish(key).unwrap();
     // Also after the forward pass: a ready event may say when.
-    queues.layers_final(key, FinalLayers { layers: None, ..layers(0, 0..1) }).unwrap();
+    queues.layers_final(key, FinalLayers::all(layers(0, 0..1).chunk)).unwrap();
     let mut expected = vec![Call::Init(4), Call::Begin(vec![5, 6])];
     let later = [
         Call::Final(0, Some(1..2)),

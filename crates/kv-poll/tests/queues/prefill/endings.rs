@@ -1,7 +1,8 @@
 //! Requests that fail or are aborted, and when their pages come back.
 
 use kv_core::{
-    Cause, ChunkId, FinalLayers, GroupItems, KvPoll, OpenError, PageList, PagePool, RequestGroups, Room,
+    CacheGroupItems, Cause, ChunkId, FinalLayers, KvPoll, OpenError, PageList, PagePool, RequestCacheGroups,
+    Room,
 };
 use kv_poll::consensus::ThreadConsensus;
 use kv_poll::queue::{Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, Refusal, RequestError};
@@ -160,8 +161,8 @@ fn dropped_queues_leave_every_page_that_no_session_has_with_the_manager() {
     // The ring is full: a chunk and the items of a cache group are kept.
     fake.world(|world| world.ring = 0);
     queues.send_chunk(running, adopt([5, 6])).unwrap();
-    let mut groups = RequestGroups::none();
-    groups.push(GroupItems::new(0, pages([9]))).unwrap();
+    let mut groups = RequestCacheGroups::none();
+    groups.push(CacheGroupItems::new(0, pages([9]))).unwrap();
     queues.give_groups(running, groups).unwrap();
     // Nobody takes the request that has ended.
     fake.set(1, KvPoll::Success, true);

@@ -1,6 +1,6 @@
 //! The items of cache groups that go with a request.
 
-use kv_core::{GroupItems, KvPoll, RequestGroups};
+use kv_core::{CacheGroupItems, KvPoll, RequestCacheGroups};
 use kv_poll::queue::{PrefillPolicy, Refusal};
 
 use super::{popped, push, queues, step};
@@ -26,7 +26,7 @@ fn state_goes_before_the_last_chunk_whatever_the_ring_has_room_for_and_comes_bac
         assert_eq!(queues.give_groups(key, slot(2)).unwrap_err().reason, Refusal::GroupsOrder { key });
         fake.world(|world| world.ring = usize::MAX);
         step(&mut queues, &fake);
-        let calls = [Call::Init(2), Call::Pages(vec![7]), Call::RequestGroups(1), Call::Pages(vec![6])];
+        let calls = [Call::Init(2), Call::Pages(vec![7]), Call::RequestCacheGroups(1), Call::Pages(vec![6])];
         fake.at(0, |session| assert_eq!(session.calls, calls, "{free} free places"));
         fake.set(0, KvPoll::Success, true);
         step(&mut queues, &fake);
@@ -47,7 +47,7 @@ fn state_of_a_failed_request_comes_back_with_its_pages_given_or_kept() {
         queues.give_groups(key, slot(1)).unwrap();
         fake.set(0, KvPoll::Failed, false);
         step(&mut queues, &fake);
-        assert!(queues.drain_finished().is_none(), "a wire may still read them");
+        assert!(queues.drain_finished().is_none(), "a data operation may still read them");
         fake.set(0, KvPoll::Failed, true);
         step(&mut queues, &fake);
         let finished = queues.drain_finished().unwrap();
@@ -56,8 +56,8 @@ fn state_of_a_failed_request_comes_back_with_its_pages_given_or_kept() {
     }
 }
 
-fn slot(index: u32) -> RequestGroups {
-    let mut groups = RequestGroups::none();
-    groups.push(GroupItems::new(0, pages([index]))).unwrap();
+fn slot(index: u32) -> RequestCacheGroups {
+    let mut groups = RequestCacheGroups::none();
+    groups.push(CacheGroupItems::new(0, pages([index]))).unwrap();
     groups
 }

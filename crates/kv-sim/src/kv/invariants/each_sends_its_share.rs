@@ -34,7 +34,7 @@ impl Invariant for EachSendsItsShare {
         let right = match region.role {
             RegionRole::Aux => pair.aux_source(rank(receiver)) == rank(sender),
             RegionRole::State => pair.sibling(rank(sender)).0 == 0,
-            RegionRole::Kv => {
+            _ => {
                 let page = (offset as usize / region.item_len) as u32;
                 let at = receiver.pages.iter().position(|known| *known == page);
                 let asked = pair.share(rank(sender), receiver.num_pages);

@@ -5,7 +5,7 @@
 //! | [`success_means_right_bytes`] | 1: success means the bytes are right |
 //! | [`each_sends_its_share`] | 1: … and no byte is sent twice |
 //! | [`only_final_bytes_move`] | 1: … and only content that its sender has announced as final |
-//! | [`pages_quiet_when_released`] | 2: pages come back only when no wire can touch them |
+//! | [`pages_quiet_when_released`] | 2: pages come back only when no data operation can touch them |
 //! | [`pages_come_back`] | 2: … and they do come back, each page exactly once |
 //! | [`pages_come_back_with_the_lease`] | 2: … pages that wait for readers no later than the lease allows |
 //! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
@@ -17,9 +17,9 @@
 //! | [`events_tell_the_story`] | 3, 5: the trace reports every end and every post |
 //! | [`requests_are_served`] | all: once faults stop, and where frames are merely lost, requests succeed |
 //!
-//! Invariants judge facts that the simulator sees from outside of the machines, at a cost that grows only with what
-//! has changed. The trace of the machines is judged by [`events_tell_the_story`] alone, which compares it with these
-//! facts.
+//! Invariants judge facts that the simulator sees from outside of the machines, at a cost that grows only
+//! with what has changed. The trace of the machines is judged by [`events_tell_the_story`] alone, which
+//! compares it with these facts.
 
 mod bounded;
 mod each_sends_its_share;

@@ -1,7 +1,7 @@
 //! Planted bugs in what machines report to their schedulers: states, and pages that come back.
 
 use kv_core::proto::{Output, Resource};
-use kv_core::{Cause, GroupItems, KvPoll, PageList, Pages, RequestGroups, SessionId};
+use kv_core::{CacheGroupItems, Cause, KvPoll, PageList, Pages, RequestCacheGroups, SessionId};
 
 use crate::kv::service::KvWorld;
 use crate::net::lives::LifeId;
@@ -68,22 +68,28 @@ impl KvWorld {
             },
             (Planted::ReleaseSwallowed, Output::Release { resource: Resource::Pages(_), .. })
                 if self.every(3) => {}
-            (Planted::StateSwallowed, Output::Release { resource: Resource::RequestGroups { .. }, .. }) => {}
+            (
+                Planted::StateSwallowed,
+                Output::Release { resource: Resource::RequestCacheGroups { .. }, .. },
+            ) => {}
             (
                 Planted::SkippedInWord,
-                Output::Release { session, resource: Resource::RequestGroups { groups, .. } },
+                Output::Release { session, resource: Resource::RequestCacheGroups { groups, .. } },
             ) => {
                 let skipped = groups.iter().map(|items| items.group).collect();
-                kept.push(Output::Release { session, resource: Resource::RequestGroups { groups, skipped } });
+                kept.push(Output::Release {
+                    session,
+                    resource: Resource::RequestCacheGroups { groups, skipped },
+                });
             }
             (
                 Planted::StateAtFailure,
-                Output::Release { session, resource: Resource::RequestGroups { groups, skipped } },
+                Output::Release { session, resource: Resource::RequestCacheGroups { groups, skipped } },
             ) => {
                 if !self.service.sabotage.released.contains_key(&(life, session)) {
                     kept.push(Output::Release {
                         session,
-                        resource: Resource::RequestGroups { groups, skipped },
+                        resource: Resource::RequestCacheGroups { groups, skipped },
                     });
                 }
             }
@@ -128,18 +134,18 @@ impl KvWorld {
         if state.hold == 0 || !self.service.ledger.legs[leg].holds.contains(&state.hold) {
             return;
         }
-        let mut groups = RequestGroups::none();
+        let mut groups = RequestCacheGroups::none();
         for (group, items) in (0_u16..).zip(&state.items).filter(|(_, items)| !items.is_empty()) {
             let pages = PageList::from_pages(items.iter().copied()).ok().and_then(claim);
-            let named =
-                pages.map(|pages| GroupItems::from_number(group, state.first[usize::from(group)], pages));
+            let named = pages
+                .map(|pages| CacheGroupItems::from_number(group, state.first[usize::from(group)], pages));
             let pushed = named.is_some_and(|named| groups.push(named).is_ok());
             debug_assert!(pushed, "items are held once");
         }
         self.service.sabotage.released.insert((life, session), 1);
         kept.push(Output::Release {
             session,
-            resource: Resource::RequestGroups { groups, skipped: Vec::new() },
+            resource: Resource::RequestCacheGroups { groups, skipped: Vec::new() },
         });
     }
 }

@@ -46,8 +46,8 @@ impl Unequal {
             let shape = Region::dram(region.role, number << 20, len, item_len).group(region.group);
             let cell = match region.role {
                 RegionRole::Kv => cells[0].next(),
-                RegionRole::Aux => None,
                 RegionRole::State => cells[1 + usize::from(region.group)].next(),
+                _ => None,
             };
             builder = builder.region(match cell {
                 Some(cell) => shape.layers(cell.layers).holds(cell.holds),

@@ -1,4 +1,4 @@
-//! [`HostPool`]: private memory of this process, for transports that reach memory without a shared file.
+//! [`HostMemory`]: private memory of this process, for transports that reach memory without a shared file.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,42 +12,43 @@ use crate::sys::{Mapping, Memory};
 /// Anonymous host memory, on huge pages where the kernel grants them, with all pages present from the start.
 /// UCX copies between processes were measured at up to twice the speed on huge pages.
 ///
-/// Clones of a pool are the same memory, which stays mapped while a clone lives, here or inside a transport.
-/// Forked children do not have the memory, because a network card may write to it. A pool is read and written
-/// with the methods of [`Memory`], to which it dereferences. Its address is a multiple of 2 MiB.
+/// Clones are the same memory, which stays mapped while a clone lives, here or inside a transport.
+/// Forked children do not have the memory, because a network card may write to it. The bytes are read
+/// and written with the methods of [`Memory`], to which this type dereferences. The address is a multiple of
+/// 2 MiB.
 ///
 /// ```
-/// let pool = kv_host::HostPool::new(1 << 20)?;
-/// pool.write(4096, b"page")?;
+/// let memory = kv_host::HostMemory::new(1 << 20)?;
+/// memory.write(4096, b"page")?;
 /// let mut page = [0; 4];
-/// pool.read(4096, &mut page)?;
+/// memory.read(4096, &mut page)?;
 /// assert_eq!(&page, b"page");
 /// # Ok::<(), kv_host::MemoryError>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct HostPool {
+pub struct HostMemory {
     memory: Memory,
 }
 
-impl HostPool {
-    /// Allocates a pool of `len` zero bytes, at least one.
-    pub fn new(len: usize) -> Result<HostPool, MemoryError> {
+impl HostMemory {
+    /// Allocates `len` zero bytes, at least one.
+    pub fn new(len: usize) -> Result<HostMemory, MemoryError> {
         let max = isize::MAX as usize - 2 * HUGE_PAGE;
         if len == 0 || len > max {
             return Err(MemoryError::Length { got: len, max });
         }
         let mapping = present(len.next_multiple_of(HUGE_PAGE));
         let mapping = mapping.map_err(|cause| MemoryError::Os { len, cause })?;
-        Ok(HostPool { memory: Memory::of(&Arc::new(mapping), 0, len)? })
+        Ok(HostMemory { memory: Memory::of(&Arc::new(mapping), 0, len)? })
     }
 
-    /// The pool's bytes: as many as [`new`](HostPool::new) was asked for.
+    /// The bytes: as many as [`new`](HostMemory::new) was asked for.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 }
 
-impl Deref for HostPool {
+impl Deref for HostMemory {
     type Target = Memory;
 
     fn deref(&self) -> &Memory {
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_begins_at_a_huge_page() {
-        assert_eq!(HostPool::new(5000).unwrap().addr() % HUGE_PAGE as u64, 0);
+    fn host_memory_begins_at_a_huge_page() {
+        assert_eq!(HostMemory::new(5000).unwrap().addr() % HUGE_PAGE as u64, 0);
     }
 }
