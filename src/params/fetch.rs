@@ -16,7 +16,8 @@ pub const EXPIRY_MARGIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fetch {
-    /// Read the last `pages` pages of the request. The pages before `first` are in the reader's own cache.
+    /// Read the last `pages` pages of the request. The pages before `first` are in the reader's own cache:
+    /// `first` is the session's [`prefix_pages`](kv_core::SessionOptions::prefix_pages).
     Read {
         /// Position of the first page to read, counted from the request's first page (0).
         first: usize,
