@@ -15,6 +15,7 @@
 //! | transport | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
 //! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
+//! | encoder cache | `encoder_cache` (kv-ec; feature `encoder-cache`) | embeddings by content hash: region, worker, connector |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
 //!
 //! # What is stable
@@ -249,6 +250,8 @@ pub use kv_poll::{EngineGroupError, StartError};
 
 // Transports, and where ranks find each other.
 pub use kv_bootstrap as bootstrap;
+#[cfg(feature = "encoder-cache")]
+pub use kv_ec as encoder_cache;
 pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;

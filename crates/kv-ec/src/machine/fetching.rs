@@ -164,17 +164,19 @@ impl Fetching {
         }
     }
 
-    /// Opens a session of the inner machine for the source of the first session that waits.
+    /// Opens a session of the inner machine for the source of one of the sessions that wait: after a try
+    /// that failed for a passing reason, the next one's turn has come.
     fn ask(&mut self, cx: &mut Context, key: &Key, mut reservation: Reservation) {
         let Some(fetch) = self.fetches.get_mut(key) else { return cx.store.discard(reservation) };
-        let Some(first) = fetch.waiters.values().next() else { return cx.store.discard(reservation) };
-        let (transfer, source) = (cx.inner_session(), first.want.source.clone());
+        let turn = fetch.tries as usize % fetch.waiters.len().max(1);
+        let Some(chosen) = fetch.waiters.values().nth(turn) else { return cx.store.discard(reservation) };
+        let (transfer, source) = (cx.inner_session(), chosen.want.source.clone());
         let patience = fetch.waiters.values().map(|waiter| waiter.deadline.since(cx.now)).max();
         let blocks = u32::try_from(reservation.pages().len()).unwrap_or(u32::MAX);
         let options = SessionOptions::default().with(|options| {
             options.deadline = patience;
-            options.mode = Some(first.want.mode.unwrap_or(cx.config.mode));
-            options.prefill_dp_rank = first.want.replica;
+            options.mode = Some(chosen.want.mode.unwrap_or(cx.config.mode));
+            options.prefill_dp_rank = chosen.want.replica;
             options.source = Some(WorkerRole::Encode);
             options.content = Some(ContentRequest::new(key.0.clone(), &*cx.config.compatibility, blocks));
         });
