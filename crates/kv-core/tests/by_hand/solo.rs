@@ -11,9 +11,9 @@ use kv_core::wire::{
     Progress, Register, Release, VERSIONS, Welcome,
 };
 use kv_core::{
-    Attempt, AuxIndex, CacheGroup, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll, Layout,
-    LookupId, Origin, PageList, Pages, PeerCause, PeerId, Post, PostId, RankRecord, Region, RegionRole, Room,
-    SessionId, SessionOptions, Time, TransferError, TransportError, WorkerRole,
+    Asked, Attempt, AuxIndex, CacheGroup, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
+    Layout, LookupId, Origin, PageList, Pages, PeerCause, PeerId, Post, PostId, RankRecord, Region,
+    RegionRole, Room, SessionId, SessionOptions, Time, TransferError, TransportError, WorkerRole,
 };
 
 /// The node that is tested.
@@ -236,8 +236,23 @@ impl Solo {
         &self.node
     }
 
+    /// The next request by content that the service has not seen.
+    pub fn asked(&mut self) -> Option<Asked> {
+        self.node.poll_asked()
+    }
+
+    /// The service refuses a request by content.
+    pub fn refuse(&mut self, asked: &Asked, cause: PeerCause) {
+        self.node.refuse_asked(self.now, asked, cause);
+        self.carry_out();
+    }
+
     pub fn input(&mut self, input: Input) {
         self.node.handle(self.now, input);
+        self.carry_out();
+    }
+
+    fn carry_out(&mut self) {
         self.said = std::iter::from_fn(|| self.node.poll_output()).collect();
         for output in &self.said {
             match output {
