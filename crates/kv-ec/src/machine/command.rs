@@ -123,10 +123,10 @@ impl SessionResource for Resource {
 pub enum EcPoll {
     /// The entry will not come: [`EcError`](crate::EcError) says why. Encode the item locally.
     Failed = 0,
-    /// The entry is not here, and nothing moves yet: the producer is looked up, met or asked, or the next try
-    /// is awaited.
+    /// The entry is not here, and nothing has moved yet: the producer is looked up, met or asked, or the next
+    /// try is awaited.
     Waiting = 1,
-    /// The producer answers, and the bytes move.
+    /// The producer has been met: the producer answers, or the bytes move, or the next try is awaited.
     Transferring = 2,
     /// The entry is here, pinned for this session until the guard is dropped.
     Ready = 3,

@@ -15,6 +15,9 @@ pub struct MachineConfig {
     pub mode: TransferMode,
     /// How long an entry may take, unless the [`Want`](crate::Want) says otherwise (default 60 s, as in vLLM).
     pub budget: Duration,
+    /// How long one try at one producer may take, within the budget (default 10 s). The next try is at the next
+    /// producer, if sessions name several for the same entry.
+    pub try_limit: Duration,
     /// The pause before the first repetition of a try that failed for a passing reason; doubles up to
     /// `retry_max` (default 5 ms).
     pub retry_first: Duration,
@@ -35,6 +38,7 @@ impl MachineConfig {
             compatibility: compatibility.into(),
             mode: TransferMode::Auto,
             budget: Duration::from_secs(60),
+            try_limit: Duration::from_secs(10),
             retry_first: Duration::from_millis(5),
             retry_max: Duration::from_millis(200),
             lease: KV_LEASE_DURATION,

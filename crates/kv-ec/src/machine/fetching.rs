@@ -58,9 +58,14 @@ struct Fetch {
     step: Step,
     /// Tries since the last one that was not for a passing reason.
     tries: u32,
+    /// The producer of the last try.
+    asked: Option<Producer>,
     /// Why the last try failed.
     last: Option<EcError>,
 }
+
+/// Where an entry is to be had: the address of a bootstrap server, and the replica there.
+type Producer = (String, Option<u32>);
 
 /// A session that waits for the entry.
 #[derive(Debug)]
@@ -81,7 +86,7 @@ enum Step {
 #[derive(Debug)]
 struct Moving {
     transfer: SessionId,
-    source: String,
+    producer: Producer,
     reservation: Reservation,
     /// True once the inner machine has said that the bytes are right.
     arrived: bool,
@@ -164,28 +169,26 @@ impl Fetching {
         }
     }
 
-    /// Opens a session of the inner machine for the source of one of the sessions that wait: after a try
-    /// that failed for a passing reason, the next one's turn has come.
+    /// Opens a session of the inner machine at the next producer that a waiting session names.
     fn ask(&mut self, cx: &mut Context, key: &Key, mut reservation: Reservation) {
         let Some(fetch) = self.fetches.get_mut(key) else { return cx.store.discard(reservation) };
-        let turn = fetch.tries as usize % fetch.waiters.len().max(1);
-        let Some(chosen) = fetch.waiters.values().nth(turn) else { return cx.store.discard(reservation) };
-        let (transfer, source) = (cx.inner_session(), chosen.want.source.clone());
+        let Some(next) = fetch.next() else { return cx.store.discard(reservation) };
+        let (transfer, producer, mode) = (cx.inner_session(), next.producer(), next.want.mode);
         let patience = fetch.waiters.values().map(|waiter| waiter.deadline.since(cx.now)).max();
         let blocks = u32::try_from(reservation.pages().len()).unwrap_or(u32::MAX);
         let options = SessionOptions::default().with(|options| {
-            options.deadline = patience;
-            options.mode = Some(chosen.want.mode.unwrap_or(cx.config.mode));
-            options.prefill_dp_rank = chosen.want.replica;
+            options.deadline = patience.map(|patience| patience.min(cx.config.try_limit));
+            options.mode = Some(mode.unwrap_or(cx.config.mode));
+            options.prefill_dp_rank = producer.1;
             options.source = Some(WorkerRole::Encode);
             options.content = Some(ContentRequest::new(key.0.clone(), &*cx.config.compatibility, blocks));
         });
-        let pages = reservation.take_pages();
-        let moving = Moving { transfer, source: source.clone(), reservation, arrived: false };
-        fetch.step = Step::Moving(Box::new(moving));
+        let (pages, bootstrap_addr) = (reservation.take_pages(), producer.0.clone());
+        fetch.asked = Some(producer.clone());
+        fetch.step = Step::Moving(Box::new(Moving { transfer, producer, reservation, arrived: false }));
         self.of_transfer.insert(transfer, key.clone());
         let (room, options) = (Room::Number(transfer.0), Box::new(options));
-        cx.command(Command::OpenReceiver { session: transfer, room, bootstrap_addr: source, options });
+        cx.command(Command::OpenReceiver { session: transfer, room, bootstrap_addr, options });
         cx.command(Command::InitReceiver { session: transfer, pages, aux: None });
     }
 
@@ -209,8 +212,8 @@ impl Fetching {
     }
 
     /// A try has failed: the sessions that a lasting reason concerns fail, and the others wait for the next
-    /// try. `source` is the producer that was asked, if any was.
-    fn try_failed(&mut self, cx: &mut Context, key: &Key, source: Option<&str>, why: EcError) {
+    /// try. `asked` is the producer that was asked, if any was.
+    fn try_failed(&mut self, cx: &mut Context, key: &Key, asked: Option<&Producer>, why: EcError) {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         fetch.step = Step::Pausing(cx.now);
         let mut pause = Duration::ZERO;
@@ -220,7 +223,7 @@ impl Fetching {
             pause = first.saturating_mul(1 << (fetch.tries - 1).min(16)).min(cx.config.retry_max.max(first));
         } else {
             fetch.tries = 0;
-            let concerned = |waiter: &Waiter| source.is_none_or(|source| waiter.want.source == source);
+            let concerned = |waiter: &Waiter| asked.is_none_or(|asked| waiter.producer() == *asked);
             let failed: Vec<SessionId> =
                 fetch.waiters.iter().filter(|(_, waiter)| concerned(waiter)).map(|(id, _)| *id).collect();
             for session in failed {
@@ -306,9 +309,9 @@ impl Fetching {
     fn transfer_failed(&mut self, cx: &mut Context, key: &Key, error: Box<TransferError>) {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         if let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) {
-            let source = moving.source.clone();
+            let asked = moving.producer.clone();
             self.give_up(cx, *moving);
-            self.try_failed(cx, key, Some(&source), EcError::Transfer(error));
+            self.try_failed(cx, key, Some(&asked), EcError::Transfer(error));
         }
     }
 
@@ -354,6 +357,19 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 impl Fetch {
     fn new(now: Time) -> Fetch {
-        Fetch { waiters: BTreeMap::new(), step: Step::Pausing(now), tries: 0, last: None }
+        Fetch { waiters: BTreeMap::new(), step: Step::Pausing(now), tries: 0, asked: None, last: None }
+    }
+
+    /// A session whose producer is the next one to ask: all that are named have their turn.
+    fn next(&self) -> Option<&Waiter> {
+        let was_asked =
+            |waiter: &Waiter| self.asked.as_ref().is_some_and(|asked| waiter.producer() <= *asked);
+        self.waiters.values().min_by_key(|waiter| (was_asked(waiter), waiter.producer()))
+    }
+}
+
+impl Waiter {
+    fn producer(&self) -> Producer {
+        (self.want.source.clone(), self.want.replica)
     }
 }

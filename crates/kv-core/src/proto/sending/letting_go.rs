@@ -100,7 +100,8 @@ impl Role for Sending {
         if ended.standing.is_going() {
             self.pages_leased -= ended.pages_pinned();
         }
-        if ended.mode != TransferMode::Push {
+        // A reader that asks by content names no lease.
+        if ended.mode != TransferMode::Push && !cx.config.service.by_content {
             let consumed = || PeerCause::LeaseConsumed { lease_id: session.0 };
             let cause = ended.standing.failure().cloned().unwrap_or_else(consumed);
             self.ended_leases.insert(session, cause, cx.config.limits.max_ended_leases);
