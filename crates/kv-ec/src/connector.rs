@@ -11,6 +11,7 @@ use crate::cache::{Absent, CacheGauges, Reservation, ReserveError};
 use crate::machine::{Command, EcMachine, EcPoll, Resource, Want};
 use crate::region::{EcRegion, RegionError};
 use crate::store::{EntryGuard, SharedStore};
+use crate::traffic::Traffic;
 
 /// The way to the encoder cache of this host. Clones lead to the same cache; no method blocks.
 ///
@@ -83,6 +84,8 @@ pub enum SaveError {
 pub struct EcGauges {
     /// The cache.
     pub cache: CacheGauges,
+    /// What was wanted, fetched and given since the start.
+    pub traffic: Traffic,
     /// Entries whose ready event has not passed.
     pub saving: usize,
     /// Entries that were given up because their ready event failed or the worker stopped.
@@ -159,11 +162,13 @@ impl EcConnector {
         if let Ok(entry) = self.local(&want.hash)
             && entry.bytes() == want.bytes
         {
+            self.store.counters().here.add(1);
             return Ok(Availability::Here(entry));
         }
         self.sweep();
         let want = Box::new(want);
         let handle = self.port.open(|session| Command::Fetch { session, want })?;
+        self.store.counters().deferred.add(1);
         Ok(Availability::Deferred(Fetch { handle, entry: None, is_handed_over: false }))
     }
 
@@ -199,7 +204,8 @@ impl EcConnector {
         self.sweep();
         let saving = self.saves.under_way.lock().unwrap_or_else(PoisonError::into_inner).len();
         let failed_saves = self.saves.failed.load(Ordering::Relaxed);
-        EcGauges { cache: self.store.gauges(), saving, failed_saves }
+        let (cache, traffic) = (self.store.gauges(), self.store.counters().read());
+        EcGauges { cache, traffic, saving, failed_saves }
     }
 
     /// The way to the worker, with its own gauges and its quarantine.

@@ -86,6 +86,7 @@ pub mod params;
 mod region;
 mod request;
 mod store;
+mod traffic;
 mod worker;
 
 pub use cache::{
@@ -99,4 +100,5 @@ pub use machine::{
 pub use region::{EcRegion, RegionError};
 pub use request::{Request, RequestPoll};
 pub use store::{EntryGuard, SharedStore};
+pub use traffic::Traffic;
 pub use worker::{EcConfig, EcStartError, EcWorker};

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kv_core::{ContentHash, Pages};
 
 use crate::cache::{Absent, CacheGauges, EncoderCache, Pin, Reservation, ReserveError};
+use crate::traffic::Counters;
 
 /// An [`EncoderCache`] that the threads of a process share: the worker that answers peers, the encoder that
 /// saves entries, and the server of the host's ranks. Clones are the same cache.
@@ -32,12 +33,13 @@ use crate::cache::{Absent, CacheGauges, EncoderCache, Pin, Reservation, ReserveE
 #[derive(Debug, Clone)]
 pub struct SharedStore {
     cache: Arc<Mutex<EncoderCache>>,
+    counters: Arc<Counters>,
 }
 
 impl SharedStore {
     /// Shares a cache.
     pub fn new(cache: EncoderCache) -> SharedStore {
-        SharedStore { cache: Arc::new(Mutex::new(cache)) }
+        SharedStore { cache: Arc::new(Mutex::new(cache)), counters: Arc::default() }
     }
 
     /// Bytes of one block.
@@ -93,6 +95,11 @@ impl SharedStore {
     /// [`EncoderCache::gauges`]
     pub fn gauges(&self) -> CacheGauges {
         self.lock().gauges()
+    }
+
+    /// What the workers over this cache count.
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     fn lock(&self) -> MutexGuard<'_, EncoderCache> {

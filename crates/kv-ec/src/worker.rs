@@ -5,8 +5,8 @@ use std::time::Duration;
 use kv_core::proto::{Limits, NodeConfig, Timing};
 use kv_core::trace::KvWhat;
 use kv_core::{
-    ArgsError, BootstrapClient, Incarnation, OsError, RankRecord, RecordError, Service, ServiceOffer,
-    Transport, WorkerRole,
+    ArgsError, BootstrapClient, Incarnation, OsError, Parallel, RankRecord, RecordError, Service,
+    ServiceOffer, Transport, WorkerRole,
 };
 use kv_poll::StartError;
 use kv_poll::worker::{self, Listener, Setup};
@@ -23,6 +23,11 @@ use crate::store::SharedStore;
 pub struct EcConfig {
     /// The id of the engine; the worker is the only rank of the encoder cache on its host.
     pub engine: String,
+    /// Which of the engine's replicas the worker is, below `replicas` (default 0): encoders that register with
+    /// one bootstrap server are the replicas of one engine, and a [`Want`](crate::Want) names the replica.
+    pub replica: u32,
+    /// How many replicas the engine has (default 1).
+    pub replicas: u32,
     /// How the machine answers peers and asks them.
     pub machine: MachineConfig,
     /// Which entries make room first.
@@ -43,6 +48,8 @@ impl EcConfig {
     pub fn new(engine: impl Into<String>, compatibility: impl Into<String>) -> EcConfig {
         EcConfig {
             engine: engine.into(),
+            replica: 0,
+            replicas: 1,
             machine: MachineConfig::new(compatibility),
             eviction: Eviction::default(),
             publish: None,
@@ -96,14 +103,18 @@ impl EcWorker {
         mut transport: P,
         client: Box<dyn BootstrapClient>,
     ) -> Result<EcWorker, EcStartError> {
-        let args = region.args(&config.engine, 0).transfer_mode(config.machine.mode).build()?;
+        let parallel = Parallel::default().with(|parallel| {
+            (parallel.dp_size, parallel.dp_rank) = (config.replicas, config.replica);
+        });
+        let args = region.args(&config.engine, config.replica).parallel(parallel);
+        let args = args.transfer_mode(config.machine.mode).build()?;
         let seed = u64::from_le_bytes(kv_host::random()?);
         let incarnation = Incarnation::from_random(seed);
         worker::attach(&mut transport, args.regions())?;
         let transports = transport.offers().map_err(StartError::Metadata)?;
         let service = Service::by_content(EC_SERVICE, &config.machine.compatibility);
         let offers = vec![ServiceOffer::kv(args.geometry())?.of_service(&service)];
-        let (worker, parallel) = (args.worker().clone(), args.geometry().parallel);
+        let worker = args.worker().clone();
         let who = (worker.clone(), incarnation);
         let record = RankRecord::new(who, WorkerRole::Encode, parallel, transports.clone(), offers)?;
         let node = NodeConfig::over(args, incarnation, transports).with(|node| {

@@ -62,7 +62,10 @@ impl Context {
     pub(super) fn end_fetch(&mut self, session: SessionId, result: Result<EntryGuard, EcError>) {
         let (entry, failure) = match result {
             Ok(entry) => (Some(entry), None),
-            Err(error) => (None, Some(error)),
+            Err(error) => {
+                self.store.counters().failed.add(1);
+                (None, Some(error))
+            }
         };
         self.end(session, failure);
         self.outputs.push_back(Output::Release { session, resource: Resource::Slot(entry) });

@@ -215,6 +215,7 @@ impl Fetching {
     /// try. `asked` is the producer that was asked, if any was.
     fn try_failed(&mut self, cx: &mut Context, key: &Key, asked: Option<&Producer>, why: EcError) {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
+        cx.store.counters().failed_tries.add(1);
         fetch.step = Step::Pausing(cx.now);
         let mut pause = Duration::ZERO;
         if why.is_passing() {
@@ -327,7 +328,11 @@ impl Fetching {
         let whole = reservation.put_back(pages).is_ok();
         debug_assert!(whole && arrived, "blocks come back after the end of their transfer");
         match if arrived { cx.store.commit(reservation) } else { Err(reservation) } {
-            Ok(()) => self.deliver(cx, &key),
+            Ok(()) => {
+                cx.store.counters().fetched.add(1);
+                cx.store.counters().fetched_bytes.add(key.1);
+                self.deliver(cx, &key);
+            }
             Err(reservation) => {
                 cx.store.discard(reservation);
                 self.try_failed(cx, &key, None, EcError::NotWhole);

@@ -148,7 +148,9 @@ impl EcMachine {
     fn on_inner(&mut self, of: InnerOutput) {
         match of {
             OfSession::Status { session, poll, failure } => {
-                self.fetching.progressed(&mut self.cx, session, poll, failure);
+                if !self.serving.progressed(&self.cx, session, poll) {
+                    self.fetching.progressed(&mut self.cx, session, poll, failure);
+                }
             }
             OfSession::Release { session, resource } => {
                 if self.serving.released(&mut self.cx, session) {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use kv_core::proto::Command;
-use kv_core::{Asked, Lease, Mismatch, PeerCause, SessionId, SessionOptions, TransferMode};
+use kv_core::{Asked, KvPoll, Lease, Mismatch, PeerCause, SessionId, SessionOptions, TransferMode};
 
 use super::context::Context;
 use crate::cache::{Absent, Pin};
@@ -23,7 +23,10 @@ impl Serving {
     pub(super) fn answer(&mut self, cx: &mut Context, asked: &Asked) {
         match self.admit(cx, asked) {
             Ok(pin) => self.serve(cx, asked, pin),
-            Err(cause) => cx.refuse(asked, cause),
+            Err(cause) => {
+                cx.store.counters().refused.add(1);
+                cx.refuse(asked, cause);
+            }
         }
     }
 
@@ -64,6 +67,15 @@ impl Serving {
         cx.command(Command::OpenSender { session, room, receivers: 1, options });
         cx.command(Command::InitSender { session, num_pages: pages, aux: None });
         cx.command(Command::Send { session, chunk });
+    }
+
+    /// The inner machine reports the state of a session. False if the session is none of an answer.
+    pub(super) fn progressed(&self, cx: &Context, session: SessionId, poll: KvPoll) -> bool {
+        let found = self.pins.contains_key(&session);
+        if found && poll == KvPoll::Success {
+            cx.store.counters().served.add(1);
+        }
+        found
     }
 
     /// The inner machine has given the blocks of an answer back. False if the session is none of an answer.

@@ -5,4 +5,8 @@
 mod fleet;
 mod peers;
 mod stale;
+mod threads;
 mod words;
+
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,58 @@
+//! What consumers wanted and producers gave, in numbers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Declares the counters once for both forms: atomics for the threads that count, and plain numbers for the
+/// caller.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// What a worker's handles wanted, and what the worker fetched and gave, since its start. Each number
+        /// is exact, but the numbers are not read in one instant.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Traffic {
+            $($(#[$doc])* pub $name: u64,)+
+        }
+
+        /// The counters, for counting from any thread.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)+
+        }
+
+        impl Counters {
+            pub(crate) fn read(&self) -> Traffic {
+                Traffic { $($name: self.$name.0.load(Ordering::Relaxed),)+ }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Wanted entries that were here at once.
+    here,
+    /// Wanted entries that were not here, and for which a session was opened.
+    deferred,
+    /// Sessions that ended without their entry, for whatever reason.
+    failed,
+    /// Tries that failed, of which the passing ones were repeated.
+    failed_tries,
+    /// Entries that came from producers: one for each transfer, however many sessions wanted the entry.
+    fetched,
+    /// Bytes of the fetched entries.
+    fetched_bytes,
+    /// Answers to peers that ended with all bytes written or read.
+    served,
+    /// Requests of peers that were refused.
+    refused,
+}
+
+/// A number that only rises.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+}
