@@ -1,4 +1,5 @@
-//! Peers that are lost: their blocks come back when no wire can touch them, and nothing of them is left.
+//! Peers that are lost: their blocks come back when no data operation can touch them, and nothing of them is
+//! left.
 
 use std::time::Duration;
 
@@ -40,7 +41,8 @@ fn served(fleet: &mut Fleet, other: usize, consumer: usize, session: u64, patien
     fleet.end_of(consumer, session, SECOND);
 }
 
-/// Defect 1: blocks of a lost peer leaked, and every later request for their hash waited for its whole budget.
+/// Defect 1: blocks of a lost peer leaked, and every later request for their hash waited for its whole
+/// budget.
 #[test]
 fn blocks_of_a_dead_peer_come_back_and_another_producer_serves_meanwhile() {
     let mut fleet = Fleet::new();

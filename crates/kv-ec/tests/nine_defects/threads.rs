@@ -14,7 +14,7 @@ fn a_fetch_ends_at_both_sides_while_nobody_calls_anything() {
         let server = Server::start();
         let (producer, consumer) = (Host::producer(&server, "encoder", 16), Host::consumer("prefill", 16));
         producer.save(1, 4 * BLOCK);
-        let fetch = consumer.deferred(server.want(1, 4 * BLOCK).with(|want| want.mode = Some(mode)));
+        let mut fetch = consumer.deferred(server.want(1, 4 * BLOCK).with(|want| want.mode = Some(mode)));
         // The caches are looked at; the connectors and the session's handle are not touched.
         until("the commit", || consumer.connector.store().contains(&hash(1)) == Some(true));
         until("the end of the pin", || producer.connector.store().gauges().cached == 4);
