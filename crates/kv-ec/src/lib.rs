@@ -24,13 +24,22 @@
 //! kept, and blocks of lost peers are quarantined by `kv-core`, as for the KV cache. vLLM's own wire for
 //! encoder caches is not spoken.
 //!
+//! # Words
+//!
+//! | word | what it is | vLLM |
+//! |---|---|---|
+//! | content hash | names what an embedding was computed from ([`ContentHash`](kv_core::ContentHash)) | `mm_hash` |
+//! | entry | the embedding of one content, in blocks of the region | an entry of `EmbeddingCache` |
+//! | block | the unit of the region; a page of the transfer framework ([`Pages`](kv_core::Pages)) | block |
+//! | reservation | the blocks of an entry that is being filled ([`Reservation`]) | an entry that is not ready |
+//! | pin | the right to read an entry ([`Pin`], [`EntryGuard`]) | `pin_count` |
+//!
 //! # What holds
 //!
 //! - An entry that is [`Ready`](EcPoll::Ready) has the bytes that were saved under its hash, and keeps them
 //!   while its [`EntryGuard`] lives.
 //! - A block is given to another entry only when no data operation can touch it: entries that are filling,
-//!   answered
-//!   or used are never evicted.
+//!   answered or used are never evicted.
 //! - Every session ends within its budget; its error says why, and the caller encodes locally.
 //! - However many sessions want one entry, it is transferred once.
 //!

@@ -165,8 +165,7 @@ impl Held {
         element_bytes: u32,
         block_bytes: u32,
     ) -> Held {
-        let row_bytes = width.saturating_mul(element_bytes);
-        let size_bytes = whole_blocks(Shape { rows, row_bytes }, block_bytes);
+        let size_bytes = whole_blocks(shape(rows, width, element_bytes), block_bytes);
         Held { peer_host: peer_host.to_owned(), peer_port, size_bytes, rows, width }
     }
 
@@ -185,8 +184,7 @@ impl Held {
         element_bytes: u32,
         block_bytes: u32,
     ) -> Result<Shape, EcParamsError> {
-        let row_bytes = width.saturating_mul(element_bytes);
-        let shape = Shape { rows, row_bytes };
+        let shape = shape(rows, width, element_bytes);
         for (field, got, expected) in [
             ("shape[0]", u64::from(self.rows), u64::from(rows)),
             ("shape[1]", u64::from(self.width), u64::from(width)),
@@ -198,6 +196,11 @@ impl Held {
         }
         Ok(shape)
     }
+}
+
+/// The shape in bytes. A row of 4 GiB or more, which no encoder has, counts as one byte less than 4 GiB.
+fn shape(rows: u32, width: u32, element_bytes: u32) -> Shape {
+    Shape { rows, row_bytes: width.saturating_mul(element_bytes) }
 }
 
 /// Bytes of the blocks that hold an embedding of this shape.

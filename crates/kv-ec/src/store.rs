@@ -47,32 +47,33 @@ impl SharedStore {
         self.lock().block_bytes()
     }
 
-    /// [`EncoderCache::reserve`]
+    /// Reserves blocks for an entry: [`EncoderCache::reserve`].
     pub fn reserve(&self, hash: &ContentHash, bytes: u64) -> Result<Reservation, ReserveError> {
         self.lock().reserve(hash, bytes)
     }
 
-    /// [`EncoderCache::commit`]
+    /// Makes an entry ready: [`EncoderCache::commit`].
     pub fn commit(&self, reservation: Reservation) -> Result<(), Reservation> {
         self.lock().commit(reservation)
     }
 
-    /// [`EncoderCache::discard`]
+    /// Gives up a reservation: [`EncoderCache::discard`].
     pub fn discard(&self, reservation: Reservation) {
         self.lock().discard(reservation);
     }
 
-    /// [`EncoderCache::give_back`]
+    /// Takes blocks of a discarded reservation back: [`EncoderCache::give_back`].
     pub fn give_back(&self, pages: Pages) -> Result<(), Pages> {
         self.lock().give_back(pages)
     }
 
-    /// [`EncoderCache::pin`]
+    /// Pins a committed entry: [`EncoderCache::pin`]. A caller that returns early keeps the entry pinned, unless it
+    /// uses [`pin_guard`](SharedStore::pin_guard).
     pub fn pin(&self, hash: &ContentHash) -> Result<Pin, Absent> {
         self.lock().pin(hash)
     }
 
-    /// [`EncoderCache::unpin`]
+    /// Takes a pin back: [`EncoderCache::unpin`].
     pub fn unpin(&self, pin: Pin) {
         self.lock().unpin(pin);
     }
@@ -82,17 +83,17 @@ impl SharedStore {
         self.pin(hash).map(|pin| EntryGuard { pin, store: self.clone() })
     }
 
-    /// [`EncoderCache::contains`]
+    /// Whether there is an entry with the hash, and whether the entry is ready: [`EncoderCache::contains`].
     pub fn contains(&self, hash: &ContentHash) -> Option<bool> {
         self.lock().contains(hash)
     }
 
-    /// [`EncoderCache::remove`]
+    /// Removes an entry that nobody has pinned: [`EncoderCache::remove`].
     pub fn remove(&self, hash: &ContentHash) -> bool {
         self.lock().remove(hash)
     }
 
-    /// [`EncoderCache::gauges`]
+    /// The blocks by state, and counts: [`EncoderCache::gauges`].
     pub fn gauges(&self) -> CacheGauges {
         self.lock().gauges()
     }

@@ -16,7 +16,7 @@ const ROLE: &str = "KV_EC_TEST_CHILD";
 const READY: &str = "the child is ready";
 const BLOCKS: u32 = 64;
 const BLOCK: u32 = 4096;
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(30);
 
 fn hash(name: &str) -> ContentHash {
     ContentHash::new(name).unwrap()
@@ -97,7 +97,10 @@ fn child() {
             leave_two_descriptors();
             Box::new(served)
         }
-        "visit" => Box::new(visit(&address)),
+        "visit" => {
+            visit(&address);
+            Box::new(())
+        }
         "write" => {
             let rank = HostClient::connect(&address, "", LONG).unwrap();
             let data = pattern(7);

@@ -274,7 +274,7 @@ impl Rig {
     fn step(&mut self, step: Step) {
         self.clock += 1;
         match step {
-            Step::Reserve(number, blocks) => return self.reserve(number, blocks),
+            Step::Reserve(number, blocks) => self.reserve(number, blocks),
             Step::Commit(at) if at < self.reservations.len() => {
                 let reservation = self.reservations.swap_remove(at);
                 let blocks = reservation.pages().iter().collect();

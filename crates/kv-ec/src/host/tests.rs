@@ -136,6 +136,7 @@ fn a_rank_that_reads_no_answers_delays_nobody_and_grows_nothing() {
             false => idle += 1,
         }
         server.turn(NOW).unwrap();
+        assert!(asked < 10_000, "the server takes requests without end");
     }
     for _ in 0..100 {
         let pin = beside(&mut server, || honest.pin(&hash(1))).unwrap();

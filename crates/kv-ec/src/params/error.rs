@@ -14,7 +14,7 @@ pub struct EcParamsError {
     pub item: Option<ContentHash>,
     /// The JSON key; `ec_transfer_params` for the parameters as a whole.
     pub field: &'static str,
-    /// What is wrong.
+    /// What is wrong with the value.
     pub problem: Problem,
 }
 
@@ -62,7 +62,7 @@ pub enum Problem {
     /// The value is another one than the consumer expects.
     #[error("is {got}, and {expected} is expected")]
     Conflict {
-        /// The value.
+        /// The value that the JSON has.
         got: u64,
         /// The value that the consumer expects.
         expected: u64,
