@@ -57,7 +57,7 @@ pub enum RegionError {
     /// The region would have no bytes, or more than an address space has.
     #[error("a region of {blocks} blocks of {block_bytes} bytes cannot be made")]
     Size {
-        /// Blocks asked for.
+        /// Blocks that were asked for.
         blocks: u32,
         /// Bytes of a block.
         block_bytes: u32,

@@ -37,7 +37,7 @@ pub struct SharedStore {
 }
 
 impl SharedStore {
-    /// Shares a cache.
+    /// Shares a cache, whose only owner the store then is.
     pub fn new(cache: EncoderCache) -> SharedStore {
         SharedStore { cache: Arc::new(Mutex::new(cache)), counters: Arc::default() }
     }

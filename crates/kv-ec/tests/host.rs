@@ -74,8 +74,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // A process that has ended by itself cannot be killed any more.
+        let _ = self.child.kill().and_then(|()| self.child.wait());
     }
 }
 

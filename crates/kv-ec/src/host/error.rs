@@ -18,17 +18,17 @@ pub enum HostError {
     /// The server and the rank compute different embeddings: see [`Compatibility`](crate::Compatibility).
     #[error("the region holds embeddings of compatibility {theirs:?}, this rank needs {ours:?}")]
     Incompatible {
-        /// The rank's hash.
+        /// The hash that the rank gave.
         ours: String,
-        /// The server's hash.
+        /// The hash that the server gave.
         theirs: String,
     },
     /// The server speaks another version of the protocol.
     #[error("the server speaks version {theirs} of the protocol, this rank version {ours}")]
     Version {
-        /// The rank's version.
+        /// The version that the rank speaks.
         ours: u32,
-        /// The server's version.
+        /// The version that the server speaks.
         theirs: u32,
     },
     /// The cache and the region of a server have different blocks.
@@ -87,13 +87,13 @@ pub enum Refusal {
     /// The connection has as many reservations and pins as it may.
     #[error("the connection has {max} reservations and pins, and may have no more")]
     TooManyHeld {
-        /// The server's limit.
+        /// The limit that the server's configuration sets.
         max: u32,
     },
     /// The server has as many connections as it may. This refusal ends the connection.
     #[error("the server has {max} connections, and may have no more")]
     TooManyConnections {
-        /// The server's limit.
+        /// The limit that the server's configuration sets.
         max: u32,
     },
     /// The connection has no reservation or pin with this number.

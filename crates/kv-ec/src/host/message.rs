@@ -77,7 +77,7 @@ pub(super) enum Answer {
         total: u32,
         runs: PageList,
     },
-    /// Further runs.
+    /// Further runs of the list.
     Runs(PageList),
     Done,
 }

@@ -22,7 +22,7 @@ pub(super) struct Watch {
     epoll: OwnedFd,
 }
 
-/// What is ready.
+/// A descriptor that is ready, by its use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ready {
     Listener,

@@ -28,9 +28,9 @@ pub enum Problem {
     /// The text is no JSON.
     #[error("is not JSON: the first error is at line {line}, column {column}")]
     NotJson {
-        /// Line of the first error, from 1.
+        /// The line of the first error; the first line is 1.
         line: usize,
-        /// Column of the first error, from 1.
+        /// The column of the first error in its line.
         column: usize,
     },
     /// The value has another type.
@@ -46,9 +46,9 @@ pub enum Problem {
     Range {
         /// The number, as the JSON has it.
         got: String,
-        /// Smallest number allowed.
+        /// Smallest number that is allowed.
         min: u64,
-        /// Largest number allowed.
+        /// Largest number that is allowed.
         max: u64,
     },
     /// The text, list or object is too long.
