@@ -128,13 +128,19 @@ fn hold(address: &HostAddress) -> impl Sized + use<> {
 
 /// The process that owns the region, with an entry of 4 blocks.
 fn serve(address: &HostAddress) -> (HostThread, SharedStore, EcRegion) {
+    let (server, store, region) = listen(address);
+    (server.spawn().unwrap(), store, region)
+}
+
+/// A server that the caller turns.
+fn listen(address: &HostAddress) -> (HostServer, SharedStore, EcRegion) {
     let region = EcRegion::create(BLOCKS, BLOCK).unwrap();
     let store = SharedStore::new(EncoderCache::new(BLOCKS, BLOCK, Eviction::Lru));
     let reservation = store.reserve(&hash("kept"), bytes(4)).unwrap();
     region.write(reservation.pages(), 0, b"kept bytes").unwrap();
     store.commit(reservation).unwrap();
     let server = HostServer::bind(address, &region, &store, HostConfig::default()).unwrap();
-    (server.spawn().unwrap(), store, region)
+    (server, store, region)
 }
 
 /// Waits until something is so; the test fails if that takes too long.
@@ -163,6 +169,23 @@ fn a_killed_rank_gives_back_its_pins_and_its_unfinished_entries() {
     store.discard(all);
     until("the server forgets the rank", || server.gauges() == Default::default());
     assert_eq!((store.gauges().free, store.gauges().lost), (64, 0));
+}
+
+#[test]
+fn a_server_that_ends_after_its_rank_gives_back_what_the_rank_had() {
+    let address = address("server-ends");
+    let (mut server, store, _region) = listen(&address);
+    let mut rank = std::thread::scope(|scope| {
+        let starting = scope.spawn(|| Process::start("hold", &address));
+        while !starting.is_finished() {
+            server.turn(Some(Duration::from_millis(1))).unwrap();
+        }
+        starting.join().unwrap()
+    });
+    assert_eq!((store.gauges().pinned, store.gauges().filling), (4, 5));
+    rank.kill();
+    drop(server);
+    assert_eq!((store.gauges().cached, store.gauges().free, store.gauges().lost), (4, 60, 0));
 }
 
 #[test]

@@ -41,9 +41,9 @@ pub(super) struct Ready {
 
 /// Blocks for an entry that is being filled, and the right to make the entry ready.
 ///
-/// The blocks are a token ([`Pages`]) of the cache's pool. A transfer may take the token out
-/// ([`take_pages`](Reservation::take_pages)) and put it back; the entry becomes ready only when all blocks
-/// are back, so that a wire cannot touch a committed entry.
+/// The reservation owns the blocks, as [`Pages`] of the cache's pool. A transfer may take the pages out
+/// ([`take_pages`](Reservation::take_pages)) and put them back; the entry becomes ready only when all blocks are
+/// back, so that a wire cannot touch a committed entry.
 ///
 /// A reservation that is dropped loses its blocks: the cache never uses them again and counts them in
 /// [`CacheGauges::lost`](super::CacheGauges::lost). The hash can be reserved again.
@@ -53,7 +53,7 @@ pub struct Reservation {
     pub(super) bytes: u64,
     /// The blocks that were reserved, in order.
     pub(super) list: PageList,
-    /// The token of the blocks that are here.
+    /// The blocks that are here.
     pub(super) pages: Pages,
     /// Lives as long as the reservation, which the cache's entry knows by it.
     pub(super) alive: Arc<()>,
@@ -129,9 +129,9 @@ impl Pin {
         self.mirror.list()
     }
 
-    /// The blocks as a token for a sending session, which reads them. The token owns nothing: the cache keeps
-    /// the blocks, takes no mirror back, and counts no loss when a mirror is dropped. The pin must outlive
-    /// the session.
+    /// The blocks as pages for a sending session, which reads them. A mirror owns nothing: the cache keeps the
+    /// blocks, takes no mirror back, and counts no loss when a mirror is dropped. The pin must outlive the
+    /// session.
     pub fn mirror(&self) -> Pages {
         self.mirror.mirror()
     }

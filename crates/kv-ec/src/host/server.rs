@@ -44,6 +44,21 @@ impl Default for HostConfig {
     }
 }
 
+impl HostConfig {
+    /// These settings after a change, for a chain: the fields are public, and the type may get more of them.
+    ///
+    /// ```
+    /// use kv_ec::host::HostConfig;
+    /// let config = HostConfig::default().with(|config| config.max_connections = 8);
+    /// assert_eq!(config.max_held, 4096);
+    /// ```
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut HostConfig)) -> HostConfig {
+        change(&mut self);
+        self
+    }
+}
+
 /// What a server holds for its ranks, and counts since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -323,5 +338,26 @@ fn send(socket: &OwnedFd, message: &[u8]) -> Result<bool, Ended> {
             Ok(false)
         }
         Err(_) => Err(Ended::Closed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{EncoderCache, Eviction};
+
+    #[test]
+    fn a_listener_that_paused_listens_again_and_the_server_sleeps() {
+        let address: HostAddress = format!("@kv-ec-pause-{}", std::process::id()).parse().unwrap();
+        let region = EcRegion::create(1, 1).unwrap();
+        let store = SharedStore::new(EncoderCache::new(1, 1, Eviction::Fifo));
+        let mut server = HostServer::bind(&address, &region, &store, HostConfig::default()).unwrap();
+        server.watch.remove(&server.listener);
+        server.listens_at = Some(Instant::now());
+        let _rank = address.dial(Duration::from_secs(10)).unwrap();
+        server.turn(Some(Duration::ZERO)).unwrap();
+        assert_eq!((server.listens_at, server.gauges().connections), (None, 0));
+        server.turn(Some(Duration::ZERO)).unwrap();
+        assert_eq!(server.gauges().connections, 1);
     }
 }
