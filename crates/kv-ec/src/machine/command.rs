@@ -143,56 +143,66 @@ impl fmt::Display for EcPoll {
     }
 }
 
-impl SessionStatus for EcPoll {
-    const OPENED: EcPoll = EcPoll::Waiting;
-    const FAILED: EcPoll = EcPoll::Failed;
+impl EcPoll {
+    /// All states, each at the position of its number.
+    const ALL: [EcPoll; 4] = [EcPoll::Failed, EcPoll::Waiting, EcPoll::Transferring, EcPoll::Ready];
+}
 
-    fn is_terminal(self) -> bool {
-        matches!(self, EcPoll::Failed | EcPoll::Ready)
+impl SessionStatus for EcPoll {
+    const FAILED: EcPoll = EcPoll::Failed;
+    const OPENED: EcPoll = EcPoll::Waiting;
+
+    fn from_u8(number: u8) -> Option<EcPoll> {
+        EcPoll::ALL.get(usize::from(number)).copied()
     }
 
     fn to_u8(self) -> u8 {
         self as u8
     }
 
-    fn from_u8(number: u8) -> Option<EcPoll> {
-        [EcPoll::Failed, EcPoll::Waiting, EcPoll::Transferring, EcPoll::Ready]
-            .get(usize::from(number))
-            .copied()
+    fn is_terminal(self) -> bool {
+        matches!(self, EcPoll::Failed | EcPoll::Ready)
+    }
+}
+
+impl Command {
+    /// The entry's reservation, in a command that lends one.
+    fn reservation(&self) -> Option<&Reservation> {
+        match self {
+            Command::Commit { reservation, .. } | Command::CommitFailed { reservation, .. } => {
+                Some(reservation)
+            }
+            _ => None,
+        }
     }
 }
 
 impl SessionCommand for Command {
     type Resource = Resource;
 
-    fn abort(session: SessionId) -> Command {
-        Command::Abort { session }
-    }
-
     fn shutdown() -> Command {
         Command::Shutdown
     }
 
+    fn abort(session: SessionId) -> Command {
+        Command::Abort { session }
+    }
+
     fn address(&mut self, to: SessionId) -> bool {
-        match self {
-            Command::Commit { session, .. }
-            | Command::CommitFailed { session, .. }
-            | Command::Abort { session } => {
-                *session = to;
-                true
-            }
-            Command::Fetch { .. } | Command::Save { .. } | Command::Shutdown => false,
-        }
+        let addressee = match self {
+            Command::Commit { session, .. } => session,
+            Command::CommitFailed { session, .. } => session,
+            Command::Abort { session } => session,
+            Command::Fetch { .. } | Command::Save { .. } | Command::Shutdown => return false,
+        };
+        *addressee = to;
+        true
     }
 
     fn lends(&self) -> Option<Amounts> {
-        match self {
-            Command::Fetch { .. } => Some(Amounts::default()),
-            Command::Commit { reservation, .. } | Command::CommitFailed { reservation, .. } => {
-                Some(Amounts::of(0, reservation.pages().len()))
-            }
-            Command::Save { .. } | Command::Abort { .. } | Command::Shutdown => None,
-        }
+        let blocks = self.reservation().map(|reservation| reservation.pages().len());
+        let slot = matches!(self, Command::Fetch { .. }).then_some(0);
+        blocks.or(slot).map(|blocks| Amounts::of(0, blocks))
     }
 
     fn into_resource(self) -> Option<Resource> {
@@ -206,18 +216,11 @@ impl SessionCommand for Command {
     }
 
     fn take_ready(&mut self) -> Option<Box<dyn ReadyEvent>> {
-        match self {
-            Command::Commit { ready, .. } => ready.take(),
-            _ => None,
-        }
+        if let Command::Commit { ready, .. } = self { ready.take() } else { None }
     }
 
     fn not_ready(self, error: ReadyEventError) -> Command {
-        match self {
-            Command::Commit { session, reservation, .. } => {
-                Command::CommitFailed { session, reservation, error }
-            }
-            command => command,
-        }
+        let Command::Commit { session, reservation, .. } = self else { return self };
+        Command::CommitFailed { session, reservation, error }
     }
 }
