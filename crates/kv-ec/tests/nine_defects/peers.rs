@@ -75,6 +75,8 @@ fn an_entry_of_an_unreachable_peer_comes_from_the_next_producer_that_is_named() 
     let (lost, other, consumer, first, write) = in_the_middle(&mut fleet);
     fleet.unreachable.insert(lost);
     fleet.lose_way(consumer, lost);
+    // The next try waits for the way; it does not wait for the whole budget.
+    fleet.run_for(SECOND);
     // Both sessions want the same entry: the one that names the other producer is not left to the lost way.
     let second = fleet.fetch(consumer, fleet.want(1, 4, other, TransferMode::Push));
     served(&mut fleet, other, consumer, second, 11 * SECOND);

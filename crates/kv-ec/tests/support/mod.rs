@@ -1,6 +1,8 @@
 //! Hosts with an encoder cache over the embedded transport, and the bytes of their entries.
 #![allow(dead_code)]
 
+pub mod process;
+
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
