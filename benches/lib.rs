@@ -1,5 +1,5 @@
-//! Benches of the framework: `cargo bench --bench write_read` and `cargo bench --bench control` measure what
-//! it costs, and `cargo bench --bench garbage` measures what a peer that sends garbage costs the others.
+//! Benches of the framework: `cargo bench --bench write_read`, `cargo bench --bench control` and
+//! `cargo bench --bench encoder_cache` measure what it costs, and `cargo bench --bench garbage` measures what a peer that sends garbage costs the others.
 //!
 //! The benches are a package of their own, so that the examples build without criterion. The library is
 //! empty.
