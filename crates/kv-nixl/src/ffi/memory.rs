@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use kv_core::MemoryKind;
-use kv_host::{HostMemory, MemoryError, check};
+use kv_host::{MemoryError, check};
 use nixl_sys::{MemType, MemoryRegion, NixlDescriptor};
 
 /// A range of memory that may be registered.
@@ -29,9 +29,9 @@ enum Holder {
 }
 
 impl Memory {
-    /// All bytes of a host memory.
-    pub(crate) fn whole(memory: &HostMemory) -> Memory {
-        Memory::of_host(memory.memory().clone())
+    /// All bytes of a mapping.
+    pub(crate) fn whole(memory: &kv_host::Memory) -> Memory {
+        Memory::of_host(memory.clone())
     }
 
     pub(super) fn of_host(memory: kv_host::Memory) -> Memory {

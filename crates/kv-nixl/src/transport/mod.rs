@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{PeerId, PostId, TransportError, TransportEvent};
-use kv_host::{Frozen, Host, HostMemory, OsError, ProcessIdentity, random};
+use kv_host::{Frozen, Host, OsError, ProcessIdentity, random};
 use rustix::event::epoll;
 
 use crate::agent::engine::Engine;
@@ -171,8 +171,9 @@ impl NixlTransport {
         })
     }
 
-    /// Gives host memory to the transport: regions of the memory can be registered.
-    pub fn add_memory(&mut self, memory: &HostMemory) -> Result<(), NixlError> {
+    /// Gives mapped memory to the transport: regions of the memory can be registered. That is a [`HostMemory`](kv_host::HostMemory), or
+    /// the region of an encoder cache. The memory stays mapped while the transport may use it.
+    pub fn add_memory(&mut self, memory: &kv_host::Memory) -> Result<(), NixlError> {
         self.adopt_memory(Memory::whole(memory))
     }
 
