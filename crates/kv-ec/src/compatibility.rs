@@ -5,8 +5,8 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// Everything besides the content that an embedding depends on. Two workers exchange embeddings only if their
-/// [`hash`](Compatibility::hash)es are equal.
+/// Everything besides the content that an embedding depends on, such as the model and its processor's settings.
+/// Two workers exchange embeddings only if their [`hash`](Compatibility::hash)es are equal.
 ///
 /// The fields that most often differ between two deployments of one model are the settings of its processor
 /// (such as the largest number of pixels) and its revision: an embedding that was computed with other settings

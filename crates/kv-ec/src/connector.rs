@@ -1,4 +1,4 @@
-//! What a server calls: entries are reserved, written and saved by an encoder, and wanted by a scheduler.
+//! What a server calls: an encoder reserves, writes and saves entries, and a scheduler fetches them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,13 +13,14 @@ use crate::region::{EcRegion, RegionError};
 use crate::store::{EntryGuard, SharedStore};
 use crate::traffic::Traffic;
 
-/// The way to the encoder cache of this host. Clones lead to the same cache; no method blocks.
+/// The handle through which a server uses the encoder cache of its host. Clones are handles of the same cache.
+/// No method waits for a peer or for the worker.
 ///
 /// | call | vLLM's connector |
 /// |---|---|
 /// | [`reserve`](EcConnector::reserve), then [`save`](EcConnector::save) or [`save_after`](EcConnector::save_after) | `save_caches` |
 /// | [`ensure_cache_available`](EcConnector::ensure_cache_available) | `ensure_cache_available` |
-/// | [`EntryGuard`] | an entry of `_loaded` in `_pending_reload` |
+/// | [`EntryGuard`] | the scheduler's note that a request still needs an entry |
 /// | [`read`](EcConnector::read) | `start_load_caches` |
 #[derive(Debug, Clone)]
 pub struct EcConnector {
@@ -42,17 +43,17 @@ struct Saves {
 pub enum Availability {
     /// The entry is here, and stays while the guard lives.
     Here(EntryGuard),
-    /// The entry is being fetched: come back when the poll set reports the session.
+    /// The worker is fetching the entry. The poll set reports the session when the fetch has progressed.
     Deferred(Fetch),
 }
 
-/// A reservation that was not taken over, and why.
+/// A reservation that the cache did not take, and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the entry was not saved: {why}")]
 pub struct NotSaved {
-    /// The reservation, as it was given.
+    /// The reservation, as the caller gave it: the caller may try again, or discard the reservation.
     pub reservation: Box<Reservation>,
-    /// Why the reservation came back.
+    /// The reason why the reservation came back.
     #[source]
     pub why: SaveError,
 }
@@ -67,8 +68,8 @@ impl NotSaved {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// The reservation lacks blocks, or is of another cache.
-    #[error("its reservation lacks blocks, or is of another cache")]
+    /// A transfer still has blocks of the reservation, or another cache made the reservation.
+    #[error("blocks of its reservation were taken out, or another cache made the reservation")]
     NotWhole,
     /// The worker has stopped, or has as many sessions as it may have.
     #[error(transparent)]
@@ -78,17 +79,17 @@ pub enum SaveError {
     Busy,
 }
 
-/// What the cache and its worker hold and have done.
+/// What the cache holds, and how the saves of this handle and its clones have gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EcGauges {
-    /// The cache.
+    /// The blocks of the cache by state, and counts since the cache was made.
     pub cache: CacheGauges,
-    /// What was wanted, fetched and given since the start.
+    /// Counts of what the worker's handles wanted, and of what the worker fetched and gave.
     pub traffic: Traffic,
-    /// Entries whose ready event has not passed.
+    /// Entries given to [`save_after`](EcConnector::save_after) whose ready event has not passed yet.
     pub saving: usize,
-    /// Entries that were given up because their ready event failed or the worker stopped.
+    /// Entries that were never made ready, because their ready event failed or the worker stopped.
     pub failed_saves: u64,
 }
 
@@ -99,29 +100,32 @@ impl EcConnector {
 
     // ---- the producer's side --------------------------------------------------------------------
 
-    /// Reserves blocks for an entry of `bytes` bytes. Entries that nobody uses make room.
+    /// Reserves blocks for an entry of `bytes` bytes. Entries that are not in use are evicted to make room.
     ///
     /// # Errors
     ///
-    /// [`ReserveError`]; [`ReserveError::Known`] says that the entry is here or is coming already.
+    /// [`ReserveError`], of which [`ReserveError::Known`] says that the cache has the entry, or that another
+    /// reservation is filling it.
     pub fn reserve(&self, hash: &ContentHash, bytes: u64) -> Result<Reservation, ReserveError> {
         self.sweep();
         self.store.reserve(hash, bytes)
     }
 
-    /// Copies bytes into a reserved entry, from `offset` on.
+    /// Copies `bytes` into a reserved entry, from byte `offset` of the entry on.
     pub fn write(&self, reservation: &Reservation, offset: u64, bytes: &[u8]) -> Result<(), RegionError> {
         self.region.write(reservation.pages(), offset, bytes)
     }
 
-    /// Makes an entry ready whose bytes are in place: peers that ask from now on get the entry.
+    /// Makes an entry ready. All bytes of the entry must be in place; peers that ask from now on get the entry.
     pub fn save(&self, reservation: Reservation) -> Result<(), NotSaved> {
         let saved = self.store.commit(reservation);
         saved.map_err(|reservation| NotSaved::of(reservation, SaveError::NotWhole))
     }
 
-    /// Makes an entry ready once the event has passed, such as the end of a device's copy into the blocks.
-    /// Peers that ask before are told that the entry is not ready. If the event fails, the entry is given up.
+    /// Makes an entry ready once `event` has passed, such as the end of a device's copy into the blocks. Until
+    /// then, peers that ask for the entry are told that the entry is not ready. If the event fails, the entry
+    /// is discarded and its blocks are free. If the worker stops first, its blocks are lost
+    /// ([`CacheGauges::lost`]), because the device may still write into them.
     pub fn save_after(
         &self,
         reservation: Reservation,
@@ -145,19 +149,20 @@ impl EcConnector {
         }
     }
 
-    /// Gives up a reserved entry.
+    /// Gives up a reserved entry: its blocks are free at once. No copy into the blocks may still run.
     pub fn discard(&self, reservation: Reservation) {
         self.store.discard(reservation);
     }
 
     // ---- the consumer's side --------------------------------------------------------------------
 
-    /// The entry if it is here; otherwise a fetch that has begun, or has joined the one under way for the same
-    /// bytes.
+    /// Pins the entry if the cache has it. Otherwise begins a fetch, or joins the fetch of the same entry that
+    /// another session has begun.
     ///
     /// # Errors
     ///
-    /// The entry is not here, and the worker has stopped or has as many sessions as it may have.
+    /// [`OpenError`], if a fetch is needed and the worker cannot take it: the worker has stopped, has as many
+    /// sessions as it may have, or its command queue is full.
     pub fn ensure_cache_available(&self, want: Want) -> Result<Availability, OpenError> {
         if let Ok(entry) = self.local(&want.hash)
             && entry.bytes() == want.bytes
@@ -172,34 +177,36 @@ impl EcConnector {
         Ok(Availability::Deferred(Fetch { handle, entry: None, is_handed_over: false }))
     }
 
-    /// The entry if it is here. Asks nobody.
+    /// Pins the entry if the cache has it. No peer is asked.
     pub fn local(&self, hash: &ContentHash) -> Result<EntryGuard, Absent> {
         self.store.pin_guard(hash)
     }
 
-    /// Copies bytes out of an entry, from `offset` on.
+    /// Copies `out.len()` bytes of an entry to `out`, from byte `offset` of the entry on.
     pub fn read(&self, entry: &EntryGuard, offset: u64, out: &mut [u8]) -> Result<(), RegionError> {
         self.region.read(entry.pages(), offset, out)
     }
 
-    /// The set of sessions that have changed, with a descriptor to sleep on.
+    /// The poll set of the worker: the fetches whose state has changed, and a descriptor that becomes readable
+    /// when there are any. The saves of [`save_after`](EcConnector::save_after) are sessions, too.
     pub fn poll_set(&self) -> &PollSet<EcMachine> {
         self.port.poll_set()
     }
 
     // ---- both -----------------------------------------------------------------------------------
 
-    /// The memory of the entries.
+    /// The memory that holds the entries, in blocks.
     pub fn region(&self) -> &EcRegion {
         &self.region
     }
 
-    /// The cache itself, as the server of the host's ranks shares it.
+    /// The cache itself, to be shared with the [server of this host's ranks](crate::host::HostServer).
     pub fn store(&self) -> &SharedStore {
         &self.store
     }
 
-    /// What the cache and its worker hold and have done.
+    /// What the cache holds, and how the saves have gone. The worker's own gauges are those of
+    /// [`port`](EcConnector::port).
     pub fn gauges(&self) -> EcGauges {
         self.sweep();
         let saving = self.saves.under_way.lock().unwrap_or_else(PoisonError::into_inner).len();
@@ -208,7 +215,7 @@ impl EcConnector {
         EcGauges { cache, traffic, saving, failed_saves }
     }
 
-    /// The way to the worker, with its own gauges and its quarantine.
+    /// The port of the worker, which has the worker's gauges and the list of blocks in quarantine.
     pub fn port(&self) -> &Port<EcMachine> {
         &self.port
     }
@@ -229,8 +236,8 @@ impl EcConnector {
     }
 }
 
-/// An entry that is being fetched. Dropping the handle ends the session; other sessions that want the same
-/// entry are not concerned.
+/// The session of an entry that is being fetched. Dropping the value ends the session; other sessions that want
+/// the same entry go on.
 #[derive(Debug)]
 pub struct Fetch {
     handle: Handle<EcMachine>,
@@ -245,8 +252,8 @@ impl Fetch {
         self.handle.id()
     }
 
-    /// How far the entry is: one atomic load, until the entry is here. Once this has returned
-    /// [`EcPoll::Ready`], [`entry`](Fetch::entry) has the entry.
+    /// The state of the fetch. Costs one atomic load until the entry has come. After `poll` has returned
+    /// [`EcPoll::Ready`], [`entry`](Fetch::entry) returns the entry.
     pub fn poll(&mut self) -> EcPoll {
         let poll = self.handle.poll();
         if poll != EcPoll::Ready || self.is_handed_over {
@@ -262,18 +269,19 @@ impl Fetch {
         poll
     }
 
-    /// Why the entry will not come; `None` unless the session has failed.
+    /// The reason why the entry will not come; `None` unless the session has failed.
     pub fn failure(&self) -> Option<Failure<EcMachine>> {
         self.handle.failure()
     }
 
-    /// Takes the entry, once it is here. `None` before, after a failure, and after the entry was taken.
+    /// Takes the entry after it has come. `None` while it has not, after a failure, and after an earlier call
+    /// that took the entry.
     pub fn entry(&mut self) -> Option<EntryGuard> {
         self.poll();
         self.entry.take()
     }
 
-    /// Ends the session, in whatever state.
+    /// Ends the session, whatever its state. Has no effect on a session that has ended.
     pub fn abort(&self) {
         self.handle.abort();
     }

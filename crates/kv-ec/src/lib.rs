@@ -1,5 +1,5 @@
-//! The encoder cache: embeddings of images and other media, computed once anywhere in the fleet, and
-//! fetched by whoever needs them by the hash of their content.
+//! The encoder cache: an encode worker computes the embedding of an image or another medium once, and prefill
+//! workers fetch the embedding by the hash of its content.
 //!
 //! ```text
 //! encode worker (producer)                                prefill worker (consumer)
@@ -14,8 +14,8 @@
 //! | part | what it is |
 //! |---|---|
 //! | [`EcRegion`] | the memory of a host's entries, in blocks; one process owns and registers it, all ranks map it |
-//! | [`EncoderCache`], [`SharedStore`] | which entry has which blocks, who uses an entry, which entries make room |
-//! | [`EcMachine`] | answers peers and fetches from them; sans-IO, on the protocol machine of the KV cache |
+//! | [`EncoderCache`], [`SharedStore`] | which entry has which blocks, which entries are in use, which entries are evicted first |
+//! | [`EcMachine`] | answers peers and fetches from peers; sans-IO, on the protocol machine of the KV cache |
 //! | [`EcWorker`], [`EcConnector`], [`Request`] | a thread that runs the machine, and what a server calls |
 //! | [`Compatibility`] | a hash over everything that changes an embedding |
 //! | [`params`] | `ec_transfer_params`, by which routers tell consumers where entries are |
@@ -28,20 +28,21 @@
 //!
 //! | word | what it is | vLLM |
 //! |---|---|---|
-//! | content hash | names what an embedding was computed from ([`ContentHash`](kv_core::ContentHash)) | `mm_hash` |
+//! | content hash | names the content from which an embedding was computed ([`ContentHash`](kv_core::ContentHash)) | `mm_hash` |
 //! | entry | the embedding of one content, in blocks of the region | an entry of `EmbeddingCache` |
 //! | block | the unit of the region; a page of the transfer framework ([`Pages`](kv_core::Pages)) | block |
 //! | reservation | the blocks of an entry that is being filled ([`Reservation`]) | an entry that is not ready |
 //! | pin | the right to read an entry ([`Pin`], [`EntryGuard`]) | `pin_count` |
 //!
-//! # What holds
+//! # What the caller can rely on
 //!
-//! - An entry that is [`Ready`](EcPoll::Ready) has the bytes that were saved under its hash, and keeps them
-//!   while its [`EntryGuard`] lives.
-//! - A block is given to another entry only when no data operation can touch it: entries that are filling,
-//!   answered or used are never evicted.
-//! - Every session ends within its budget; its error says why, and the caller encodes locally.
-//! - However many sessions want one entry, it is transferred once.
+//! - An entry that is [`Ready`](EcPoll::Ready) has the bytes that were saved under its hash, and keeps these
+//!   bytes while its [`EntryGuard`] lives.
+//! - A block is given to another entry only when no data operation can touch the block. Entries that are being
+//!   filled, sent to a peer, or read are never evicted.
+//! - Every fetch ends within its budget: with the entry, or with an error that names the reason. After an
+//!   error the caller encodes the item locally.
+//! - Sessions of one worker that want the same entry share one transfer.
 //!
 //! ```
 //! use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};

@@ -1,9 +1,10 @@
-//! Transfer parameters of the encoder cache: the JSON by which a router tells a consumer which encoder has
+//! Transfer parameters of the encoder cache: the JSON by which a router tells a consumer which producer has
 //! which item of a request, with the names of vLLM's `ec_transfer_params`.
 //!
 //! What this module is: the JSON as types, in both directions ([`EcTransferParams`]), and the checks that a
-//! consumer makes of an item before it fetches ([`Held::check`]). What it is not: a protocol. The module does
-//! no I/O, and the JSON proves nothing: whether a producer has an entry is known when it answers.
+//! consumer makes of an item before the fetch ([`Held::check`]). What it is not: a protocol. The module does
+//! no I/O, and the JSON proves nothing: only the producer's answer to a fetch shows whether the producer has
+//! the entry.
 //!
 //! ```text
 //!          request with media                   ec_transfer_params
@@ -16,14 +17,14 @@
 //! | key | says |
 //! |---|---|
 //! | `modality` | `image`, `video` or `audio` |
-//! | `item_indices` | at which positions among the request's items of this modality the content occurs |
+//! | `item_indices` | the positions, among the request's items of this modality, at which the content occurs |
 //! | `metadata` | fields for the placeholder tokens, such as `image_grid_thw`; passed on unchanged |
-//! | `peer_host`, `peer_port` | where the producer answers; absent if the producer does not have the entry |
-//! | `size_bytes` | bytes of the entry's blocks: whole blocks |
+//! | `peer_host`, `peer_port` | the bootstrap server of the producer; absent if no producer has the entry |
+//! | `size_bytes` | bytes of all blocks of the entry, the last block counted in full |
 //! | `shape` | rows and width of the embedding, in elements |
 //!
-//! A whole number may be written as `7`, `7.0` or `"7"`, which are one number to vLLM too, and a null counts as
-//! an absent field. Fields that this module does not know are kept and written again.
+//! A whole number may be written as `7`, `7.0` or `"7"`, as vLLM accepts, too. A null counts as an absent field.
+//! Fields that this module does not know are kept and written again.
 //!
 //! ```
 //! use kv_core::ContentHash;
@@ -86,21 +87,21 @@ pub struct Item {
     pub item_indices: Vec<u32>,
     /// Fields for the item's placeholder tokens.
     pub metadata: Map<String, Value>,
-    /// Where the embedding is; `None` if the producer does not have it.
+    /// The producer that has the embedding, and its size there; `None` if no producer has it.
     pub held: Option<Held>,
     /// Fields that this module does not know.
     pub unknown: Map<String, Value>,
 }
 
-/// An embedding that a producer has.
+/// The producer that has an embedding, and the size of the embedding there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
-    /// Name or address of the producer's host.
+    /// Name or address of the host of the producer's bootstrap server.
     pub peer_host: String,
-    /// Port on which the producer answers, from 1.
+    /// Port of the producer's bootstrap server, from 1.
     pub peer_port: u16,
-    /// Bytes of the entry's blocks.
+    /// Bytes of all blocks of the entry, the last block counted in full.
     pub size_bytes: u64,
     /// Rows of the embedding.
     pub rows: u32,
@@ -121,7 +122,7 @@ impl EcTransferParams {
 }
 
 impl Item {
-    /// An item of this modality at these positions, without metadata, that no producer has.
+    /// An item of this modality at these positions. The item has no metadata, and no producer has its embedding.
     pub fn new(modality: &str, item_indices: impl IntoIterator<Item = u32>) -> Item {
         Item {
             modality: modality.to_owned(),
@@ -132,7 +133,7 @@ impl Item {
         }
     }
 
-    /// The same item, which a producer has.
+    /// The same item with the producer that has its embedding.
     pub fn held(mut self, held: Held) -> Item {
         self.held = Some(held);
         self
@@ -156,7 +157,7 @@ impl Item {
 
 impl Held {
     /// An embedding of `rows` rows of `width` elements of `element_bytes` bytes, in blocks of `block_bytes`
-    /// bytes, at the producer that answers at `peer_host` and `peer_port`.
+    /// bytes, at the producer that is registered with the bootstrap server at `peer_host` and `peer_port`.
     pub fn new(
         peer_host: &str,
         peer_port: u16,
@@ -169,13 +170,13 @@ impl Held {
         Held { peer_host: peer_host.to_owned(), peer_port, size_bytes, rows, width }
     }
 
-    /// Checks what a consumer must rely on: the rows are those of the item's placeholder tokens, the width is
-    /// that of the consumer's model, and the size is that of whole blocks. The consumer's elements have
-    /// `element_bytes` bytes and its blocks `block_bytes`. Returns the shape of the entry.
+    /// Compares the embedding with what the consumer expects: `rows` rows, one for each placeholder token of
+    /// the item; the `width` and `element_bytes` of the consumer's model; and the consumer's `block_bytes`.
+    /// Returns the shape of the entry.
     ///
     /// # Errors
     ///
-    /// [`Problem::Conflict`] with the field, its value, and the value that the consumer expects; the consumer
+    /// [`Problem::Conflict`] with the field, its value, and the value that the consumer expects. The consumer
     /// then encodes the item itself.
     pub fn check(
         &self,

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use kv_core::{KvArgs, KvArgsBuilder, PageList, PagesError, Region, RegionRole};
 use kv_host::{Arena, Memory, MemoryError, MemoryFile};
 
-/// The memory in which all ranks of a host have their entries: `blocks` blocks of `block_bytes` bytes.
+/// The memory that holds the entries of all ranks of a host: `blocks` blocks of `block_bytes` bytes.
 ///
 /// One process of the host creates the region ([`create`](EcRegion::create)) and gives it to its transport.
 /// The other processes map the same memory from a descriptor that was passed to them
-/// ([`received`](EcRegion::received)); [`HostClient`](crate::host::HostClient) does that. Clones are the same memory.
+/// ([`received`](EcRegion::received)), which [`HostClient`](crate::host::HostClient) does. Clones share the memory.
 ///
-/// The region is a memory file without a name in any directory: when the last process that has mapped it ends,
-/// in whatever way, the memory is free and nothing is left. The file is sealed, so that no process can make it
-/// shorter under the others.
+/// The region is a memory file without a name in any directory: the kernel frees the memory when the last
+/// process that has mapped the file has ended, even if all of them were killed. The file is sealed, so that no
+/// process can make it shorter while others use it.
 ///
 /// An entry's bytes are the bytes of its blocks, one block after the other in the order of the entry's list.
-/// Reading and writing copy; what a reader sees of blocks that somebody writes at the same time is any mixture.
-/// Pins and reservations of the [cache](crate::EncoderCache) keep readers and writers apart.
+/// Reads and writes are copies. A read of blocks that are written at the same time may return old and new bytes
+/// mixed; pins and reservations of the [cache](crate::EncoderCache) keep readers and writers apart.
 ///
 /// ```
 /// use kv_core::PageList;
@@ -62,7 +62,8 @@ pub enum RegionError {
         /// Bytes of a block.
         block_bytes: u32,
     },
-    /// A descriptor that was passed is not that of a memory file, or the file could become shorter.
+    /// The descriptor that was passed is not that of a memory file, or is that of a file that is not sealed
+    /// against shrinking.
     #[error("the descriptor is not that of a sealed memory file")]
     NotSealed,
     /// A memory file that was passed is shorter than the region that it should hold.
@@ -99,15 +100,16 @@ struct Piece {
 }
 
 impl EcRegion {
-    /// Allocates the memory of `blocks` blocks of `block_bytes` bytes, all zero and all present: no page of it
-    /// is allocated during a transfer.
+    /// Allocates `blocks` blocks of `block_bytes` bytes, all zero. The kernel allocates all of the memory now,
+    /// and none during a transfer.
     pub fn create(blocks: u32, block_bytes: u32) -> Result<EcRegion, RegionError> {
         let arena = Arena::new(size(blocks, block_bytes)?)?;
         let memory = arena.memory().clone();
         Ok(EcRegion { source: Source::Created(arena), memory, blocks, block_bytes })
     }
 
-    /// Maps the region of another process from the descriptor of its memory file.
+    /// Maps the region that another process has created, from the descriptor of its memory file. `blocks` and
+    /// `block_bytes` must be those of the other process.
     pub fn received(fd: OwnedFd, blocks: u32, block_bytes: u32) -> Result<EcRegion, RegionError> {
         let len = size(blocks, block_bytes)?;
         let file = MemoryFile::received(fd).ok_or(RegionError::NotSealed)?;
@@ -128,13 +130,14 @@ impl EcRegion {
         self.block_bytes
     }
 
-    /// The region's bytes, mapped in this process while the value, a clone or a part of it lives.
+    /// The region's bytes. They stay mapped in this process while the returned value or a part of it lives.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The arena to give to a transport, such as `LocalTransport::add_arena` of kv-local; `None` in a process
-    /// that has mapped the region of another process.
+    /// The arena for a transport that must know memory before regions in it are registered
+    /// (`LocalTransport::add_arena` of kv-local). `None` in a process that has mapped the region of another
+    /// process.
     pub fn arena(&self) -> Option<&Arena> {
         match &self.source {
             Source::Created(arena) => Some(arena),
@@ -143,14 +146,14 @@ impl EcRegion {
     }
 
     /// The description of the region for a transport and for peers: a cache of one layer, whose pages are the
-    /// blocks. The caller may set more before it builds.
+    /// blocks. The caller may set more fields before [`build`](KvArgsBuilder::build).
     pub fn args(&self, engine: &str, rank: u32) -> KvArgsBuilder {
         let (addr, len) = (self.memory.addr(), self.memory.len() as u64);
         let region = Region::dram(RegionRole::Kv, addr, len, u64::from(self.block_bytes)).layer(0);
         KvArgs::builder(engine, rank).pages(self.blocks, 1).region(region)
     }
 
-    /// Copies `bytes` to the entry with these blocks, from byte `offset` of the entry on.
+    /// Copies `bytes` into the entry whose blocks are `entry`, from byte `offset` of the entry on.
     pub fn write(&self, entry: &PageList, offset: u64, bytes: &[u8]) -> Result<(), RegionError> {
         for piece in self.pieces(entry, offset, bytes.len())? {
             let part = bytes.get(piece.buffer..piece.buffer + piece.len).unwrap_or_default();
@@ -159,7 +162,8 @@ impl EcRegion {
         Ok(())
     }
 
-    /// Copies `out.len()` bytes of the entry with these blocks to `out`, from byte `offset` of the entry on.
+    /// Copies `out.len()` bytes of the entry whose blocks are `entry` to `out`, from byte `offset` of the entry
+    /// on.
     pub fn read(&self, entry: &PageList, offset: u64, out: &mut [u8]) -> Result<(), RegionError> {
         for piece in self.pieces(entry, offset, out.len())? {
             let part = out.get_mut(piece.buffer..piece.buffer + piece.len).unwrap_or_default();

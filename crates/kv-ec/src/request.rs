@@ -6,22 +6,22 @@ use crate::connector::{Availability, EcConnector, Fetch, FetchFailure};
 use crate::machine::{EcPoll, Want};
 use crate::store::EntryGuard;
 
-/// How far the entries of a request are.
+/// What a scheduler does with a request, by the states of its entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestPoll {
-    /// At least one entry is on its way: leave the request in the waiting queue.
+    /// At least one entry is being fetched: leave the request in the waiting queue.
     Deferred,
-    /// All entries are here, and stay while the request lives: schedule the request.
+    /// All entries are pinned, and stay pinned while the [`Request`] lives: schedule the request.
     Ready,
-    /// No entry is on its way any more, and at least one will not come: encode the
-    /// [missing](Request::missing) items locally, or fail the request.
+    /// All fetches have ended, and at least one has failed: encode the [missing](Request::missing) items
+    /// locally, or fail the request.
     EncodeLocally,
 }
 
 /// The entries that one request needs, in the order in which they were wanted.
 ///
-/// Entries that have come stay pinned while the others are on their way, so that no step finds one of them
-/// evicted. Dropping the request ends its fetches and unpins its entries.
+/// Entries that have come stay pinned while others are still being fetched, so that all entries are in the
+/// cache when the request is scheduled. Dropping the value ends its fetches and unpins its entries.
 #[derive(Debug)]
 pub struct Request {
     items: Vec<Item>,
@@ -42,12 +42,12 @@ enum State {
 }
 
 impl EcConnector {
-    /// Wants all entries of one request: those that are here are pinned, and the others are fetched.
+    /// Asks for all entries of one request: entries that the cache has are pinned, and the others are fetched.
     ///
     /// # Errors
     ///
-    /// An entry is not here, and the worker has stopped or has as many sessions as it may have. Nothing is
-    /// wanted then.
+    /// As of [`ensure_cache_available`](EcConnector::ensure_cache_available). The fetches that this call has
+    /// begun are ended, and no entry stays pinned.
     pub fn request(&self, wants: impl IntoIterator<Item = Want>) -> Result<Request, OpenError> {
         let item = |want: Want| {
             let hash = want.hash.clone();
@@ -62,7 +62,7 @@ impl EcConnector {
 }
 
 impl Request {
-    /// How far the entries are. Costs one atomic load for each entry that is on its way.
+    /// What to do with the request now. Costs one atomic load for each entry that is being fetched.
     pub fn poll(&mut self) -> RequestPoll {
         let mut poll = RequestPoll::Ready;
         for item in &mut self.items {
@@ -76,7 +76,7 @@ impl Request {
         poll
     }
 
-    /// The entries that are here, each with its position among those that were wanted.
+    /// The entries that are pinned, each with its position among the [`Want`]s of the request, from 0.
     pub fn entries(&self) -> impl Iterator<Item = (usize, &EntryGuard)> {
         self.items.iter().enumerate().filter_map(|(index, item)| match &item.state {
             State::Here(entry) => Some((index, entry)),
@@ -84,7 +84,8 @@ impl Request {
         })
     }
 
-    /// The entries that will not come, each with its position, its hash and the reason.
+    /// The entries that will not come, each with its position among the [`Want`]s, its hash and the reason.
+    /// [`poll`](Request::poll) finds them.
     pub fn missing(&self) -> impl Iterator<Item = (usize, &ContentHash, Option<&FetchFailure>)> {
         self.items.iter().enumerate().filter_map(|(index, item)| match &item.state {
             State::Missing(why) => Some((index, &item.hash, why.as_ref())),
@@ -92,8 +93,8 @@ impl Request {
         })
     }
 
-    /// Puts in an entry that was encoded locally, in place of one that will not come. The entry comes back if
-    /// its hash is another one, or if nothing is missing at this position.
+    /// Puts an entry that was encoded locally in the place of a missing one. The entry comes back if its hash
+    /// is not that of the missing entry, or if no entry is missing at `index`.
     pub fn fill(&mut self, index: usize, entry: EntryGuard) -> Result<(), EntryGuard> {
         match self.items.get_mut(index) {
             Some(item) if matches!(item.state, State::Missing(_)) && item.hash == *entry.hash() => {

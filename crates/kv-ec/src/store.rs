@@ -9,10 +9,10 @@ use crate::cache::{Absent, CacheGauges, EncoderCache, Pin, Reservation, ReserveE
 use crate::traffic::Counters;
 
 /// An [`EncoderCache`] that the threads of a process share: the worker that answers peers, the encoder that
-/// saves entries, and the server of the host's ranks. Clones are the same cache.
+/// saves entries, and the server of the host's ranks. Clones share one cache.
 ///
-/// Every call takes a mutex for the time of one operation of the cache. No code of a caller runs under the
-/// mutex, and nothing under it copies bytes of entries.
+/// Every call holds a mutex for one operation of the cache. While the mutex is held, no code of a caller runs,
+/// and no bytes of entries are copied.
 ///
 /// ```
 /// use kv_core::ContentHash;
@@ -37,7 +37,7 @@ pub struct SharedStore {
 }
 
 impl SharedStore {
-    /// Shares a cache, whose only owner the store then is.
+    /// Makes a cache that can be cloned and shared.
     pub fn new(cache: EncoderCache) -> SharedStore {
         SharedStore { cache: Arc::new(Mutex::new(cache)), counters: Arc::default() }
     }
@@ -47,53 +47,54 @@ impl SharedStore {
         self.lock().block_bytes()
     }
 
-    /// Reserves blocks for an entry: [`EncoderCache::reserve`].
+    /// Reserves blocks for an entry, as [`EncoderCache::reserve`] does.
     pub fn reserve(&self, hash: &ContentHash, bytes: u64) -> Result<Reservation, ReserveError> {
         self.lock().reserve(hash, bytes)
     }
 
-    /// Makes an entry ready: [`EncoderCache::commit`].
+    /// Makes the entry of a reservation ready, as [`EncoderCache::commit`] does.
     pub fn commit(&self, reservation: Reservation) -> Result<(), Reservation> {
         self.lock().commit(reservation)
     }
 
-    /// Gives up a reservation: [`EncoderCache::discard`].
+    /// Gives up a reservation, as [`EncoderCache::discard`] does.
     pub fn discard(&self, reservation: Reservation) {
         self.lock().discard(reservation);
     }
 
-    /// Takes blocks of a discarded reservation back: [`EncoderCache::give_back`].
+    /// Takes back blocks of a discarded reservation, as [`EncoderCache::give_back`] does.
     pub fn give_back(&self, pages: Pages) -> Result<(), Pages> {
         self.lock().give_back(pages)
     }
 
-    /// Pins a committed entry: [`EncoderCache::pin`]. A caller that returns early keeps the entry pinned, unless it
-    /// uses [`pin_guard`](SharedStore::pin_guard).
+    /// Pins a committed entry, as [`EncoderCache::pin`] does. The entry stays pinned until
+    /// [`unpin`](SharedStore::unpin), even if the caller returns early;
+    /// [`pin_guard`](SharedStore::pin_guard) unpins by itself.
     pub fn pin(&self, hash: &ContentHash) -> Result<Pin, Absent> {
         self.lock().pin(hash)
     }
 
-    /// Takes a pin back: [`EncoderCache::unpin`].
+    /// Takes a pin back, as [`EncoderCache::unpin`] does.
     pub fn unpin(&self, pin: Pin) {
         self.lock().unpin(pin);
     }
 
-    /// Pins an entry until the guard is dropped.
+    /// Pins a committed entry until the guard is dropped.
     pub fn pin_guard(&self, hash: &ContentHash) -> Result<EntryGuard, Absent> {
         self.pin(hash).map(|pin| EntryGuard { pin, store: self.clone() })
     }
 
-    /// Whether there is an entry with the hash, and whether the entry is ready: [`EncoderCache::contains`].
+    /// Whether the cache has an entry, as [`EncoderCache::contains`] says.
     pub fn contains(&self, hash: &ContentHash) -> Option<bool> {
         self.lock().contains(hash)
     }
 
-    /// Removes an entry that nobody has pinned: [`EncoderCache::remove`].
+    /// Removes an entry that nobody has pinned, as [`EncoderCache::remove`] does.
     pub fn remove(&self, hash: &ContentHash) -> bool {
         self.lock().remove(hash)
     }
 
-    /// The blocks by state, and counts: [`EncoderCache::gauges`].
+    /// The blocks by state and the counts of [`EncoderCache::gauges`].
     pub fn gauges(&self) -> CacheGauges {
         self.lock().gauges()
     }
@@ -108,7 +109,7 @@ impl SharedStore {
     }
 }
 
-/// A pinned entry of a [`SharedStore`], which is read like a [`Pin`]. Dropping the guard unpins the entry.
+/// The pin of an entry of a [`SharedStore`], with the methods of [`Pin`]. Dropping the guard unpins the entry.
 #[derive(Debug)]
 #[must_use = "the entry is pinned only while the guard lives"]
 pub struct EntryGuard {

@@ -1,4 +1,4 @@
-//! What consumers wanted and producers gave, in numbers.
+//! Counts of what the handles of a worker wanted, and of what the worker fetched and gave.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// caller.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// What a worker's handles wanted, and what the worker fetched and gave, since its start. Each number
-        /// is exact, but the numbers are not read in one instant.
+        /// Counts of what the handles of a worker wanted, and of what the worker fetched and gave, since the
+        /// worker was started. Each count is exact, but the counts are not read in one instant.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Traffic {
@@ -29,19 +29,19 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Wanted entries that were here at once.
+    /// Wanted entries that the cache had.
     here,
-    /// Wanted entries that were not here, and for which a session was opened.
+    /// Wanted entries that the cache did not have, and for which a session was opened.
     deferred,
-    /// Sessions that ended without their entry, for whatever reason.
+    /// Sessions that ended without their entry, whatever the reason, aborts included.
     failed,
-    /// Tries that failed, of which the passing ones were repeated.
+    /// Tries that failed. A try that failed for a reason that may pass is repeated within the budget.
     failed_tries,
     /// Entries that came from producers: one for each transfer, however many sessions wanted the entry.
     fetched,
-    /// Bytes of the fetched entries.
+    /// Bytes of the entries that came from producers.
     fetched_bytes,
-    /// Answers to peers that ended with all bytes written or read.
+    /// Requests of peers that ended with all bytes written or read.
     served,
     /// Requests of peers that were refused.
     refused,

@@ -17,34 +17,36 @@ use crate::machine::{EC_SERVICE, EcMachine, MachineConfig};
 use crate::region::EcRegion;
 use crate::store::SharedStore;
 
-/// What a worker of the encoder cache is started with.
+/// The settings of a worker of the encoder cache.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct EcConfig {
-    /// The id of the engine; the worker is the only rank of the encoder cache on its host.
+    /// The id of the engine. The rank of the worker in the engine is `replica`: no two workers of a fleet may
+    /// have the same engine and replica.
     pub engine: String,
-    /// Which of the engine's replicas the worker is, below `replicas` (default 0): encoders that register with
-    /// one bootstrap server are the replicas of one engine, and a [`Want`](crate::Want) names the replica.
+    /// The number of the worker among the replicas of the engine, below `replicas` (default 0).
     pub replica: u32,
-    /// How many replicas the engine has (default 1).
+    /// How many replicas the engine has (default 1). Producers that register with one bootstrap server must be
+    /// the replicas of one engine, so that [`Want::replica`](crate::Want::replica) can name each of them.
     pub replicas: u32,
-    /// How the machine answers peers and asks them.
+    /// How the machine answers peers, and how it fetches from them.
     pub machine: MachineConfig,
-    /// Which entries make room first.
+    /// Which entries are evicted first.
     pub eviction: Eviction,
-    /// The bootstrap server (`host:port`) with which the worker registers, so that consumers find it. `None`
-    /// for a worker that only fetches.
+    /// The bootstrap server (`host:port`) with which the worker registers, and which consumers name in
+    /// [`Want::source`](crate::Want::source). `None` for a worker that only fetches.
     pub publish: Option<String>,
-    /// Durations of the protocol.
+    /// Durations of the protocol, such as the length of a permission to write.
     pub timing: Timing,
     /// Bounds on what peers can make the machine remember.
     pub limits: Limits,
-    /// The listeners that are told each event of the protocol, on the worker's thread.
+    /// The listeners to which the worker's thread gives each event of the protocol.
     pub listeners: Vec<Listener<KvWhat>>,
 }
 
 impl EcConfig {
-    /// The defaults, for an engine whose entries have this compatibility text.
+    /// The default settings for the engine with this id. `compatibility` is
+    /// [`MachineConfig::compatibility`].
     pub fn new(engine: impl Into<String>, compatibility: impl Into<String>) -> EcConfig {
         EcConfig {
             engine: engine.into(),
@@ -71,7 +73,7 @@ impl EcConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EcStartError {
-    /// The region or the engine's id is not valid.
+    /// The description of the region, or the engine's id, is not valid.
     #[error(transparent)]
     Args(#[from] ArgsError),
     /// The record for the bootstrap server is too long. Use a shorter compatibility text.
@@ -95,8 +97,13 @@ pub struct EcWorker {
 }
 
 impl EcWorker {
-    /// Registers the region with the transport and starts the thread. The memory of the region must have been
-    /// given to the transport before, where the transport wants that ([`EcRegion::arena`]).
+    /// Registers the region with the transport and starts the worker's thread. A transport that must know
+    /// memory before its registration, such as kv-local, must have been given the [arena](EcRegion::arena) of
+    /// the region.
+    ///
+    /// # Errors
+    ///
+    /// [`EcStartError`]; no thread is left running.
     pub fn start<P: Transport + Send + 'static>(
         config: EcConfig,
         region: &EcRegion,
@@ -134,18 +141,18 @@ impl EcWorker {
         Ok(EcWorker { thread, connector })
     }
 
-    /// The way to the cache, for encoders that save and for schedulers that fetch.
+    /// A handle of the cache, for encoders that save entries and for schedulers that fetch them.
     pub fn connector(&self) -> EcConnector {
         self.connector.clone()
     }
 
-    /// Tells the worker to end all sessions, tell the peers, and go on for `grace` at most until no data
-    /// operation can touch a block. Returns at once.
+    /// Tells the worker to end all sessions and to tell the peers, and returns at once. The worker's thread runs
+    /// on until no data operation can touch a block, for `grace` at most.
     pub fn begin_stop(self, grace: Duration) -> worker::Stopping<EcMachine> {
         self.thread.begin_stop(grace)
     }
 
-    /// As [`begin_stop`](EcWorker::begin_stop), and waits for the end.
+    /// Stops the worker as [`begin_stop`](EcWorker::begin_stop) does, and blocks until its thread has ended.
     pub fn stop(self, grace: Duration) -> worker::StopReport {
         self.thread.stop(grace)
     }

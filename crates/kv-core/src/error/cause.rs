@@ -34,14 +34,14 @@ pub enum Cause {
     /// The lookup at the bootstrap server failed in a way that asking again does not mend.
     #[error(transparent)]
     Bootstrap(BootstrapError),
-    /// The transport could not open a way to the peer.
+    /// The transport could not connect to the peer.
     #[error("cannot connect to the peer: {0}")]
     Connect(TransportError),
     /// The peer's cache has another geometry, and the two cannot exchange pages.
     #[error("the peer's cache does not fit: {0}")]
     Incompatible(Mismatch),
-    /// The two workers have no version of the wire in common.
-    #[error("versions {ours} of the wire are spoken here, and versions {theirs} by the peer")]
+    /// The two workers have no version of the wire protocol in common.
+    #[error("this worker speaks versions {ours} of the wire protocol, and the peer versions {theirs}")]
     Versions {
         /// The versions that this worker speaks.
         ours: Versions,
@@ -51,7 +51,7 @@ pub enum Cause {
     /// The peer's process is dead, or has closed its transport.
     #[error("the peer's process has ended or has closed its transport")]
     PeerLost,
-    /// This worker's way to the peer was lost. The peer may live.
+    /// This worker's connection to the peer was lost. The peer's process may still run.
     #[error("the connection to the peer was lost")]
     WayLost,
     /// The peer's process has ended, and another incarnation of the worker has taken its place.
@@ -93,7 +93,7 @@ pub enum Cause {
     #[error(transparent)]
     Layers(#[from] LayersError),
     /// The ready event of an announcement failed: the pages may be half computed.
-    #[error("the ready event before an announcement of chunk {chunk} failed: {error}")]
+    #[error("the ready event for layers of chunk {chunk} failed: {error}")]
     ReadyEvent {
         /// The chunk in the announcement.
         chunk: ChunkId,
@@ -117,7 +117,7 @@ pub enum Cause {
         receiver: bool,
     },
     /// The worker has no regions of this cache group.
-    #[error("there are no regions of cache group {group}")]
+    #[error("this worker has no regions of cache group {group}")]
     UnknownGroup {
         /// The number of the group in [`Layout::groups`](crate::Layout::groups).
         group: u16,

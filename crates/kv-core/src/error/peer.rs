@@ -73,7 +73,7 @@ pub enum PeerCause {
     #[error("the registration names pages or rows that the receiver does not have")]
     OutOfRange,
     /// The peer's tables of sessions, attempts or peers are full.
-    #[error("its worker has no room for more")]
+    #[error("its worker has as many sessions, requests or peers as its limits allow")]
     Overloaded,
     /// The lease on the peer's pages has run out.
     #[error("the lease on its pages has expired")]
@@ -121,16 +121,16 @@ pub enum PeerCause {
         /// How many blocks the receiver expects.
         asked: u32,
     },
-    /// The two sides have no version of the wire in common.
-    #[error("it speaks versions {ours} of the wire, and a peer of the request speaks {theirs}")]
+    /// The two sides have no version of the wire protocol in common.
+    #[error("it speaks versions {ours} of the wire protocol, and a peer of the request speaks {theirs}")]
     Versions {
-        /// The versions that the side speaks that reports the cause.
+        /// The versions that the side that reports the cause speaks.
         ours: Versions,
         /// The versions that the other side speaks.
         theirs: Versions,
     },
-    /// The peer does not know the session, or the incarnation, that the frame named.
-    #[error("it does not know the session")]
+    /// The peer does not know the session or the incarnation that a frame of this worker named.
+    #[error("it does not know the session or the incarnation that was named")]
     Unknown,
     /// The peer received a frame that the protocol does not allow.
     #[error("it received a frame that the protocol does not allow")]

@@ -23,6 +23,7 @@ const RETRY: &str = "retry, or recompute";
 const UPGRADE: &str = "recompute, or retry on another peer; upgrade the older side";
 const OF_SERVER: &str = "a bug in the server: both sides must agree on the request's pages";
 const LONGER: &str = "recompute; if it happens often, raise kv_lease_duration";
+const RESTARTED: &str = "recompute: the pages went with the sender's worker, which was restarted";
 const OF_ROUTER: &str = "a bug in the router: recompute, and check its transfer parameters";
 const ALIKE: &str = "configure both engines alike";
 const NOTHING: &str = "nothing to do";
@@ -92,7 +93,7 @@ impl Cause {
             }
             Cause::Post(_) => (Told::DataOperation, RETRY, Recompute),
             Cause::LeaseExpired => (Told::LeaseExpired, LONGER, Recompute),
-            Cause::StaleLease { .. } => (Told::BadArguments, LONGER, Recompute),
+            Cause::StaleLease { .. } => (Told::BadArguments, RESTARTED, Recompute),
             Cause::LeasePages { .. } | Cause::LeaseOutOfRange(_) => {
                 (Told::BadArguments, OF_ROUTER, Recompute)
             }

@@ -9,8 +9,8 @@
 //!     └──────────────────────────────────────┘
 //! ```
 //!
-//! A [`Reservation`] owns the blocks of an entry that is filling. From the commit on the cache owns the
-//! blocks, and a [`Pin`] only names them.
+//! A [`Reservation`] owns the blocks of an entry that is filling. From the commit on, the cache owns the
+//! blocks; a [`Pin`] names them and owns nothing.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,9 +41,9 @@ pub(super) struct Ready {
 
 /// Blocks for an entry that is being filled, and the right to make the entry ready.
 ///
-/// The reservation owns the blocks, as [`Pages`] of the cache's pool. A transfer may take the pages out
-/// ([`take_pages`](Reservation::take_pages)) and put them back; the entry becomes ready only when all blocks are
-/// back, so that a wire cannot touch a committed entry.
+/// The reservation owns its blocks as [`Pages`] of the cache. A transfer may take the pages out
+/// ([`take_pages`](Reservation::take_pages)) and put them back. The entry becomes ready only when all blocks
+/// are back, so that no transfer can write into a committed entry.
 ///
 /// A reservation that is dropped loses its blocks: the cache never uses them again and counts them in
 /// [`CacheGauges::lost`](super::CacheGauges::lost). The hash can be reserved again.
@@ -53,7 +53,7 @@ pub struct Reservation {
     pub(super) bytes: u64,
     /// The blocks that were reserved, in order.
     pub(super) list: PageList,
-    /// The blocks that are here.
+    /// The ownership of those blocks that no transfer has taken.
     pub(super) pages: Pages,
     /// Lives as long as the reservation, which the cache's entry knows by it.
     pub(super) alive: Arc<()>,
@@ -65,12 +65,13 @@ impl Reservation {
         &self.hash
     }
 
-    /// Bytes of the entry. The last block may be longer.
+    /// The length of the entry in bytes. The entry may end before its last block does.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The reserved blocks, in the order of the entry's bytes, also while a transfer has taken them.
+    /// The numbers of all reserved blocks, in the order of the entry's bytes, even while a transfer has taken
+    /// the blocks.
     pub fn pages(&self) -> &PageList {
         &self.list
     }
@@ -80,12 +81,13 @@ impl Reservation {
         std::mem::take(&mut self.pages)
     }
 
-    /// Puts blocks back that were taken. Blocks that do not belong to this cache come back untouched.
+    /// Puts blocks back that were taken out, behind those that are here. Where some blocks are here, blocks of
+    /// another cache are returned as the error; where all were taken out, the caller must give no others.
     pub fn put_back(&mut self, pages: Pages) -> Result<(), Pages> {
         self.pages.append(pages)
     }
 
-    /// True if all blocks are here, so that the entry can be committed.
+    /// True if no blocks are taken out and the blocks are in their order, as a commit requires.
     pub fn is_whole(&self) -> bool {
         *self.pages.list() == self.list
     }
@@ -100,8 +102,9 @@ impl fmt::Debug for Reservation {
 /// The right to read a committed entry: its blocks keep their bytes until
 /// [`unpin`](super::EncoderCache::unpin).
 ///
-/// A pin that is dropped is counted in [`CacheGauges::lost_pins`](super::CacheGauges::lost_pins), and its
-/// entry stays pinned, because somebody may still read the blocks.
+/// A pin that is dropped without `unpin` is counted in
+/// [`CacheGauges::lost_pins`](super::CacheGauges::lost_pins), and its entry stays pinned for good, because a
+/// data operation may still read the blocks.
 #[must_use = "dropping a pin leaves its entry pinned: give it to `unpin`"]
 pub struct Pin {
     pub(super) hash: ContentHash,
@@ -119,25 +122,25 @@ impl Pin {
         &self.hash
     }
 
-    /// Bytes of the entry. The last block may be longer.
+    /// The length of the entry in bytes. The entry may end before its last block does.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The blocks, in the order of the entry's bytes.
+    /// The numbers of the entry's blocks, in the order of the entry's bytes.
     pub fn pages(&self) -> &PageList {
         self.mirror.list()
     }
 
-    /// The blocks as pages for a sending session, which reads them. A mirror owns nothing: the cache keeps the
-    /// blocks, takes no mirror back, and counts no loss when a mirror is dropped. The pin must outlive the
-    /// session.
+    /// The blocks as [`Pages`] that can be given to a sending session, which reads the blocks. A mirror owns
+    /// nothing: the cache keeps the blocks, takes no mirror back, and counts no loss when a mirror is dropped.
+    /// The pin must outlive the session.
     pub fn mirror(&self) -> Pages {
         self.mirror.mirror()
     }
 
-    /// A number that no other entry of this cache has, or will have: two pins with equal numbers are of the
-    /// same bytes.
+    /// The number of the entry's commit in this cache. No other entry of the cache has the same number, even
+    /// under the same hash, so two pins with equal numbers have the same bytes.
     pub fn generation(&self) -> u64 {
         self.generation
     }

@@ -1,30 +1,6 @@
 //! The cache: which entry has which blocks of the region, who uses an entry, and which entries make room.
 //!
 //! The cache moves no bytes, knows no memory, takes no lock and reads no clock.
-//!
-//! ```
-//! use kv_core::ContentHash;
-//! use kv_ec::{Absent, EncoderCache, Eviction, ReserveError};
-//!
-//! // A region of 100 blocks, each as long as one row of an embedding.
-//! let mut cache = EncoderCache::new(100, 7168, Eviction::Lru);
-//! let (image, other) = (ContentHash::new("3f9a")?, ContentHash::new("77b0")?);
-//!
-//! // An encoder writes 80 rows, and then the entry is ready.
-//! let reservation = cache.reserve(&image, 80 * 7168)?;
-//! assert_eq!(cache.pin(&image).err(), Some(Absent::NotReady));
-//! assert!(cache.commit(reservation).is_ok());
-//!
-//! // While somebody reads the entry, nothing makes it go.
-//! let pin = cache.pin(&image)?;
-//! let full = ReserveError::Full { blocks: 40, free: 20, evictable: 0 };
-//! assert_eq!(cache.reserve(&other, 40 * 7168).err(), Some(full));
-//! cache.unpin(pin);
-//! let reservation = cache.reserve(&other, 40 * 7168)?;
-//! assert_eq!((cache.contains(&image), cache.gauges().evictions), (None, 1));
-//! cache.discard(reservation);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 mod entry;
 mod error;
@@ -53,10 +29,34 @@ use policy::Order;
 /// The entries of one region, by content hash.
 ///
 /// An entry is filled by one [`Reservation`], read under any number of [`Pin`]s, and evicted as a whole. An
-/// entry that is filling or pinned is never evicted. The module's header has an example.
+/// entry that is filling or pinned is never evicted.
 ///
-/// Costs: reserving, committing and evicting take O(log n) for each run of neighbouring blocks, with n runs of
-/// free blocks; pinning takes time for a copy of the list of runs.
+/// Costs: reserving and evicting take O(log n) for each run of neighbouring blocks, with n runs of free blocks;
+/// pinning takes time for a copy of the list of runs.
+///
+/// ```
+/// use kv_core::ContentHash;
+/// use kv_ec::{Absent, EncoderCache, Eviction, ReserveError};
+///
+/// // A region of 100 blocks, each as long as one row of an embedding.
+/// let mut cache = EncoderCache::new(100, 7168, Eviction::Lru);
+/// let (image, other) = (ContentHash::new("3f9a")?, ContentHash::new("77b0")?);
+///
+/// // An encoder writes 80 rows, and then the entry is ready.
+/// let reservation = cache.reserve(&image, 80 * 7168)?;
+/// assert_eq!(cache.pin(&image).err(), Some(Absent::NotReady));
+/// assert!(cache.commit(reservation).is_ok());
+///
+/// // A pinned entry is not evicted, even if there is no other room.
+/// let pin = cache.pin(&image)?;
+/// let full = ReserveError::Full { blocks: 40, free: 20, evictable: 0 };
+/// assert_eq!(cache.reserve(&other, 40 * 7168).err(), Some(full));
+/// cache.unpin(pin);
+/// let reservation = cache.reserve(&other, 40 * 7168)?;
+/// assert_eq!((cache.contains(&image), cache.gauges().evictions), (None, 1));
+/// cache.discard(reservation);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct EncoderCache {
     blocks: RunAllocator,
@@ -89,12 +89,12 @@ impl EncoderCache {
         self.block_bytes
     }
 
-    /// Reserves the blocks for an entry of `bytes` bytes, as few runs of neighbours as there are. Entries that
-    /// nobody uses are evicted, in the order of the policy, until there is room.
+    /// Reserves the blocks for an entry of `bytes` bytes. Entries that are not pinned are evicted, in the order
+    /// of the [`Eviction`] policy, until enough blocks are free.
     ///
     /// # Errors
     ///
-    /// [`ReserveError`]; nothing is evicted then.
+    /// [`ReserveError`]. After an error, no entry was evicted.
     pub fn reserve(&mut self, hash: &ContentHash, bytes: u64) -> Result<Reservation, ReserveError> {
         if let Some(ready) = self.contains(hash) {
             return Err(ReserveError::Known { ready });
@@ -112,8 +112,9 @@ impl EncoderCache {
         Ok(Reservation { hash: hash.clone(), bytes, list: pages.list().clone(), pages, alive })
     }
 
-    /// Makes the entry of a reservation ready. The reservation comes back if not all of its blocks are back in
-    /// it, in their order, or if another cache has made it.
+    /// Makes the entry of a reservation ready. The reservation is returned as the error if a transfer still has
+    /// blocks of the reservation, if the blocks are not in their order, or if another cache made the
+    /// reservation.
     pub fn commit(&mut self, mut reservation: Reservation) -> Result<(), Reservation> {
         let place = match self.entries.get_mut(&reservation.hash) {
             Some(entry) if entry.is_of(&reservation) && reservation.is_whole() => entry,
@@ -132,7 +133,7 @@ impl EncoderCache {
     }
 
     /// Gives up a reservation: its blocks are free, and the cache no longer knows the hash. Blocks that a
-    /// transfer has taken stay out; [`give_back`](EncoderCache::give_back) takes them later.
+    /// transfer has taken out count as filling until [`give_back`](EncoderCache::give_back) takes them.
     pub fn discard(&mut self, mut reservation: Reservation) {
         if self.entries.get(&reservation.hash).is_some_and(|entry| entry.is_of(&reservation)) {
             self.entries.remove(&reservation.hash);
@@ -141,8 +142,8 @@ impl EncoderCache {
         drop(self.give_back(reservation.take_pages()));
     }
 
-    /// Takes blocks back whose reservation was discarded while a transfer had them. Blocks of another cache
-    /// come back untouched.
+    /// Frees blocks whose reservation was discarded while a transfer had them. Blocks of another cache are
+    /// returned as the error.
     pub fn give_back(&mut self, pages: Pages) -> Result<(), Pages> {
         self.blocks.free(pages).map_err(|error| error.pages)
     }
@@ -173,7 +174,8 @@ impl EncoderCache {
         })
     }
 
-    /// Takes a pin back. A pin of another cache has no effect here and counts as lost there.
+    /// Takes a pin back. The entry can be evicted when its last pin is back. A pin of another cache has no
+    /// effect here, and the other cache counts the pin as lost.
     pub fn unpin(&mut self, mut pin: Pin) {
         let Some(lost) = pin.lost.take_if(|lost| Arc::ptr_eq(lost, &self.lost_pins)) else { return };
         drop(lost);
@@ -187,7 +189,7 @@ impl EncoderCache {
     }
 
     /// Whether the cache has an entry with the hash, and whether the entry is ready (`Some(true)`) or filling
-    /// (`Some(false)`). Asking is no use of the entry.
+    /// (`Some(false)`). The call does not count as a use of the entry for [`Eviction::Lru`].
     pub fn contains(&self, hash: &ContentHash) -> Option<bool> {
         match self.entries.get(hash)? {
             Entry::Ready(_) => Some(true),
@@ -195,7 +197,8 @@ impl EncoderCache {
         }
     }
 
-    /// Removes a committed entry that nobody has pinned. False, and no effect, for any other.
+    /// Removes an entry that is committed and not pinned, and returns true. Any other hash has no effect and
+    /// returns false.
     pub fn remove(&mut self, hash: &ContentHash) -> bool {
         let Some(Entry::Ready(entry)) = self.entries.get(hash) else { return false };
         if entry.pins > 0 {

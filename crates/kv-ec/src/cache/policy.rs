@@ -1,4 +1,4 @@
-//! Which entries make room for others, and in which order.
+//! Which entries are evicted to make room for others, and in which order.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,12 +6,13 @@ use std::str::FromStr;
 
 use kv_core::ContentHash;
 
-/// Which entry makes room first when a reservation needs blocks.
+/// Which entry is evicted first when a reservation needs blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Eviction {
     /// The entry that was committed first.
     Fifo,
-    /// The entry whose last use is longest ago: its commit, or the end of its last pin.
+    /// The entry whose last use is longest ago. A use is the commit, and the end of a pin after which the entry
+    /// is no longer pinned.
     #[default]
     Lru,
 }

@@ -15,8 +15,8 @@ impl Shape {
         u64::from(self.rows) * u64::from(self.row_bytes)
     }
 
-    /// Blocks of `block_bytes` bytes that hold the embedding, of which the last one may be filled in part; at
-    /// most `u32::MAX`. A block length of zero counts as one byte.
+    /// How many blocks of `block_bytes` bytes hold the embedding; the last block may be filled in part. A result
+    /// above `u32::MAX` is `u32::MAX`, and a block length of zero counts as one byte.
     pub fn blocks(self, block_bytes: u32) -> u32 {
         let blocks = self.bytes().div_ceil(u64::from(block_bytes.max(1)));
         u32::try_from(blocks).unwrap_or(u32::MAX)

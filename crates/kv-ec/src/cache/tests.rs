@@ -84,7 +84,7 @@ fn sizes_that_no_region_could_hold_are_refused_with_both_values() {
     assert_eq!(refused(&mut cache, 0), ReserveError::Empty);
     let error = refused(&mut cache, 40 * 16 + 1);
     assert_eq!(error, ReserveError::TooLarge { blocks: 41, region: 40 });
-    assert_eq!(error.to_string(), "the entry has 41 blocks, and the region only 40");
+    assert_eq!(error.to_string(), "the entry needs 41 blocks, and the region has only 40");
     assert_eq!(refused(&mut cache, u64::MAX), ReserveError::TooLarge { blocks: 1 << 60, region: 40 });
     save(&mut cache, 1, 40);
     assert_eq!(refused(&mut cache, 1), ReserveError::Known { ready: true });

@@ -1,4 +1,4 @@
-//! Where the server of a host listens.
+//! The address at which the server of a host listens.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,8 +24,8 @@ const BACKLOG: i32 = 256;
 pub enum HostAddress {
     /// A name that exists while the server does, for processes of one network namespace.
     Abstract(String),
-    /// A file, for containers that share a directory but no network namespace. A file that a killed server has
-    /// left is replaced by the next server.
+    /// The path of a socket file, for containers that share a directory but no network namespace. A server
+    /// replaces the file that a killed server has left behind.
     Path(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! [`HostClient`]: a rank uses the region of its host.
+//! [`HostClient`]: how a rank uses the region of its host.
 
 use std::io::{ErrorKind, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,9 +19,10 @@ use crate::region::EcRegion;
 
 /// A rank's connection to the process that owns the region of the host. Clones are the same connection.
 ///
-/// Calls block until the server has answered, for at most the time given to [`connect`](HostClient::connect),
-/// and may be made from several threads, one after the other. After a call that failed with anything but
-/// [`HostError::Refused`] or [`HostError::Region`], the connection is over.
+/// A call blocks until the server has answered, for the `timeout` of [`connect`](HostClient::connect) at most.
+/// Calls of several threads are answered one after the other. After an error other than
+/// [`HostError::Refused`] and [`HostError::Region`], the connection is over, and later calls fail with
+/// [`HostError::Closed`].
 ///
 /// The connection ends when the client and all of its reservations and pins are dropped. The region stays
 /// mapped for as long as a clone of [`region`](HostClient::region) lives.
@@ -52,8 +53,9 @@ impl HostClient {
     ///
     /// # Errors
     ///
-    /// [`HostError::Os`] if nobody listens at the address, [`HostError::Incompatible`] and
-    /// [`HostError::Version`] with both values, [`HostError::Refused`] if the server has too many connections.
+    /// [`HostError::Os`] if no server listens at the address, [`HostError::Peer`] if the server belongs to
+    /// another user, [`HostError::Incompatible`] and [`HostError::Version`] with both values,
+    /// [`HostError::Refused`] if the server has too many connections.
     pub fn connect(
         address: &HostAddress,
         compatibility: &str,
@@ -83,14 +85,16 @@ impl HostClient {
         &self.line.region
     }
 
-    /// Reserves blocks for an entry of `bytes` bytes. Refused as by
-    /// [`EncoderCache::reserve`](crate::EncoderCache::reserve).
+    /// Reserves blocks for an entry of `bytes` bytes, as
+    /// [`EncoderCache::reserve`](crate::EncoderCache::reserve) does. [`Refusal::Reserve`](super::Refusal::Reserve)
+    /// has the cache's reason for a refusal.
     pub fn reserve(&self, hash: &ContentHash, bytes: u64) -> Result<HostReservation, HostError> {
         let held = self.line.hold(Ask::Reserve { hash: hash.clone(), bytes })?;
         Ok(HostReservation { line: Arc::clone(&self.line), held })
     }
 
-    /// Pins a committed entry. Refused as by [`EncoderCache::pin`](crate::EncoderCache::pin).
+    /// Pins a committed entry, as [`EncoderCache::pin`](crate::EncoderCache::pin) does.
+    /// [`Refusal::Absent`](super::Refusal::Absent) has the cache's reason for a refusal.
     pub fn pin(&self, hash: &ContentHash) -> Result<HostPin, HostError> {
         let held = self.line.hold(Ask::Pin(hash.clone()))?;
         Ok(HostPin { line: Arc::clone(&self.line), held })
@@ -105,10 +109,10 @@ struct Held {
     pages: PageList,
 }
 
-/// Blocks that this rank fills.
+/// Blocks that this rank fills with the bytes of an entry.
 ///
-/// A reservation that is dropped, neither committed nor discarded, keeps its blocks until this process ends,
-/// because nobody else can know whether the process still writes to them.
+/// A reservation that is dropped without a commit or a discard keeps its blocks until this process ends,
+/// because the server cannot know whether the process still writes into the blocks.
 #[derive(Debug)]
 #[must_use = "a reservation keeps its blocks until the process ends: commit or discard it"]
 pub struct HostReservation {
@@ -127,7 +131,7 @@ impl HostReservation {
         &self.held.pages
     }
 
-    /// Copies bytes into the entry, from byte `offset` on.
+    /// Copies `bytes` into the entry, from byte `offset` of the entry on.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), HostError> {
         Ok(self.line.region.write(&self.held.pages, offset, bytes)?)
     }
@@ -137,13 +141,13 @@ impl HostReservation {
         self.line.request(Ask::Commit(self.held.handle)).map(|_| ())
     }
 
-    /// Gives the blocks back. No copy into them may still run.
+    /// Gives up the entry: its blocks are free at once. No copy into the blocks may still run.
     pub fn discard(self) -> Result<(), HostError> {
         self.line.request(Ask::Discard(self.held.handle)).map(|_| ())
     }
 }
 
-/// An entry that this rank reads. Dropping the pin unpins the entry.
+/// The pin of an entry that this rank reads. Dropping the pin unpins the entry.
 #[derive(Debug)]
 #[must_use = "the entry is pinned only while the pin lives"]
 pub struct HostPin {
@@ -162,7 +166,7 @@ impl HostPin {
         &self.held.pages
     }
 
-    /// Copies `out.len()` bytes of the entry to `out`, from byte `offset` on.
+    /// Copies `out.len()` bytes of the entry to `out`, from byte `offset` of the entry on.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
         Ok(self.line.region.read(&self.held.pages, offset, out)?)
     }

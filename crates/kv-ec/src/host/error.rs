@@ -1,4 +1,4 @@
-//! Why the region of a host cannot be used, or a request was refused.
+//! Why a server cannot start, a rank cannot use the region of its host, or a request was refused.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::region::RegionError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// The server refused the request. The connection goes on.
+    /// The server refused the request, or the connection. A connection goes on after a refused request.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The server and the rank compute different embeddings: see [`Compatibility`](crate::Compatibility).
-    #[error("the region holds embeddings of compatibility {theirs:?}, this rank needs {ours:?}")]
+    #[error("compatibility differs: {ours:?} at this rank, {theirs:?} at the server of the region")]
     Incompatible {
         /// The hash that the rank gave.
         ours: String,
@@ -31,7 +31,7 @@ pub enum HostError {
         /// The version that the server speaks.
         theirs: u32,
     },
-    /// The cache and the region of a server have different blocks.
+    /// The cache and the region of a server have different numbers of blocks.
     #[error("the region has {region} blocks, and the cache {cache}")]
     Blocks {
         /// Blocks of the region.
@@ -59,17 +59,18 @@ pub enum HostError {
         /// The time that the client waited.
         after: Duration,
     },
-    /// The region could not be mapped, or bytes are not inside of an entry.
+    /// The region could not be mapped, or the bytes of a read or write are not inside the entry.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// A setting is out of its range.
+    /// A setting of [`HostConfig`](super::HostConfig) is out of its range.
     #[error(transparent)]
     Limit(#[from] Limit),
-    /// The process at the other end is not accepted.
+    /// The process at the other end belongs to another user, has ended, or is in a PID namespace that this
+    /// process cannot see.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// The operating system failed. For `connect`, the kind `ConnectionRefused` or `NotFound` says that no
-    /// server listens at the address.
+    /// A call of the operating system failed. For the call `connect`, the kind `ConnectionRefused` or
+    /// `NotFound` says that no server listens at the address.
     #[error(transparent)]
     Os(#[from] OsError),
 }
@@ -78,26 +79,29 @@ pub enum HostError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The cache gave no blocks.
+    /// The cache reserved no blocks.
     #[error(transparent)]
     Reserve(ReserveError),
     /// The cache has no committed entry with the hash.
     #[error(transparent)]
     Absent(Absent),
-    /// The connection has as many reservations and pins as it may.
-    #[error("the connection has {max} reservations and pins, and may have no more")]
+    /// The connection has as many reservations and pins as [`HostConfig::max_held`](super::HostConfig::max_held)
+    /// allows.
+    #[error("the connection has {max} reservations and pins, the most that max_held allows")]
     TooManyHeld {
         /// The limit that the server's configuration sets.
         max: u32,
     },
-    /// The server has as many connections as it may. This refusal ends the connection.
-    #[error("the server has {max} connections, and may have no more")]
+    /// The server has as many connections as
+    /// [`HostConfig::max_connections`](super::HostConfig::max_connections) allows. This refusal ends the
+    /// connection.
+    #[error("the server has {max} connections, the most that max_connections allows")]
     TooManyConnections {
         /// The limit that the server's configuration sets.
         max: u32,
     },
     /// The connection has no reservation or pin with this number.
-    #[error("the connection holds nothing with the number {handle}")]
+    #[error("the connection has no reservation or pin with the number {handle}")]
     NotHeld {
         /// The number that the request named.
         handle: u64,

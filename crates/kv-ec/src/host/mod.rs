@@ -1,5 +1,5 @@
-//! One region for all ranks of a host: the process that owns the region serves a Unix socket, and ranks map the
-//! region, reserve blocks, commit entries, pin and unpin through the socket.
+//! One region for all ranks of a host: the process that owns the region serves a Unix socket. Through the
+//! socket, ranks map the region, reserve blocks, commit entries, and pin and unpin entries.
 //!
 //! ```text
 //! process that owns the region                       ranks of the same host, one connection each
@@ -8,29 +8,30 @@
 //!     └────────── one memory file, passed as a descriptor ┘
 //! ```
 //!
-//! Who may connect: processes of the same user, which the kernel names. The server's first message names the
-//! version, the size of the region and the compatibility hash, and passes the descriptor of the memory file.
-//! Then a rank sends numbered requests, and the server answers each with one message.
+//! Only processes of the same user may connect; the kernel tells the server the user. The server's first message
+//! has the version of the protocol, the size of the region and the compatibility hash, and carries the
+//! descriptor of the memory file. Then a rank sends numbered requests, and the server answers each with one
+//! message.
 //!
 //! # When a rank ends
 //!
-//! A pin lives no longer than its connection: reading blocks that were reused harms nobody but the reader,
-//! which has given up its pin. A reservation that is not committed lives until it is discarded, or until the
-//! rank's *process* has ended: blocks that are being written must not be given to another entry, and a rank
-//! that closed its connection can still write. The kernel reports the end of a process after it has torn down
-//! the memory and closed all files of the process, those of device drivers included, so that neither its
-//! threads nor its devices write any more.
+//! A pin ends with its connection, at the latest: a rank that reads without a pin may read the bytes of another
+//! entry, and harms no other rank. A reservation that is not committed lasts until the rank discards the
+//! reservation, or until the rank's *process* has ended: a rank that has closed its connection can still write
+//! into the blocks, so no other entry may have them. The kernel reports the end of a process after the memory of
+//! the process is unmapped and all of its files are closed, those of device drivers included, so neither the
+//! threads nor the devices of the process write any more.
 //!
 //! # Bounds
 //!
 //! The server holds at most one request and one unsent answer for each connection, and reads no further request
-//! while an answer is unsent: a rank that does not read its answers waits for itself, and for nobody else. A
-//! turn serves a bounded number of requests of each connection. Connections, and reservations and pins of each
-//! connection, have limits ([`HostConfig`]); a request beyond them is refused. A message that is no request ends
-//! the connection.
+//! while an answer is unsent: a rank that does not read its answers delays no other rank. A turn of the server
+//! serves a bounded number of requests of each connection. [`HostConfig`] limits the number of connections, and
+//! the number of reservations and pins of each connection; a request beyond a limit is refused. A message that
+//! cannot be decoded ends the connection.
 //!
-//! Waiting for an entry that is being fetched is not the server's concern: [`pin`](HostClient::pin) of such an
-//! entry is refused at once with [`Absent::NotReady`](crate::Absent::NotReady).
+//! The server never waits for an entry: [`pin`](HostClient::pin) of an entry that is not committed yet is
+//! refused at once with [`Absent::NotReady`](crate::Absent::NotReady).
 //!
 //! ```
 //! use std::time::Duration;
@@ -52,7 +53,7 @@
 //! reservation.commit()?;
 //! assert_eq!(store.contains(&image), Some(true));
 //!
-//! // Another rank reads it.
+//! // Another rank reads the entry.
 //! let other = HostClient::connect(&address, "", Duration::from_secs(10))?;
 //! let pin = other.pin(&image)?;
 //! let mut end = [0; 2];

@@ -1,4 +1,4 @@
-//! [`HostServer`]: the process that owns the region serves the ranks of its host.
+//! [`HostServer`]: how the process that owns the region serves the ranks of its host.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -31,7 +31,8 @@ pub struct HostConfig {
     /// The hash of what the region's embeddings depend on ([`Compatibility::hash`](crate::Compatibility::hash)),
     /// which every rank compares with its own; at most 1024 bytes.
     pub compatibility: String,
-    /// Most ranks at a time, those included that have left reservations behind; 1 to 4096.
+    /// Most connections at a time, 1 to 4096. A process that has closed its connection and left reservations
+    /// behind counts as a connection until the process ends.
     pub max_connections: u32,
     /// Most reservations and pins of one rank together; 1 to 65536.
     pub max_held: u32,
@@ -45,7 +46,7 @@ impl Default for HostConfig {
 }
 
 impl HostConfig {
-    /// These settings after a change, for a chain: the fields are public, and the type may get more of them.
+    /// The same with some fields changed.
     ///
     /// ```
     /// use kv_ec::host::HostConfig;
@@ -59,21 +60,22 @@ impl HostConfig {
     }
 }
 
-/// What a server holds for its ranks, and counts since its start.
+/// What a server holds for its ranks, and counts since the server was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostGauges {
     /// Ranks that are connected.
     pub connections: usize,
-    /// Processes whose connection is over, and whose reservations last until the process ends.
+    /// Processes that have closed their connection and left reservations behind, which last until the process
+    /// ends.
     pub leaving: usize,
     /// Pins of all ranks.
     pub pins: usize,
     /// Reservations of all ranks.
     pub reservations: usize,
-    /// Connections that were not accepted: too many, or of another user.
+    /// Connections that were refused, because there were too many or because they were of another user.
     pub refused: u64,
-    /// Connections that were ended because a message was no request.
+    /// Connections that were ended because a message could not be decoded as a request.
     pub violations: u64,
 }
 
@@ -81,10 +83,11 @@ pub struct HostGauges {
 /// what happens when a rank ends.
 ///
 /// The server runs on a thread of its own ([`spawn`](HostServer::spawn)), or in the caller's loop: the caller
-/// calls [`turn`](HostServer::turn) whenever the server's descriptor ([`AsFd`]) is readable, and every 50 ms.
+/// calls [`turn`](HostServer::turn) whenever the server's descriptor ([`AsFd`]) is readable, and every 50 ms,
+/// because a server that had no file descriptor left for a new connection tries again after this time.
 ///
-/// A server that is dropped gives up all pins of its ranks. A reservation of a rank that still runs is lost with
-/// the server: its blocks are never used again ([`CacheGauges::lost`](crate::CacheGauges::lost)).
+/// Dropping a server unpins the entries of its ranks. The blocks of a reservation are lost with the server if
+/// the rank still runs: the cache never uses them again ([`CacheGauges::lost`](crate::CacheGauges::lost)).
 #[derive(Debug)]
 pub struct HostServer {
     pub(super) watch: Watch,
@@ -120,7 +123,7 @@ enum Ended {
 }
 
 impl HostServer {
-    /// Listens at an address. `store` has the entries of `region`.
+    /// Listens at an address. `store` must be the cache of the entries in `region`.
     ///
     /// # Errors
     ///
@@ -166,8 +169,8 @@ impl HostServer {
         })
     }
 
-    /// Serves what is ready, after waiting for it no longer than `timeout` (`None`: as long as it takes). Fails
-    /// only if the kernel no longer reports what is ready.
+    /// Waits until there is something to serve, for `timeout` at most (`None`: without an end), and serves it. A
+    /// call may return early without having served anything. Fails only if the kernel's `epoll_wait` fails.
     pub fn turn(&mut self, timeout: Option<Duration>) -> Result<(), HostError> {
         let pause = self.listens_at.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = timeout.into_iter().chain(pause).min();

@@ -1,4 +1,4 @@
-//! A server on a thread of its own.
+//! [`HostThread`]: a server that runs on a thread of its own.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -19,7 +19,7 @@ pub struct HostThread {
 }
 
 impl HostServer {
-    /// Serves on a thread of its own.
+    /// Starts a thread that serves until the returned value is dropped.
     pub fn spawn(mut self) -> Result<HostThread, HostError> {
         let stop = Arc::new(Stop::new()?);
         let gauges = Arc::new(Mutex::new(self.gauges()));

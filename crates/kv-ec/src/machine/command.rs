@@ -1,4 +1,4 @@
-//! What handles ask of the machine, and what the machine lends and tells them.
+//! The words between the handles of sessions and the machine: commands, resources and states.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,33 +10,42 @@ use crate::cache::{Reservation, Shape};
 use crate::params::Held;
 use crate::store::EntryGuard;
 
-/// An entry that a consumer wants, and where it is to be had.
+/// An entry that a consumer wants, and the producer from which the entry is fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Want {
     /// The hash of the entry's content.
     pub hash: ContentHash,
-    /// Bytes of the entry. An entry of another length is refused.
+    /// The length of the entry in bytes, as the producer has saved the entry. The session fails if the
+    /// producer's entry has another number of blocks
+    /// ([`PeerCause::EntrySize`](kv_core::PeerCause::EntrySize)), or if the cache of this host has the entry
+    /// with another length ([`EcError::OtherLength`](crate::EcError::OtherLength)). The producer does not
+    /// compare lengths within the last block.
     pub bytes: u64,
-    /// The address (`host:port`) of the bootstrap server with which the producer is registered.
+    /// The address (`host:port`) of the bootstrap server with which the producer is registered
+    /// ([`EcConfig::publish`](crate::EcConfig::publish)).
     pub source: String,
-    /// The producer's replica at that address; `None` for any.
+    /// The replica of the producer's engine ([`EcConfig::replica`](crate::EcConfig::replica)). `None` is right
+    /// only if the engine has one replica: of several replicas, each try asks an arbitrary one, and the session
+    /// fails if that replica does not have the entry.
     pub replica: Option<u32>,
-    /// Which side moves the bytes; `None` for the worker's own mode.
+    /// Which side moves the bytes; `None` for [`MachineConfig::mode`](crate::MachineConfig::mode).
     pub mode: Option<TransferMode>,
-    /// How long the entry may take, all tries together; `None` for the worker's own budget. Afterwards the
-    /// caller is told to encode locally.
+    /// How long the entry may take, all tries together; `None` for
+    /// [`MachineConfig::budget`](crate::MachineConfig::budget). When the budget is over, the session fails with
+    /// [`EcError::Budget`](crate::EcError::Budget), and the caller encodes the item locally.
     pub budget: Option<Duration>,
 }
 
 impl Want {
-    /// An entry of this many bytes at the producer that this bootstrap server knows.
+    /// An entry of `bytes` bytes at the producer that is registered with the bootstrap server `source`.
     pub fn new(hash: ContentHash, bytes: u64, source: impl Into<String>) -> Want {
         Want { hash, bytes, source: source.into(), replica: None, mode: None, budget: None }
     }
 
-    /// The entry of an item of [`ec_transfer_params`](crate::params), of the shape that
-    /// [`Held::check`] has returned.
+    /// The entry that an item of [`ec_transfer_params`](crate::params) describes. `shape` is what
+    /// [`Held::check`] has returned. The source is the item's `peer_host` and `peer_port`; the parameters name no
+    /// replica.
     pub fn held(hash: ContentHash, shape: Shape, held: &Held) -> Want {
         let host = if held.peer_host.contains(':') && !held.peer_host.starts_with('[') {
             format!("[{}]", held.peer_host)
@@ -61,7 +70,7 @@ pub enum Command {
     Fetch {
         /// The new session's id.
         session: SessionId,
-        /// The entry, and where it is to be had.
+        /// The entry, and the producer from which it is fetched.
         want: Box<Want>,
     },
     /// Opens a session that makes a reserved entry ready. Nothing happens before [`Command::Commit`].
@@ -78,7 +87,8 @@ pub enum Command {
         /// Passes when the bytes of the entry are in place.
         ready: Option<Box<dyn ReadyEvent>>,
     },
-    /// The ready event of a reserved entry has failed: the entry is given up.
+    /// The ready event of a reserved entry has failed: the machine discards the reservation, and its blocks are
+    /// free.
     CommitFailed {
         /// A session that [`Command::Save`] opened.
         session: SessionId,
@@ -99,9 +109,11 @@ pub enum Command {
 /// What a session is lent and gives back.
 #[derive(Debug)]
 pub enum Resource {
-    /// The place for an entry: empty when lent, and filled when it comes back after success.
+    /// The place for an entry that is being fetched: empty when the session is opened; with the entry when the
+    /// session has succeeded.
     Slot(Option<EntryGuard>),
-    /// The reservation of an entry that is being saved. `None` when it comes back and the cache has it.
+    /// The reservation of an entry that is being saved. `None` when the session hands it back after the cache
+    /// has taken or discarded the reservation.
     Reservation(Option<Box<Reservation>>),
 }
 
@@ -117,18 +129,19 @@ impl SessionResource for Resource {
     }
 }
 
-/// The states of a session.
+/// The states of a session that fetches or saves an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum EcPoll {
-    /// The entry will not come: [`EcError`](crate::EcError) says why. Encode the item locally.
+    /// The session failed; [`EcError`](crate::EcError) says why. After a fetch, encode the item locally.
     Failed = 0,
-    /// The entry is not here, and nothing has moved yet: the producer is looked up, met or asked, or the next
-    /// try is awaited.
+    /// The worker looks up the producer, connects to it, waits for its answer, or pauses before the next try.
+    /// A session that saves an entry waits for the ready event.
     Waiting = 1,
-    /// The producer has been met: the producer answers, or the bytes move, or the next try is awaited.
+    /// A producer has answered, and the bytes move. The state stays if that try fails and another one follows.
     Transferring = 2,
-    /// The entry is here, pinned for this session until the guard is dropped.
+    /// The entry is in the cache of this host. For a session that has fetched the entry, it is pinned until
+    /// the [`EntryGuard`](crate::EntryGuard) is dropped.
     Ready = 3,
 }
 

@@ -4,35 +4,39 @@ use std::time::Duration;
 
 use kv_core::{KV_LEASE_DURATION, TransferMode};
 
-/// How a machine answers peers and asks them.
+/// How a machine answers peers, and how it fetches from them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MachineConfig {
-    /// The text that both sides must have alike: [`Compatibility`](crate::Compatibility) as a hash.
+    /// The text that must be equal at producer and consumer, such as
+    /// [`Compatibility::hash`](crate::Compatibility::hash); at most 512 bytes.
     pub compatibility: String,
-    /// Which side moves the bytes of entries that this worker wants, unless the [`Want`](crate::Want) says
-    /// otherwise.
+    /// Which side moves the bytes of entries that this worker fetches, unless the [`Want`](crate::Want) says
+    /// otherwise (default [`Auto`](TransferMode::Auto)).
     pub mode: TransferMode,
-    /// How long an entry may take, unless the [`Want`](crate::Want) says otherwise (default 60 s, as in vLLM).
+    /// How long a fetch may take, unless the [`Want`](crate::Want) says otherwise (default 60 s, as in vLLM).
     pub budget: Duration,
-    /// How long one try at one producer may take, within the budget (default 10 s). The next try is at the next
-    /// producer, if sessions name several for the same entry.
+    /// How long one try at one producer may take, within the budget (default 10 s). If several sessions name
+    /// different producers for the same entry, the next try is at the next producer.
     pub try_limit: Duration,
-    /// The pause before the first repetition of a try that failed for a passing reason; doubles up to
-    /// `retry_max` (default 5 ms).
+    /// The pause after the first try that failed for a reason that may pass, such as an entry that is not ready.
+    /// The pause doubles after each further try, up to `retry_max` (default 5 ms; shorter than 100 µs counts as
+    /// 100 µs).
     pub retry_first: Duration,
     /// The longest pause between two tries (default 200 ms).
     pub retry_max: Duration,
-    /// How long an entry stays pinned for a peer that reads it, unless the peer extends the lease (default 30 s).
+    /// How long an entry stays pinned for a peer that reads it; the peer's heartbeats renew the lease (default
+    /// 30 s).
     pub lease: Duration,
-    /// How long one answer may take (default 300 s).
+    /// How long the answer to one request of a peer may take, until the bytes have moved (default 300 s).
     pub answer_deadline: Duration,
-    /// Most answers under way at once; further peers are told to ask again (default 1024).
+    /// Most requests of peers that are answered at once. Further requests are refused as
+    /// [`Overloaded`](kv_core::PeerCause::Overloaded), and their peers ask again (default 1024).
     pub max_answers: usize,
 }
 
 impl MachineConfig {
-    /// The defaults, with this compatibility text.
+    /// The default settings with this [`compatibility`](MachineConfig::compatibility) text.
     pub fn new(compatibility: impl Into<String>) -> MachineConfig {
         MachineConfig {
             compatibility: compatibility.into(),

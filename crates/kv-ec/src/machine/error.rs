@@ -1,4 +1,4 @@
-//! Why an entry did not become available, and which of the reasons are worth another try.
+//! Why an entry did not become available, and after which reasons the machine tries again.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use kv_core::{Cause, PeerCause, ReadyEventError, TransferError};
 
 use crate::cache::ReserveError;
 
-/// Why a session failed. Whatever the reason, the caller may encode the item locally.
+/// Why a session that fetches or saves an entry failed. After a failed fetch, the caller may encode the item
+/// locally, whatever the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EcError {
@@ -18,18 +19,20 @@ pub enum EcError {
         /// Why the last try failed, if there was one.
         last: Option<Box<EcError>>,
     },
-    /// The transfer failed, and another try would fail in the same way.
+    /// The transfer from the producer failed, and another try would fail in the same way.
     #[error(transparent)]
     Transfer(Box<TransferError>),
-    /// The region of this worker has no room for the entry.
+    /// The region of this worker can never hold the entry: the entry is empty or larger than the region. (While
+    /// the region is only full, the machine tries again.)
     #[error(transparent)]
     Room(#[from] ReserveError),
-    /// An entry with the same hash is here, and has another length.
+    /// The cache of this host has an entry with the same hash and another length.
     #[error(
-        "the entry here has {held} bytes, and {asked} bytes are wanted: one of the two was computed otherwise"
+        "the cache has the entry with {held} bytes, and {asked} bytes are wanted: the two were computed with \
+         different settings"
     )]
     OtherLength {
-        /// Bytes of the entry that is here.
+        /// Bytes of the entry in the cache.
         held: u64,
         /// Bytes that the session wanted.
         asked: u64,
@@ -37,10 +40,13 @@ pub enum EcError {
     /// The ready event of an entry that was to be saved has failed.
     #[error("the entry was not saved: {0}")]
     NotReady(ReadyEventError),
-    /// The reservation of an entry that was to be saved lacks blocks, or is of another cache.
-    #[error("the entry was not saved: its reservation lacks blocks, or is of another cache")]
+    /// A transfer still has blocks of the reservation that was to be saved, or another cache made the
+    /// reservation.
+    #[error(
+        "the entry was not saved: blocks of its reservation were taken out, or another cache made the reservation"
+    )]
     NotWhole,
-    /// The caller ended the session, or dropped its handle.
+    /// The caller ended the session, or dropped the session's handle.
     #[error("the caller ended the session")]
     Aborted,
     /// The worker has stopped.
@@ -49,7 +55,7 @@ pub enum EcError {
 }
 
 impl EcError {
-    /// True if another try may succeed, at the same producer and within the session's budget.
+    /// True if another try at the same producer may succeed within the session's budget.
     pub(super) fn is_passing(&self) -> bool {
         match self {
             EcError::Transfer(error) => is_passing(&error.cause),

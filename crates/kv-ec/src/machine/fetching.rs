@@ -1,4 +1,4 @@
-//! The consumer's part: entries are fetched, once each however many sessions want them.
+//! The consumer's part: fetches entries. Sessions that want the same entry share one fetch.
 //!
 //! ```text
 //!              ┌───────── pause over ─────────┐

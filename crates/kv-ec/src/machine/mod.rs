@@ -50,19 +50,19 @@ pub struct EcMachine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct EcMachineGauges {
-    /// Sessions that want an entry and do not have it.
+    /// Sessions that wait for an entry.
     pub waiting: usize,
-    /// Transfers from producers, those included that were given up and whose blocks are not back.
+    /// Transfers from producers. Transfers that were given up count until their blocks are back.
     pub transfers: usize,
-    /// Answers to peers under way.
+    /// Requests of peers that are being answered.
     pub answers: usize,
-    /// What the inner machine holds.
+    /// What the inner machine, the [`Node`], holds.
     pub node: NodeGauges,
 }
 
 impl EcMachine {
-    /// A machine over a cache. `node` describes the cache's region as a worker's memory; its service is set
-    /// here.
+    /// A machine that serves the entries of `store`. `node` describes the region of the cache as the memory of
+    /// a worker; `new` sets the node's service.
     pub fn new(config: MachineConfig, node: NodeConfig, store: SharedStore) -> EcMachine {
         let service = Service::by_content(EC_SERVICE, &config.compatibility);
         let node = Node::new(node.with(|node| node.service = service));

@@ -52,14 +52,14 @@ pub enum Problem {
         max: u64,
     },
     /// The text, list or object is too long.
-    #[error("has a length of {got}; at most {max} is allowed")]
+    #[error("has a length of {got}, and may have {max} at most")]
     TooLong {
-        /// Bytes, elements or keys.
+        /// The length: bytes of a text, elements of a list, keys of an object.
         got: usize,
-        /// Most of them that are allowed.
+        /// The greatest length allowed.
         max: usize,
     },
-    /// The value is another one than the consumer expects.
+    /// The value differs from the value that the consumer expects.
     #[error("is {got}, and {expected} is expected")]
     Conflict {
         /// The value that the JSON has.
