@@ -2,9 +2,9 @@
 //! and tells their schedulers, through `poll()` calls that never block, when the bytes are there
 //! and when the pages may be reused.
 //!
-//! What it is: one crate to depend on. It re-exports what a server needs of the layers below, and adds
-//! [`params`] and a [`prelude`]. What it is not: an inference engine, or a router. It knows pages, not
-//! tensors, and requests only by their room.
+//! What it is: one crate to depend on, which re-exports what a server needs of the layers below, and adds
+//! [`params`] and a [`prelude`]. What it is not: an inference engine, or a router. The crate knows pages but no
+//! tensors, and knows a request only by its room.
 //!
 //! | layer | crate | holds |
 //! |---|---|---|
@@ -27,9 +27,9 @@
 //! Three rules keep servers compiling when something is added:
 //!
 //! - Enums and structs that will grow are `#[non_exhaustive]`. A `match` on such an enum has a `_` arm;
-//!   such a struct is made by a constructor, never by its fields. Exhaustive is only what is complete by its
-//!   meaning: the states of a session ([`KvPoll`]), the two forms of a [`Room`], pairs such as [`PageRun`] and
-//!   [`CacheGroupSpan`].
+//!   such a struct is made by a constructor, never by its fields. An enum or struct without the attribute is
+//!   complete by its meaning: the states of a session ([`KvPoll`]), the two forms of a [`Room`], the three
+//!   [`TransferMode`]s, pairs such as [`PageRun`] and [`CacheGroupSpan`].
 //! - Descriptions that are checked as a whole ([`KvArgs`], [`Region`], [`CacheGroup`]) are built by chained
 //!   methods.
 //! - Every struct of settings ([`SessionOptions`], [`WorkerConfig`], [`Timing`], [`Limits`], [`Layout`],

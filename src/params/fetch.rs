@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::error::ParamsError;
 use super::remote::RemoteKv;
 
-/// On the next turn, a prefill worker computes fewer missing tokens than this instead of reading them from
-/// the decode worker. The value is the default of vLLM's `kv_recompute_threshold`.
+/// On the next turn, a prefill worker that misses fewer tokens than this computes these tokens instead of
+/// reading them from the decode worker. The value is the default of vLLM's `kv_recompute_threshold`.
 pub const KV_RECOMPUTE_THRESHOLD: u32 = 64;
 /// On the next turn, a prefill worker does not ask for pages that the decode worker keeps for no longer than
 /// this. The value is vLLM's margin.
@@ -27,8 +27,8 @@ pub enum Fetch {
     /// Read nothing, but open a session and end it, so that the holder's pages are free at once. A server
     /// does the same for a request that was aborted before it was scheduled.
     Release(ReleaseReason),
-    /// Compute everything: the lease is over, or about to be. The holder frees the pages by itself and may
-    /// have done so already, so nothing may be read.
+    /// Compute everything: the lease has ended, or is about to end. The holder frees the pages by itself and
+    /// may have done so already, so nothing may be read.
     Expired {
         /// For how long the holder still keeps the pages, according to the parameters.
         remaining: Duration,
@@ -64,9 +64,9 @@ pub enum ReleaseReason {
 pub struct FetchPolicy {
     /// Tokens in a page, as in the reader's cache.
     pub page_size: u32,
-    /// With fewer missing tokens than this the reader computes them; 0 reads however few are missing.
+    /// A reader that misses fewer tokens than this computes them; with 0 the reader always reads.
     pub recompute_threshold: u32,
-    /// The reader asks only for pages that the holder keeps for longer than this.
+    /// The reader reads only pages that the holder keeps for longer than this.
     pub expiry_margin: Duration,
 }
 
