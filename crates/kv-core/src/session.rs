@@ -50,16 +50,16 @@ pub trait KvManager {
         options: SessionOptions,
     ) -> Result<Self::Receiver, OpenError>;
 
-    /// What the pages of ended sessions wait for that cannot be used again yet, by peer and reason,
-    /// for people and logs. The picture may be a little old. Empty if the manager does not keep
-    /// one.
+    /// The pages of ended sessions that cannot be used again yet: for each peer and reason, how many
+    /// pages, and what would release them. For people and logs; the list may be a little old. Empty
+    /// if the manager keeps no list.
     fn quarantine(&self) -> Vec<Quarantine> {
         Vec::new()
     }
 
-    /// Keeps pages and items that no data operation touches and whose owner goes without freeing them, beside
-    /// those of dropped sessions, until the server takes them from the manager. A manager that keeps nothing
-    /// drops them: then the pages are lost to their pool.
+    /// Gives the manager pages and items that no data operation touches and that their owner cannot free,
+    /// because the owner is about to be dropped. The manager keeps them beside those of dropped sessions until
+    /// the server takes them. A manager that keeps nothing drops them: then the pages are lost to their pool.
     fn leave_behind(&self, left: Reclaimed) {
         drop(left);
     }

@@ -24,7 +24,7 @@ pub struct LocalConfig {
     /// has not named in `connect` yet (default 256, 1 to 65 536). For one more, the one that has been silent
     /// for longest is closed.
     pub max_unclaimed: usize,
-    /// How long a stranger's hello may take to arrive (default 5 s).
+    /// How long after its acceptance a stranger's hello may arrive (default 5 s).
     pub handshake_timeout: Duration,
     /// Most file descriptors that all unclaimed connections together may have sent (default 512, 65 to 2^20).
     /// A connection sends one, and one more for each arena. For one more, the connection that has been silent

@@ -53,7 +53,7 @@ pub struct NixlConfig {
     pub reads_over_tcp: bool,
     /// Most peers that are connected at once (default 1024).
     pub max_peers: usize,
-    /// Longest sleep between two looks for frames while the transport is idle (default 20 ms). NIXL has no
+    /// Longest sleep of an idle transport before it looks for frames again (default 20 ms). NIXL has no
     /// descriptor to wait on. Peers on the same host wake each other; the sleep delays frames of other hosts.
     pub idle_poll: Duration,
     /// How long the requests of a failed connection may still touch memory after UCX has closed the

@@ -1,15 +1,15 @@
 //! Threads, status cells, change notification, page allocators, rank agreement and scheduler queues.
 //!
-//! A [`Worker`] is the thread that runs the protocol machine of `kv-core` over a transport: the only
-//! one that touches the transport. A scheduler talks to it through a [`Manager`], which opens
-//! [`Sender`]s and [`Receiver`]s. None of their calls blocks: commands go into a bounded ring that
-//! returns what it has no room for, states are atomics, and the [`PollSet`] names the sessions
-//! that have changed, behind a descriptor that fits any event loop.
+//! A [`Worker`] is the thread that runs the protocol machine of `kv-core` over a transport. No other thread
+//! touches the transport. A scheduler uses the worker through a [`Manager`], which opens [`Sender`]s and
+//! [`Receiver`]s. None of their calls blocks: commands go into a bounded ring, and a command for which the
+//! ring has no room comes back; states are atomics; and the [`PollSet`] names the sessions that have changed,
+//! behind a descriptor that fits any event loop.
 //!
-//! It is not an executor and not a transport: it runs no futures, and the bytes are the transport's
-//! business. An [`EngineGroup`] makes one manager of the workers of several ranks. The [`queue`]s,
-//! [`allocator`]s and [`consensus`] start no thread; a server may use them, or its own.
-//! All of this is the KV cache's; what it shares with other services is in [`worker`].
+//! This crate is not an executor and not a transport: it runs no futures, and moves no bytes. An
+//! [`EngineGroup`] makes one manager of the workers of several ranks. The [`queue`]s, [`allocator`]s and
+//! [`consensus`] start no thread; a server may use them, or its own. All of this serves the KV cache; the
+//! module [`worker`] has what other services share.
 //!
 //! ```
 //! use std::error::Error;

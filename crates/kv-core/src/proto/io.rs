@@ -77,28 +77,29 @@ impl NodeConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timing {
-    /// How long a session may take, unless its options say otherwise (SGLang: 300 s).
+    /// How long a session may take, unless its options say otherwise (default 300 s, as in SGLang).
     pub session_deadline: Duration,
-    /// The pause before the first repetition of an unanswered frame; the pause doubles up to
-    /// `retry_max`.
+    /// The pause before the first repetition of an unanswered frame (default 200 ms); the pause
+    /// doubles up to `retry_max`.
     pub retry_first: Duration,
-    /// The longest pause between repetitions.
+    /// The longest pause between repetitions (default 2 s).
     pub retry_max: Duration,
-    /// A peer that a session depends on is sent a heartbeat after this much silence.
+    /// A peer that a session depends on is sent a heartbeat after this much silence (default 1 s).
     pub keepalive: Duration,
-    /// A peer that a session depends on is given up after this much silence; at least three times
-    /// `keepalive`.
+    /// A peer that a session depends on is given up after this much silence (default 5 s); at least
+    /// three times `keepalive`.
     pub peer_timeout: Duration,
-    /// How long a peer may begin writes into this worker's memory after each permission.
-    /// Permissions are renewed three times in this duration while a registration is open.
+    /// How long a peer may begin writes into this worker's memory after each permission (default
+    /// 10 s). Permissions are renewed three times in this duration while a registration is open.
     pub write_permission: Duration,
-    /// The pause before the first repetition of a failed lookup; the pause doubles up to
-    /// `retry_max`.
+    /// The pause before the first repetition of a failed lookup (default 100 ms); the pause doubles
+    /// up to `retry_max`.
     pub lookup_retry: Duration,
-    /// How long a failed or aborted room is remembered for a receiver or sender that comes late.
+    /// How long a failed or aborted room is remembered for a receiver or sender that comes late
+    /// (default 60 s).
     pub failed_room_ttl: Duration,
     /// The duration of the lease on pages that wait for a reader, unless the session's options say
-    /// otherwise (vLLM: `kv_lease_duration`).
+    /// otherwise (default 30 s; vLLM: `kv_lease_duration`).
     pub kv_lease_duration: Duration,
 }
 
@@ -155,28 +156,30 @@ impl Default for Timing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Most peers known at once. Idle peers make way for new ones; busy peers do not.
+    /// Most peers known at once (default 1024). Idle peers are forgotten to make room for new ones;
+    /// busy peers are not.
     pub max_peers: usize,
-    /// Most registrations that wait for a sender, of all peers together.
+    /// Most registrations that wait for a sender, of all peers together (default 131 072).
     pub max_registrations: usize,
-    /// Most runs of pages in waiting registrations, of all peers together. Bounds their memory.
+    /// Most runs of pages in waiting registrations, of all peers together (default 2^22). Bounds the
+    /// memory of these registrations.
     pub max_waiting_runs: usize,
-    /// Most failed rooms that are remembered.
+    /// Most failed rooms that are remembered (default 65 536).
     pub max_failed_rooms: usize,
-    /// Most bytes in one post. Smaller posts let small sessions pass large ones.
+    /// Most bytes in one post (default 8 MiB). Smaller posts let small sessions pass large ones.
     pub max_post_bytes: u64,
-    /// Most attempts of one peer that may be open at once.
+    /// Most attempts of one peer that may be open at once (default 262 144).
     pub max_attempts: u64,
-    /// The share of one transport connection in [`max_registrations`](Limits::max_registrations),
-    /// in [`max_waiting_runs`](Limits::max_waiting_runs) and in the failed rooms that peers have
-    /// told of: one in this many.
+    /// One transport connection may take up one part in this many (default 8) of
+    /// [`max_registrations`](Limits::max_registrations), of
+    /// [`max_waiting_runs`](Limits::max_waiting_runs), and of the failed rooms that peers have told.
     pub connections_share: usize,
-    /// Most incarnations that one transport connection may introduce at once.
+    /// Most incarnations that one transport connection may introduce at once (default 4).
     pub max_incarnations: usize,
-    /// Most addresses of bootstrap servers whose answers are remembered.
+    /// Most addresses of bootstrap servers whose answers are remembered (default 1024).
     pub max_addresses: usize,
     /// Most ended leases that are remembered, so that a late reader is told what became of its
-    /// lease.
+    /// lease (default 65 536).
     pub max_ended_leases: usize,
 }
 

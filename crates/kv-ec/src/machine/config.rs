@@ -16,8 +16,9 @@ pub struct MachineConfig {
     pub mode: TransferMode,
     /// How long a fetch may take, unless the [`Want`](crate::Want) says otherwise (default 60 s, as in vLLM).
     pub budget: Duration,
-    /// How long one try at one producer may take, within the budget (default 10 s). If several sessions name
-    /// different producers for the same entry, the next try is at the next producer.
+    /// How long one try at one producer may take, within the budget (default 10 s): longer than the transfer of
+    /// the largest entry takes, because the next try begins from the start. If several sessions name different
+    /// producers for the same entry, the next try is at the next producer.
     pub try_limit: Duration,
     /// The pause after the first try that failed for a reason that may pass, such as an entry that is not ready.
     /// The pause doubles after each further try, up to `retry_max` (default 5 ms; shorter than 100 µs counts as

@@ -7,7 +7,7 @@ use crate::alloc;
 /// The cost of one input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Steps of loops whose length others decide.
+    /// Steps of loops whose length a peer, the scheduler or kept state decides.
     pub steps: u64,
     /// Bytes that were allocated.
     pub allocated: u64,
@@ -15,7 +15,7 @@ pub struct Cost {
     pub said: u64,
 }
 
-/// What pays for an input.
+/// What the budget of an input is computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Paid {
     /// Bytes of the input, and, once, those of earlier lists that the input is the first to walk along.

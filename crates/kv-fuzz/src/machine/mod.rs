@@ -78,14 +78,14 @@ impl Reach {
     }
 }
 
-/// One input, its cost, and what pays for it.
+/// One input, its cost, and what its budget is computed from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Charge {
     /// The name of the input's kind.
     pub what: &'static str,
     /// The cost of the input.
     pub cost: Cost,
-    /// What pays for the input.
+    /// What the budget of the input is computed from.
     pub paid: Paid,
 }
 

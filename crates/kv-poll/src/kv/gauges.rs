@@ -43,7 +43,7 @@ impl Gauges {
         self.leased
     }
 
-    /// Pages of ended sessions that a wire or a reader may still touch.
+    /// Pages of ended sessions that a data operation or a reader may still touch.
     pub fn pages_quarantined(&self) -> usize {
         self.worker.quarantined(Resource::PAGES)
     }
@@ -58,7 +58,7 @@ impl Gauges {
         self.worker.in_transfer(Resource::ITEMS)
     }
 
-    /// Items of cache groups of ended sessions that a wire or a reader may still touch.
+    /// Items of cache groups of ended sessions that a data operation or a reader may still touch.
     pub fn items_quarantined(&self) -> usize {
         self.worker.quarantined(Resource::ITEMS)
     }

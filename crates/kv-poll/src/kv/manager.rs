@@ -13,8 +13,8 @@ use super::session::{Receiver, Sender, Session};
 use super::words::{KvMachine, PollSet};
 use crate::worker::{Port, Publication};
 
-/// The way to a worker of the KV cache, by which sessions are opened. Cheap to clone, and usable from any
-/// thread. A manager does not keep the worker running.
+/// Opens sessions on a worker of the KV cache and tells how the worker is doing. Cheap to clone, and usable from
+/// any thread. A manager does not keep the worker running.
 #[derive(Debug, Clone)]
 pub struct Manager {
     port: Port<KvMachine>,
@@ -47,8 +47,8 @@ impl Manager {
         orphans.into_iter().filter_map(pages).collect()
     }
 
-    /// Takes the items of cache groups that came back after their session's handle was dropped. No
-    /// wire touches them any more.
+    /// Takes the items of cache groups that came back after their session's handle was dropped. No data
+    /// operation touches these items any more.
     pub fn orphan_groups(&self) -> Vec<RequestCacheGroups> {
         let orphans =
             self.port.take_orphans(|resource| matches!(resource, Resource::RequestCacheGroups { .. }));

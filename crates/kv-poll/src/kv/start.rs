@@ -60,7 +60,7 @@ impl Worker {
         Worker { thread, manager }
     }
 
-    /// A way to open sessions on this worker.
+    /// The manager that opens sessions on this worker.
     pub fn manager(&self) -> Manager {
         self.manager.clone()
     }

@@ -37,8 +37,8 @@ pub fn aux_tag(room: &Room) -> u64 {
 
 /// The decode server's aux rows, as the queues use them. The server decides the layout of a row.
 ///
-/// From `clear` until `read`, or until a failed request's pages come back, only the wire writes to a row: the
-/// server must not touch it.
+/// From `clear` until `read`, or until a failed request's pages come back, only the peer's data operations write
+/// to a row: the server must not touch the row.
 pub trait AuxMemory<R> {
     /// Erases a row, so that data of an earlier request cannot be taken for those of a later one. At least
     /// the tag word must become zero.

@@ -87,9 +87,9 @@ pub enum Turn {
 /// How to sleep until an input may have come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rest {
-    /// Descriptors: the sleep ends when one of them is readable …
+    /// The sleep ends when one of these descriptors is readable.
     pub fds: Vec<RawFd>,
-    /// … and after this time at the latest; `None` if no deadline is in sight.
+    /// The sleep ends after this time at the latest; `None` if no deadline is in sight.
     pub at_most: Option<Duration>,
 }
 
@@ -138,7 +138,7 @@ impl<M: Machine> Driver<M> {
         })
     }
 
-    /// A way to open sessions on this worker.
+    /// The port that opens sessions on this worker.
     pub fn port(&self) -> Port<M> {
         Port::new(Arc::clone(&self.shared))
     }

@@ -47,7 +47,7 @@ impl Gauges {
         self.in_transfer.kind(kind)
     }
 
-    /// How much of ended sessions a wire or a reader may still touch.
+    /// How much of ended sessions a data operation or a reader may still touch.
     pub fn quarantined(&self, kind: usize) -> usize {
         self.quarantined.kind(kind)
     }

@@ -68,8 +68,8 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 /// reported the end.
 ///
 /// Should the thread panic (a bug in a transport, say), every session fails with [`Failure::WorkerStopped`].
-/// What the worker held then stays unreclaimable for good, because nothing is left that could prove that no
-/// wire touches that memory.
+/// What the worker held can then never be reclaimed, because nothing is left that could prove that no data
+/// operation touches that memory.
 pub struct Worker<M: Machine> {
     port: Port<M>,
     thread: Option<JoinHandle<Ended>>,
@@ -98,20 +98,22 @@ impl<M: Machine + 'static> Worker<M> {
 }
 
 impl<M: Machine> Worker<M> {
-    /// A way to open sessions on this worker.
+    /// The port that opens sessions on this worker.
     pub fn port(&self) -> Port<M> {
         self.port.clone()
     }
 
-    /// Tells the worker to end all sessions, tell the peers, withdraw the publication, and go on for `grace`
-    /// at most until everything lent is back. Returns at once: [`Stopping`] says what holds meanwhile.
+    /// Tells the worker to end all sessions, to tell the peers and to withdraw the publication, and returns at
+    /// once. The thread runs on until everything that sessions were given is back, for `grace` at most;
+    /// [`Stopping`] says what the caller can rely on meanwhile.
     pub fn begin_stop(mut self, grace: Duration) -> Stopping<M> {
         self.port.request_stop(grace);
         Stopping::new(self.port.clone(), self.thread.take())
     }
 
-    /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most,
-    /// and then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
+    /// Stops the worker as [`begin_stop`](Worker::begin_stop) does, and blocks the caller until the thread has
+    /// ended: for `grace` at most, and then while the transport closes (100 ms at most for kv-local, 2 s for
+    /// NIXL).
     pub fn stop(self, grace: Duration) -> StopReport {
         self.begin_stop(grace).wait()
     }

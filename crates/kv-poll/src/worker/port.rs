@@ -1,4 +1,4 @@
-//! The way to a worker, and the handle on one session. A service builds its own manager and handles on both.
+//! The port of a worker, and the handle of one session. A service builds its own manager and handles on both.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::gauges::Gauges;
 use super::poll_set::PollSet;
 use super::shared::{Publication, Shared};
 
-/// The way to a worker, by which sessions are opened. Cheap to clone, and usable from any thread. A port does
-/// not keep the worker running.
+/// Opens sessions on a worker and tells how the worker is doing. Cheap to clone, and usable from any thread. A
+/// port does not keep the worker running.
 pub struct Port<M: Machine> {
     shared: Arc<Shared<M>>,
 }
@@ -43,8 +43,8 @@ impl<M: Machine> Port<M> {
         self.shared.take_orphans(pick)
     }
 
-    /// Adds a resource to those of [`take_orphans`](Port::take_orphans): one that no data operation touches,
-    /// and whose owner goes without freeing it.
+    /// Gives the port a resource that no data operation touches and that its owner cannot free, because the
+    /// owner is about to be dropped. [`take_orphans`](Port::take_orphans) returns the resource.
     pub fn leave_behind(&self, resource: M::Resource) {
         self.shared.add_orphan(resource);
     }

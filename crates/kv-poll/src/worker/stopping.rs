@@ -10,22 +10,22 @@ use super::port::Port;
 
 /// A worker that was told to stop, by [`Worker::begin_stop`](super::Worker::begin_stop).
 ///
-/// Meanwhile the thread of the worker goes on, until everything lent to sessions is back, and for the grace
-/// at most:
+/// The thread of the worker runs on until everything that sessions were given is back, for the grace at most.
+/// Until then:
 ///
 /// * New sessions are refused; sessions that had not ended fail, and the peers are told.
-/// * What a session was lent comes back through its handle, as ever: once no data operation can touch it any
-///   more, and not before. What is not quiet when the grace is over comes back never, and is counted in the
-///   report.
+/// * What a session was given comes back through its handle, as always: when no data operation can touch it any
+///   more, and not before. What a data operation may still touch when the grace is over never comes back, and
+///   the report counts it.
 /// * The transport lives on the thread. Memory that was given to the transport must stay mapped until
 ///   [`poll`](Stopping::poll) returns the report; and until the process ends, if the report counts anything in
 ///   quarantine or a panic, or if this value is dropped without a report.
 ///
-/// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a
+/// Dropping this value does not wait and does not stop the thread earlier: the thread ends by itself, without a
 /// report.
 ///
-/// No descriptor becomes readable at the end. A server asks in its loop, or gives the value to a thread that
-/// may block (tokio's `spawn_blocking`) and [waits](Stopping::wait) there.
+/// No descriptor becomes readable at the end. A server calls [`poll`](Stopping::poll) in its loop, or calls
+/// [`wait`](Stopping::wait) on a thread that may block (tokio's `spawn_blocking`).
 #[must_use = "a worker ends without a report if this is dropped"]
 pub struct Stopping<M: Machine> {
     port: Port<M>,
@@ -61,8 +61,8 @@ impl<M: Machine> Stopping<M> {
         self.report
     }
 
-    /// Waits for the end of the thread, which comes when the grace is over and the transport has closed, at
-    /// the latest. Blocks the caller.
+    /// Blocks the caller until the thread has ended, which is when the grace is over and the transport has
+    /// closed, at the latest.
     pub fn wait(mut self) -> StopReport {
         match self.thread.take() {
             Some(thread) => self.report_of(thread),

@@ -271,14 +271,14 @@ impl Memory {
         })
     }
 
-    /// Makes a page worthless, differently each time.
+    /// Overwrites a page with bytes that no request has, with other bytes at each call.
     pub fn poison_page(&mut self, page: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;
         self.each_item((RegionRole::Kv, 0), page, |region, _, bytes| fill(bytes, key, region, page));
     }
 
-    /// Makes an aux row worthless, differently each time.
+    /// Overwrites an aux row with bytes that no request has, with other bytes at each call.
     pub fn poison_row(&mut self, row: u32) {
         self.poisoned = mix(self.poisoned.wrapping_add(1));
         let key = self.poisoned;

@@ -51,8 +51,8 @@ pub struct Outgoing<'a> {
     pub room: Room,
     /// The bootstrap server where this worker is registered, as `host:port`.
     pub bootstrap_addr: &'a str,
-    /// How many decode ranks register is the length of this list; which ranks register is not checked. Empty:
-    /// as many as the worker was configured for.
+    /// The decode ranks that register for the room. Only the length of the list counts: which ranks register is
+    /// not checked. An empty list stands for [`KvArgs::num_receivers`](kv_core::KvArgs::num_receivers) ranks.
     pub dest_ranks: &'a [u32],
     /// The session's options: deadline, the lease that it grants, transfer mode.
     pub options: SessionOptions,
