@@ -8,48 +8,57 @@ use crate::secret::Secret;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// Most open connections. For one more, the connection that has been idle longest is closed; if none is
-    /// idle, the new connection is answered with 503.
+    /// Most open connections (default 1024). For one more, the connection that has been idle longest is
+    /// closed; if none is idle, the new connection is answered with 503.
     pub max_connections: usize,
-    /// Most open connections from one client address. For one more, the client's connection that has been
-    /// idle longest is closed; if none is idle, the new connection is answered with 503.
+    /// Most open connections from one client address (default 768). For one more, the client's connection that
+    /// has been idle longest is closed; if none is idle, the new connection is answered with 503.
     pub max_connections_per_client: usize,
-    /// Longest request line with all header fields, in bytes (431).
+    /// Longest request line with all header fields, in bytes (default 16 KiB). A longer one is answered with
+    /// 431.
     pub max_head: usize,
-    /// Longest request body, in bytes (413). A rank record whose JSON is longer cannot be registered.
+    /// Longest request body, in bytes (default 1 MiB). A longer one is answered with 413, so a rank record
+    /// whose JSON is longer cannot be registered.
     pub max_body: usize,
-    /// Most bytes of unfinished requests, over all connections. A request beyond that is answered with 503.
+    /// Most bytes of unfinished requests, over all connections (default 64 MiB). A request beyond that is
+    /// answered with 503.
     pub max_buffered: usize,
-    /// Most bytes of unfinished requests, over the connections of one client address (503).
+    /// Most bytes of unfinished requests, over the connections of one client address (default 48 MiB). A
+    /// request beyond that is answered with 503.
     pub max_buffered_per_client: usize,
-    /// Longest time from the first byte of a request to the end of its header fields (408).
+    /// Longest time from the first byte of a request to the end of its header fields (default 10 s). A slower
+    /// request is answered with 408.
     pub head_timeout: Duration,
-    /// Longest time from the end of the header fields to the end of the body (408).
+    /// Longest time from the end of the header fields to the end of the body (default 30 s). A slower request
+    /// is answered with 408.
     pub body_timeout: Duration,
-    /// How long a connection may rest between requests before it is closed.
+    /// How long a connection may rest between requests before it is closed (default 75 s).
     pub idle_timeout: Duration,
-    /// How long a client may take to read its answers before the connection is closed.
+    /// How long a client may take to read its answers before the connection is closed (default 30 s).
     pub write_timeout: Duration,
     /// The secret that requests to `/v1/ranks` must carry as `Authorization: Bearer …` (401 otherwise). With
     /// `None`, every client that can connect may use these routes.
     pub secret: Option<Secret>,
     /// Bounds of the framework's own rank records.
     pub registry: RegistryConfig,
-    /// True to serve SGLang's routes. These have no credentials: every client that can connect can register
-    /// there, with or without [`secret`](Self::secret).
+    /// True to serve SGLang's routes (the default). These have no credentials: every client that can connect
+    /// can register there, with or without [`secret`](Self::secret).
     pub sglang: bool,
-    /// Most ranks of an engine in SGLang's `/route` table, which holds one engine and its successor.
+    /// Most ranks of an engine in SGLang's `/route` table, which holds one engine and its successor (default
+    /// 16 384).
     pub max_route_ranks: usize,
-    /// Most ranks of each of these engines that one client address may have registered (429).
+    /// Most ranks of each of these engines that one client address may have registered (default 4096). A
+    /// registration beyond that is answered with 429.
     pub max_route_ranks_per_client: usize,
-    /// Most bytes of the `/route` table. A registration beyond that is answered with 507.
+    /// Most bytes of the `/route` table (default 32 MiB). A registration beyond that is answered with 507.
     pub max_route_bytes: usize,
-    /// Most rooms of SGLang's `/register_dp_rank`. For one more, the client's own oldest room is forgotten; a
-    /// client without rooms is answered with 507.
+    /// Most rooms of SGLang's `/register_dp_rank` (default 262 144). For one more, the client's own oldest room
+    /// is forgotten; a client without rooms is answered with 507.
     pub max_dp_ranks: usize,
-    /// Most rooms of one client address. For one more, the client's own oldest room is forgotten.
+    /// Most rooms of one client address (default 65 536). For one more, the client's own oldest room is
+    /// forgotten.
     pub max_dp_ranks_per_client: usize,
-    /// How long a room of `/register_dp_rank` is remembered (SGLang: 120 s).
+    /// How long a room of `/register_dp_rank` is remembered (default 120 s, as in SGLang).
     pub dp_rank_ttl: Duration,
 }
 
@@ -92,14 +101,15 @@ impl ServerConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegistryConfig {
-    /// Most ranks, over all engines. A registration beyond that is answered with 507.
+    /// Most ranks, over all engines (default 16 384). A registration beyond that is answered with 507.
     pub max_ranks: usize,
-    /// Most bytes of all records. A record counts with its JSON text, 2 KiB, and 1 KiB for each service. A
-    /// registration beyond that is answered with 507.
+    /// Most bytes of all records (default 256 MiB). A record counts with its JSON text, 2 KiB, and 1 KiB for
+    /// each service. A registration beyond that is answered with 507.
     pub max_bytes: usize,
-    /// Most bytes of the records of one client address. A registration beyond that is answered with 429.
+    /// Most bytes of the records of one client address (default 64 MiB). A registration beyond that is
+    /// answered with 429.
     pub max_bytes_per_client: usize,
-    /// Longest lease. Longer leases are shortened to this, and the answer says so.
+    /// Longest lease (default one hour). A longer lease is shortened, and the answer says so.
     pub max_lease: Duration,
 }
 
@@ -127,27 +137,30 @@ impl RegistryConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientConfig {
-    /// How long a registration lasts without being renewed. The client renews it after every third of this.
+    /// How long a registration lasts unless the client renews it (default 5 s). The client renews its
+    /// registrations after every third of this time.
     pub lease: Duration,
     /// The secret that is sent as `Authorization: Bearer …` to every server, in clear text.
     pub secret: Option<Secret>,
-    /// Longest time from a request to its answer or failure, the time to connect included.
+    /// Longest time from a request to its answer or failure, the time to connect included (default 2 s).
     pub request_timeout: Duration,
-    /// Pause after the first failed attempt to register; each further failure doubles the pause.
+    /// Pause after the first failed attempt to register (default 100 ms); each further failure doubles the
+    /// pause.
     pub retry_first: Duration,
-    /// Longest pause after a failed registration.
+    /// Longest pause after a failed registration (default 2 s).
     pub retry_max: Duration,
-    /// How long a connection without requests is kept.
+    /// How long a connection without requests is kept (default 30 s).
     pub idle_timeout: Duration,
-    /// How long the addresses of a host name are remembered.
+    /// How long the addresses of a host name are remembered (default 60 s).
     pub resolve_ttl: Duration,
-    /// Most servers with requests or a connection at the same time. Requests to one more fail at once.
+    /// Most servers with requests or a connection at the same time (default 1024). Requests to one more server
+    /// fail at once.
     pub max_servers: usize,
-    /// Most requests that wait for one server. One more fails at once.
+    /// Most requests that wait for one server (default 4096). One more request fails at once.
     pub max_queue: usize,
-    /// Most requests sent to one server before the first of them is answered.
+    /// Most requests sent to one server before the first of them is answered (default 16).
     pub max_pipeline: usize,
-    /// Longest body of an answer, in bytes.
+    /// Longest body of an answer, in bytes (default 16 MiB). A longer answer fails its request.
     pub max_response: usize,
 }
 

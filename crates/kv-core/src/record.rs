@@ -84,7 +84,7 @@ pub struct TransportOffer {
 /// One service of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceOffer {
-    /// The service's name (`kv`), 1 to [`MAX_NAME`] bytes.
+    /// The service's name (`kv`, `ec`), 1 to [`MAX_NAME`] bytes.
     pub service: String,
     /// The oldest version of the service's protocol that the worker speaks.
     pub min: u16,

@@ -73,10 +73,11 @@ impl EcConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EcStartError {
-    /// The description of the region, or the engine's id, is not valid.
+    /// The description of the region, the id of the engine, or the number of the replica is not valid.
     #[error(transparent)]
     Args(#[from] ArgsError),
-    /// The record for the bootstrap server is too long. Use a shorter compatibility text.
+    /// The record for the bootstrap server is not valid, for instance because the compatibility text has more
+    /// than 512 bytes.
     #[error("the worker cannot be registered: {0}")]
     Record(#[from] RecordError),
     /// The worker's thread did not start.

@@ -11,7 +11,7 @@ pub enum LocalError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The transport has as many arenas as it can have. Put several regions into one arena.
-    #[error("arenas (count) is {got}; a transport takes at most {max}")]
+    #[error("the transport would have {got} arenas; a transport takes at most {max}")]
     Arenas {
         /// Arenas that the transport would have.
         got: usize,

@@ -12,7 +12,8 @@ use serde_json::Value;
 pub struct EcParamsError {
     /// The item that the field belongs to; `None` for the parameters as a whole.
     pub item: Option<ContentHash>,
-    /// The JSON key; `ec_transfer_params` for the parameters as a whole.
+    /// The JSON key; `ec_transfer_params` for the parameters as a whole, `value` for an item as a whole,
+    /// `unknown` for the keys that this module does not know.
     pub field: &'static str,
     /// What is wrong with the value.
     pub problem: Problem,

@@ -8,6 +8,8 @@ use super::{EcTransferParams, Held, Item, MAX_EXTRA_KEYS, MAX_INDICES, MAX_ITEMS
 
 /// The name of the parameters as a whole.
 const WHOLE: &str = "ec_transfer_params";
+/// The name of the value of an item's key.
+const VALUE: &str = "value";
 const KNOWN: [&str; 7] =
     ["modality", "item_indices", "metadata", "peer_host", "peer_port", "size_bytes", "shape"];
 /// Longest `modality`, in bytes.
@@ -46,7 +48,7 @@ impl EcTransferParams {
 
 impl Item {
     fn from_value(value: &Value) -> Result<Item, EcParamsError> {
-        let map = object(WHOLE, value)?;
+        let map = object(VALUE, value)?;
         let get = |field: &str| map.get(field).filter(|value| !value.is_null());
         let modality = get("modality").map_or(Ok(""), |value| text("modality", value, MAX_MODALITY))?;
         let metadata = get("metadata").map(|value| object("metadata", value)).transpose()?;

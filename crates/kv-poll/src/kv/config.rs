@@ -7,40 +7,41 @@ use kv_core::{KvArgs, RankRecord, WorkerRole};
 use super::words::Listener;
 use crate::worker::Setup;
 
-/// What a worker is started with.
-///
-/// What the defaults do not fit is assigned: `config.bootstrap = Some(addr)`.
+/// The settings of a worker of the KV cache. A field whose default does not fit is assigned:
+/// `config.bootstrap = Some(addr)`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WorkerConfig {
-    /// Memory, geometry, limits.
+    /// The description of the rank and its cache: engine id, rank, regions, pages, parallel groups, layout.
     pub args: KvArgs,
     /// The worker's part in the service: prefill, decode or encode.
     pub role: WorkerRole,
-    /// The bootstrap server (`host:port`) at which the worker registers; `None`, and the worker does not
-    /// register. Prefill workers must register; decode workers must if their pages are read in a next turn.
+    /// The bootstrap server (`host:port`) with which the worker registers; `None` for a worker that does not
+    /// register. Prefill workers must register, and so must decode workers whose pages are read on the next
+    /// turn of a chat.
     pub bootstrap: Option<String>,
     /// Deadlines, intervals and retries of the protocol.
     pub timing: Timing,
     /// Bounds on what peers can make the worker remember.
     pub limits: Limits,
-    /// The versions of the wire that are offered to peers (default: all that this library speaks). While an
-    /// upgrade may still be rolled back, offer only versions that the previous release speaks, too.
+    /// The versions of the wire protocol that the worker offers to peers (default: all that this library
+    /// speaks). While an upgrade may still be rolled back, offer only versions that the previous release speaks,
+    /// too.
     pub versions: Spoken,
     /// Most sessions open at once (default 131 072).
     pub max_sessions: usize,
     /// Commands that wait for the worker before session handles see backpressure (default 4096).
     pub command_queue: usize,
-    /// Seed of the protocol's own random numbers; `None` draws one. The incarnation is drawn in any case: a
-    /// restarted worker must be a different incarnation.
+    /// Seed of the protocol's own random numbers; `None` draws a seed. The incarnation is drawn in either case,
+    /// because a restarted worker must have another incarnation.
     pub seed: Option<u64>,
-    /// The listener that is told each event of the worker, on the worker's thread; see
+    /// The listener to which the worker's thread gives each event; see
     /// [`worker::Listener`](crate::worker::Listener).
     pub listener: Option<Listener>,
 }
 
 impl WorkerConfig {
-    /// The defaults.
+    /// The default settings for a worker with these arguments in this role.
     pub fn new(args: KvArgs, role: WorkerRole) -> WorkerConfig {
         WorkerConfig {
             args,

@@ -15,12 +15,12 @@ pub(super) const MAX_QUEUE: usize = 1 << 24;
 pub struct Setup<W> {
     /// Engine and rank of the worker. The rank is in the name of the thread, and listeners are told both.
     pub worker: WorkerId,
-    /// The listeners that are told each event of the machine, on the worker's thread. None, and the machine
-    /// records no events.
+    /// The listeners to which the worker's thread gives each event of the machine. Without listeners, the
+    /// machine records no events.
     pub listeners: Vec<Listener<W>>,
     /// The bootstrap server (`host:port`) with which the worker registers, and the record that the server
-    /// gives to peers. The record is made by the service; the worker hands the record on. `None`, and the
-    /// worker does not register.
+    /// gives to peers. The service makes the record, and the worker hands the record on. `None` for a worker
+    /// that does not register.
     pub publish: Option<(String, RankRecord)>,
     /// Most sessions open at once: 1 to 16 777 216 (default 131 072).
     pub max_sessions: usize,
