@@ -25,6 +25,8 @@ const OF_SERVER: &str = "a bug in the server: both sides must agree on the reque
 const LONGER: &str = "recompute; if it happens often, raise kv_lease_duration";
 const RESTARTED: &str = "recompute: the pages went with the sender's worker, which was restarted";
 const OF_ROUTER: &str = "a bug in the router: recompute, and check its transfer parameters";
+const GONE: &str = "recompute: the lease has had all of its readers, or is over";
+const SAME_VERSION: &str = "recompute; run the same version on both sides";
 const ALIKE: &str = "configure both engines alike";
 const NOTHING: &str = "nothing to do";
 const OTHER_ID: &str =
@@ -100,7 +102,7 @@ impl Cause {
             Cause::AmbiguousRoom { room, other } => {
                 (Told::AmbiguousRoom { room: room.clone(), other: other.clone() }, OTHER_ID, Fail)
             }
-            Cause::Protocol(_) => (Told::Protocol, "run the same version on both sides", Recompute),
+            Cause::Protocol(_) => (Told::Protocol, SAME_VERSION, Recompute),
         }
     }
 }
@@ -168,6 +170,17 @@ fn of_peer(cause: &PeerCause) -> (&'static str, Recovery) {
         PeerCause::Incompatible(_) => (ALIKE, Recovery::Fail),
         PeerCause::Mode { .. } => ("configure one transfer mode for both sides", Recovery::Fail),
         PeerCause::AmbiguousRoom { .. } => (OTHER_ID, Recovery::Fail),
+        PeerCause::LeaseExpired => (LONGER, Recovery::Recompute),
+        PeerCause::UnknownLease { .. } | PeerCause::LeaseConsumed { .. } => (GONE, Recovery::Recompute),
+        PeerCause::Overloaded => (
+            "retry; if it happens often, raise the limits of the worker, or add workers",
+            Recovery::Recompute,
+        ),
+        PeerCause::ReceiverCount { .. } => (
+            "recompute; a bug in the server: the sender must be opened for all of its receivers",
+            Recovery::Recompute,
+        ),
+        PeerCause::Protocol => (SAME_VERSION, Recovery::Recompute),
         PeerCause::PageCount { .. } | PeerCause::AuxOneSided { .. } | PeerCause::GroupItems { .. } => {
             (OF_SERVER, Recovery::Fail)
         }

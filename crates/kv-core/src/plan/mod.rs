@@ -55,10 +55,11 @@ use pages::{Cover, Span};
 use pair::Pair;
 pub use segment::Segment;
 
-/// The descriptors of one transfer that were not handed out yet: a cursor over regions × segments.
+/// The descriptors of one transfer, handed out post by post ([`fill`](Plan::fill)): a cursor over regions ×
+/// segments.
 ///
-/// The order is region by region, and within a region that of the pages. Every descriptor of a
-/// `Plan` stays inside the regions of both sides, so handing out needs no checks and cannot fail. A
+/// The descriptors go region by region, and within a region in the order of the pages. Every descriptor
+/// of a `Plan` stays inside the regions of both sides, so handing out needs no checks and cannot fail. A
 /// `Plan` allocates nothing for a descriptor: its size is that of the lists of pages, in runs.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -98,8 +99,8 @@ pub struct Counts {
 }
 
 impl Plan {
-    /// All KV regions of the pages: page *i* of the list here with page *i* of the list at the
-    /// peer.
+    /// The plan of pages in all KV regions: page *i* of the list here goes with page *i* of the list at
+    /// the peer.
     pub fn pages(map: &RegionMap, pages: PagePlan) -> Result<Plan, PlanError> {
         let lane = &map.kv;
         if !map.same_pages() {
@@ -131,10 +132,10 @@ impl Plan {
         Plan::new(&lane.pairs, segments, count * units)
     }
 
-    /// All KV regions of one chunk of a request. `local` are pages here; the first of them is page
-    /// number `offset` of the request, counted among the pages of this rank. `remote` are all pages
-    /// of the request at the peer. The plan serves both directions: what a prefill rank writes of a
-    /// chunk, and what a decode rank reads after the prefix that it has.
+    /// The plan of one chunk of a request, in all KV regions. `local` are the pages of the chunk here;
+    /// the first of these is page number `offset` of the request, counted among the pages of this rank.
+    /// `remote` are all pages of the request at the peer. The plan serves both directions: what a
+    /// prefill rank writes of a chunk, and what a decode rank reads after the prefix in its own cache.
     ///
     /// Pages may differ in size. If the last page here is larger than what the peer's pages cover,
     /// only the covered part is in the plan. Fails if the peer has no place for a whole page.
@@ -149,7 +150,7 @@ impl Plan {
     }
 
     /// As [`chunk`](Plan::chunk), for a peer that has a prefix: `remote` begins with page number
-    /// `remote_offset` of the request, and no local page may lie before that.
+    /// `remote_offset` of the request, and no local page may lie before this page.
     pub fn suffix(
         map: &RegionMap,
         local: (&PageList, usize),
@@ -160,8 +161,8 @@ impl Plan {
         Plan::spans(&map.kv, here, there, Cover::Both)
     }
 
-    /// The regions of a cache group, item *i* of `local` with item *i* of `remote`: slots of
-    /// recurrent layers, or pages of equal size.
+    /// The plan of a cache group whose items are slots of recurrent layers, or pages of equal size: item
+    /// *i* of `local` goes with item *i* of `remote`, in all regions of the group.
     pub fn state(
         map: &RegionMap,
         group: u16,
@@ -179,9 +180,9 @@ impl Plan {
         Plan::spans(lane, Span { list: local, first: 0 }, Span { list: remote, first: 0 }, Cover::Local)
     }
 
-    /// The regions of a cache group of pages: a sliding window, or a draft model. Each list is
-    /// given with the number of its first page in the request. The plan covers the pages that both
-    /// sides have.
+    /// The plan of a cache group whose items are pages of a sliding window or of a draft model, in all
+    /// regions of the group. Each list is given with the number of its first page in the request. The
+    /// plan covers the pages that both sides have.
     pub fn window(
         map: &RegionMap,
         group: u16,
@@ -193,7 +194,7 @@ impl Plan {
         Plan::spans(Plan::group(map, group)?, here, there, Cover::Both)
     }
 
-    /// All aux regions of one aux row: row `local` here with row `remote` at the peer.
+    /// The plan of one aux row, in all aux regions: row `local` here goes with row `remote` at the peer.
     pub fn aux(map: &RegionMap, local: AuxIndex, remote: AuxIndex) -> Result<Plan, PlanError> {
         let (here, there) = map.aux_rows;
         for (side, AuxIndex(row), rows) in [(Side::Local, local, here), (Side::Remote, remote, there)] {

@@ -40,7 +40,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// So many pages to receive, and so many tokens to generate at most.
+    /// The demand of a request that receives `pages` pages and generates `max_new_tokens` tokens at most.
     pub const fn new(pages: usize, max_new_tokens: u32) -> Demand {
         Demand { pages, max_new_tokens }
     }

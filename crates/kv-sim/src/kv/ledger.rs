@@ -21,9 +21,9 @@ pub enum Side {
 /// One half of one request, also called a leg: what its scheduler plans, and what has come of it.
 #[derive(Debug, Clone)]
 pub struct Leg {
-    /// The number of the request.
+    /// The number of the request. A request that is tried again has a number for each try.
     pub request: usize,
-    /// The request of which that is another attempt, or itself.
+    /// The number of the first try of the same request; equal to `request` if this is the first try.
     pub family: usize,
     /// The side of the request.
     pub side: Side,

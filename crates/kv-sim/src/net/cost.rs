@@ -11,7 +11,7 @@ const STEP: usize = 64;
 /// The cost of one input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Bytes of the input, as they came over a wire.
+    /// Bytes of the input, as they came in a frame.
     pub input: usize,
     /// True if the input came from a peer. It may then cost only what its bytes, and the wishes of the host's
     /// own scheduler, allow.

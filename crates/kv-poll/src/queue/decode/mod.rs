@@ -256,7 +256,7 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         self.desk.stopped.as_ref()
     }
 
-    /// The server's request under a key, while its transfer has not ended.
+    /// The server's request with this key; `None` if its transfer has ended, or if there is none.
     pub fn request(&self, key: RequestKey) -> Option<&R> {
         self.entries.get(&key).map(|entry| &entry.request)
     }

@@ -303,12 +303,12 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         entry.error.as_ref()
     }
 
-    /// The server's request under a key, while it is in the queues.
+    /// The server's request with this key; `None` if the request is not in the queues.
     pub fn request(&self, key: RequestKey) -> Option<&R> {
         self.entries.get(&key).map(|entry| &entry.request)
     }
 
-    /// The server's request under a key, to be changed, while it is in the queues.
+    /// The server's request with this key, to be changed; `None` if the request is not in the queues.
     pub fn request_mut(&mut self, key: RequestKey) -> Option<&mut R> {
         self.entries.get_mut(&key).map(|entry| &mut entry.request)
     }
