@@ -8,9 +8,6 @@
 //! ```
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
-#[path = "../shared/mod.rs"]
-mod shared;
-
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -18,19 +15,19 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use shared::cli::{
+use kv_examples::cli::{
     CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, Parallelism, WorkloadOptions,
 };
-use shared::decode::DecodeRank;
-use shared::error::ExampleError;
-use shared::link::Link;
-use shared::loading::ModelOptions;
-use shared::progress::Progress;
-use shared::rank::RankSpec;
-use shared::report::Report;
-use shared::router::{Router, Side};
-use shared::transport;
-use shared::verdict;
+use kv_examples::decode::DecodeRank;
+use kv_examples::error::ExampleError;
+use kv_examples::link::Link;
+use kv_examples::loading::ModelOptions;
+use kv_examples::progress::Progress;
+use kv_examples::rank::RankSpec;
+use kv_examples::report::Report;
+use kv_examples::router::{Router, Side};
+use kv_examples::transport;
+use kv_examples::verdict;
 
 /// How long to wait for the prefill rank, whose program may still be compiling.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -16,28 +16,28 @@
 //! is the scheduler loop of each side, in `examples/shared`.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
-#[path = "../shared/mod.rs"]
-mod shared;
-
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use kv_transfer::bootstrap::KvBootstrapServer;
 
-use shared::cli::{CacheOptions, HandOver, Mode, PageLayout, Parallelism, PrefillOptions, WorkloadOptions};
-use shared::decode::DecodeRank;
-use shared::error::ExampleError;
-use shared::link::Link;
-use shared::loading::ModelOptions;
-use shared::prefill::PrefillRank;
-use shared::progress::Progress;
-use shared::rank::RankSpec;
-use shared::rank_kv;
-use shared::report::Report;
-use shared::router::{Harm, Plan, PlannedHarm, Router, Side};
-use shared::transport;
-use shared::verdict;
+use kv_examples::cli::{
+    CacheOptions, HandOver, Mode, PageLayout, Parallelism, PrefillOptions, WorkloadOptions,
+};
+use kv_examples::decode::DecodeRank;
+use kv_examples::error::ExampleError;
+use kv_examples::link::Link;
+use kv_examples::loading::ModelOptions;
+use kv_examples::prefill::PrefillRank;
+use kv_examples::process;
+use kv_examples::progress::Progress;
+use kv_examples::rank::RankSpec;
+use kv_examples::rank_kv;
+use kv_examples::report::Report;
+use kv_examples::router::{Harm, Plan, PlannedHarm, Router, Side};
+use kv_examples::transport;
+use kv_examples::verdict;
 
 /// Hands KV caches over from prefill processes to decode processes, and checks every generated token.
 #[derive(Debug, Parser)]
@@ -150,10 +150,8 @@ fn main() -> ExitCode {
 /// Runs one rank, which gets its commands on standard input.
 fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
     transport::prepare(spec.cache.transport)?;
-    // A rank ends with its standard input. While the rank does not read it, this signal ends the rank.
-    let signal = Some(rustix::process::Signal::KILL);
-    rustix::process::set_parent_process_death_signal(signal)
-        .map_err(|error| ExampleError::io("prctl")(error.into()))?;
+    // A rank ends with its standard input. While the rank does not read it, a signal ends the rank.
+    process::end_with_parent()?;
     let link = Link::stdio()?;
     match spec.side {
         Side::Prefill => PrefillRank::start(spec)?.run(link),
@@ -195,7 +193,8 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 chunk_tokens: options.prefill.chunk_tokens,
                 layer_wise: options.prefill.layer_wise,
             };
-            spawn(&mut router, &spec)?;
+            let (child, output, input) = process::spawn(&spec)?;
+            router.add(side, input, output, Some(child));
         }
     }
 
@@ -211,19 +210,6 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
         println!("the answer to request 0: {answer:?}");
     }
     Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Starts this program once more, as the rank `spec`.
-fn spawn(router: &mut Router, spec: &RankSpec) -> Result<(), ExampleError> {
-    let program = std::env::current_exe().map_err(ExampleError::io("find this program"))?;
-    let text = serde_json::to_string(spec).map_err(ExampleError::Command)?;
-    let mut command = Command::new(program);
-    command.args(["--rank", &text]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child: Child = command.spawn().map_err(ExampleError::io("start a rank"))?;
-    if let (Some(output), Some(input)) = (child.stdin.take(), child.stdout.take()) {
-        router.add(spec.side, input, output, Some(child));
-    }
-    Ok(())
 }
 
 impl Options {

@@ -10,23 +10,22 @@
 //! prompts come that way: the KV goes straight from the pages of this process into those of the decode rank.
 #![allow(clippy::print_stderr)] // A program for a terminal.
 
-#[path = "../shared/mod.rs"]
-mod shared;
-
 use std::net::TcpListener;
 use std::process::ExitCode;
 
 use clap::Parser;
 use kv_transfer::bootstrap::KvBootstrapServer;
 
-use shared::cli::{CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, Parallelism, PrefillOptions};
-use shared::error::ExampleError;
-use shared::link::Link;
-use shared::loading::ModelOptions;
-use shared::prefill::PrefillRank;
-use shared::rank::RankSpec;
-use shared::router::Side;
-use shared::transport;
+use kv_examples::cli::{
+    CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, Parallelism, PrefillOptions,
+};
+use kv_examples::error::ExampleError;
+use kv_examples::link::Link;
+use kv_examples::loading::ModelOptions;
+use kv_examples::prefill::PrefillRank;
+use kv_examples::rank::RankSpec;
+use kv_examples::router::Side;
+use kv_examples::transport;
 
 /// Computes prompts and sends their KV to decode ranks.
 #[derive(Debug, Parser)]

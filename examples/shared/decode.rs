@@ -4,6 +4,7 @@
 //! chat for the next turn is in [`kept`](super::kept).
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use kv_transfer::allocator::RunAllocator;
@@ -151,7 +152,7 @@ impl DecodeRank {
             }
             if self.running.is_empty() {
                 let patience = if self.is_idle() { IDLE } else { RETRY };
-                link.wait(&self.manager, patience)?;
+                link.wait(&[self.manager.as_fd()], patience)?;
             }
         }
     }
@@ -236,7 +237,7 @@ impl DecodeRank {
             let tokens = running.tokens();
             let (_, known) = tokens.split_last().ok_or(ExampleError::Position { position: 0, pages: 0 })?;
             let mut cache = self.kv.of(&running.numbers);
-            self.model.forward(&mut [Segment { tokens: known, start: 0, cache: &mut cache }])?;
+            self.model.forward(&mut [Segment { tokens: known, start: 0, cache: &mut cache, inputs: &[] }])?;
         }
         self.running.push(running);
         self.part_with_the_done()
@@ -253,7 +254,7 @@ impl DecodeRank {
         let mut caches: Vec<_> = self.running.iter().map(|running| self.kv.of(&running.numbers)).collect();
         let mut batch: Vec<Segment<'_>> = Vec::with_capacity(self.running.len());
         for ((running, tokens), cache) in self.running.iter().zip(&tokens).zip(&mut caches) {
-            batch.push(Segment { tokens, start: running.position(), cache });
+            batch.push(Segment { tokens, start: running.position(), cache, inputs: &[] });
         }
         let samples = self.model.forward(&mut batch)?;
         for (running, sample) in self.running.iter_mut().zip(samples) {

@@ -2,14 +2,15 @@
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::control::{Command, Event};
 use super::error::ExampleError;
 
 /// Longest line accepted: a prompt of more than a hundred thousand tokens.
@@ -40,20 +41,26 @@ impl Link {
         Ok(Link { input: input.into(), output: Box::new(stream), buffer: Vec::new() })
     }
 
+    /// For a process that waits for this link beside others: readable when a message has arrived.
+    pub fn readable(&self) -> BorrowedFd<'_> {
+        self.input.as_fd()
+    }
+
     /// A connection over a Unix socket.
     pub fn unix(stream: UnixStream) -> Result<Link, ExampleError> {
         let input = stream.try_clone().map_err(ExampleError::io("clone the control socket"))?;
         Ok(Link { input: input.into(), output: Box::new(stream), buffer: Vec::new() })
     }
 
-    /// Sleeps until a command arrives, `other` is readable, or the time is over.
-    pub fn wait(&self, other: &impl AsFd, timeout: Duration) -> Result<(), ExampleError> {
-        let mut fds = [PollFd::new(&self.input, PollFlags::IN), PollFd::new(other, PollFlags::IN)];
+    /// Sleeps until a command arrives, one of `others` is readable, or the time is over.
+    pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> Result<(), ExampleError> {
+        let fds = std::iter::once(self.input.as_fd()).chain(others.iter().copied());
+        let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         poll_for(&mut fds, timeout).map(|_| ())
     }
 
     /// The commands that have arrived, without waiting. [`ExampleError::LinkClosed`] once the router is gone.
-    pub fn receive(&mut self) -> Result<Vec<Command>, ExampleError> {
+    pub fn receive<C: DeserializeOwned>(&mut self) -> Result<Vec<C>, ExampleError> {
         let mut bytes = vec![0; 64 << 10];
         loop {
             let mut fds = [PollFd::new(&self.input, PollFlags::IN)];
@@ -73,7 +80,7 @@ impl Link {
         self.parse()
     }
 
-    fn parse(&mut self) -> Result<Vec<Command>, ExampleError> {
+    fn parse<C: DeserializeOwned>(&mut self) -> Result<Vec<C>, ExampleError> {
         let mut commands = Vec::new();
         while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.buffer.drain(..=end).collect();
@@ -86,7 +93,7 @@ impl Link {
     }
 
     /// Sends the router an event.
-    pub fn send(&mut self, event: &Event) -> Result<(), ExampleError> {
+    pub fn send(&mut self, event: &impl Serialize) -> Result<(), ExampleError> {
         let mut line = serde_json::to_vec(event).map_err(ExampleError::Command)?;
         line.push(b'\n');
         let sent = self.output.write_all(&line).and_then(|()| self.output.flush());
@@ -107,18 +114,19 @@ fn poll_for(fds: &mut [PollFd<'_>], timeout: Duration) -> Result<bool, ExampleEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::Command;
 
     #[test]
     fn commands_split_over_writes_arrive_whole_and_a_closed_line_is_reported() {
         let (mut router, rank) = UnixStream::pair().unwrap();
         let mut link = Link::unix(rank).unwrap();
-        assert_eq!(link.receive().unwrap(), []);
+        assert_eq!(link.receive::<Command>().unwrap(), []);
         router.write_all(b"{\"command\":\"finish\"}\n{\"command\":").unwrap();
-        assert_eq!(link.receive().unwrap(), [Command::Finish]);
+        assert_eq!(link.receive::<Command>().unwrap(), [Command::Finish]);
         router.write_all(b"\"finish\"}\n").unwrap();
-        assert_eq!(link.receive().unwrap(), [Command::Finish]);
+        assert_eq!(link.receive::<Command>().unwrap(), [Command::Finish]);
         drop(router);
-        assert!(matches!(link.receive(), Err(ExampleError::LinkClosed)));
+        assert!(matches!(link.receive::<Command>(), Err(ExampleError::LinkClosed)));
     }
 
     #[test]
@@ -130,7 +138,7 @@ mod tests {
         });
         let mut link = Link::unix(rank).unwrap();
         let error = loop {
-            if let Err(error) = link.receive() {
+            if let Err(error) = link.receive::<Command>() {
                 break error;
             }
         };

@@ -211,9 +211,9 @@ pub fn numbers(pages: &Pages) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::cli::{PageLayout, TransportKind};
-    use crate::shared::model::{ModelConfig, Segment, Weights};
-    use crate::shared::monolithic::ContiguousCache;
+    use crate::cli::{PageLayout, TransportKind};
+    use crate::model::{ModelConfig, Segment, Weights};
+    use crate::monolithic::ContiguousCache;
 
     const LAYOUTS: [PageLayout; 3] = [PageLayout::LayerMajor, PageLayout::PageMajor, PageLayout::HeadMajor];
 
@@ -224,9 +224,11 @@ mod tests {
             let model = Model::new(config.clone(), Weights::random(&config, 3));
             let tokens: Vec<u32> = (0..40).collect();
             let run = |cache: &mut dyn KvCache| {
-                let first = Segment { tokens: &tokens[..21], start: 0, cache: &mut *cache };
+                let first = Segment { tokens: &tokens[..21], start: 0, cache: &mut *cache, inputs: &[] };
                 model.forward(&mut [first]).unwrap();
-                model.forward(&mut [Segment { tokens: &tokens[21..], start: 21, cache }]).unwrap()
+                model
+                    .forward(&mut [Segment { tokens: &tokens[21..], start: 21, cache, inputs: &[] }])
+                    .unwrap()
             };
             let expected = run(&mut ContiguousCache::new(&config));
             for layout in LAYOUTS {
@@ -252,7 +254,9 @@ mod tests {
 
     fn run_past_the_end(model: &Model, kv: &PagedKv) -> ExampleError {
         let mut cache = kv.of(&[1, 2]);
-        model.forward(&mut [Segment { tokens: &[1; 33], start: 0, cache: &mut cache }]).unwrap_err()
+        model
+            .forward(&mut [Segment { tokens: &[1; 33], start: 0, cache: &mut cache, inputs: &[] }])
+            .unwrap_err()
     }
 
     #[test]
@@ -262,10 +266,14 @@ mod tests {
         let kv = kv(&model, PageLayout::LayerMajor, 8, Parallelism { tp: 8, ..Parallelism::ONE });
         let prompt: Vec<u32> = (0..40).collect();
         let pages = [5, 0, 7];
-        model.forward(&mut [Segment { tokens: &prompt, start: 0, cache: &mut kv.of(&pages) }]).unwrap();
+        model
+            .forward(&mut [Segment { tokens: &prompt, start: 0, cache: &mut kv.of(&pages), inputs: &[] }])
+            .unwrap();
         let next = || {
             let mut cache = kv.of(&pages);
-            model.forward(&mut [Segment { tokens: &[9], start: 40, cache: &mut cache }]).unwrap()[0].digest
+            model.forward(&mut [Segment { tokens: &[9], start: 40, cache: &mut cache, inputs: &[] }]).unwrap()
+                [0]
+            .digest
         };
         let right = next();
         for rank in kv.ranks() {

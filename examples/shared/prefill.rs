@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv_transfer::allocator::{PageAllocator, RunAllocator};
@@ -23,6 +25,7 @@ use super::control::{Accounting, Command, Event, History, NamedError, Prefilled,
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
 use super::held::HeldPages;
+use super::inputs::Inputs;
 use super::link::Link;
 use super::model::{Model, Segment};
 use super::paged::{self, PagedKv};
@@ -65,6 +68,8 @@ pub struct PrefillRank {
     events: Vec<Event>,
     bootstrap: String,
     chunk_tokens: usize,
+    /// The rows of prompts that are not only text.
+    inputs: Inputs,
     /// True if each layer is sent while the next layer is computed.
     layer_wise: bool,
     hand_over: HandOver,
@@ -97,6 +102,7 @@ impl PrefillRank {
             events: Vec::new(),
             bootstrap: spec.bootstrap.clone(),
             chunk_tokens: spec.chunk_tokens as usize,
+            inputs: Inputs::default(),
             layer_wise: spec.layer_wise,
             hand_over: spec.hand_over.clone(),
             finish_by: None,
@@ -109,6 +115,12 @@ impl PrefillRank {
             heartbeats,
             held,
         })
+    }
+
+    /// Computes prompts with the rows that are in `inputs` when the prompts arrive.
+    pub fn with_inputs(mut self, inputs: Inputs) -> PrefillRank {
+        self.inputs = inputs;
+        self
     }
 
     /// Serves one router until the router sends the end of requests or disconnects; then stops the worker.
@@ -147,7 +159,7 @@ impl PrefillRank {
             }
             if self.current.is_none() {
                 let patience = if self.is_idle() { IDLE } else { RETRY };
-                link.wait(&self.manager, patience)?;
+                link.wait(&[self.manager.as_fd()], patience)?;
             }
         }
     }
@@ -193,6 +205,7 @@ impl PrefillRank {
                         options.lease = Some(self.hand_over.lease());
                     }),
                 );
+                prompt.inputs = self.inputs.take(room);
                 if let Some(remote) = params.remote() {
                     self.find_history(&mut prompt, remote);
                 }
@@ -329,6 +342,7 @@ impl PrefillRank {
         let chunk = std::mem::replace(&mut prompt.unsent, rest);
         let (room, of, aux, start) = (prompt.room, prompt.pages.len(), prompt.aux, prompt.computed);
         let (tokens, pages) = (prompt.tokens[start..end].to_vec(), prompt.pages.clone());
+        let inputs = Arc::clone(&prompt.inputs);
 
         // Given before it is computed: the transfer of each layer overlaps with the computation of the
         // next.
@@ -356,7 +370,7 @@ impl PrefillRank {
         let early = if self.layer_wise { with_aux } else { 0 };
         let started = Instant::now();
         let mut cache = self.kv.of(&pages);
-        let segment = Segment { tokens: &tokens, start, cache: &mut cache };
+        let segment = Segment { tokens: &tokens, start, cache: &mut cache, inputs: &inputs };
         let samples = self.model.forward_by_layer(&mut [segment], |layer| {
             if layer < early {
                 final_layers(&mut self.queues, layer..layer + 1);

@@ -2,6 +2,17 @@
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+/// One bar on stderr for each name, up to its number, if stderr is a terminal and `visible`.
+pub fn bars<const N: usize>(bars: [(&'static str, usize); N], visible: bool) -> [ProgressBar; N] {
+    let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let all = MultiProgress::with_draw_target(target);
+    let style = ProgressStyle::with_template("{prefix:>14} {bar:40} {pos}/{len} {elapsed}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    bars.map(|(name, count)| {
+        all.add(ProgressBar::new(count as u64)).with_style(style.clone()).with_prefix(name)
+    })
+}
+
 /// One bar for each side of the comparison.
 pub struct Progress {
     /// Counts prompts whose KV has been handed over.
@@ -15,14 +26,9 @@ pub struct Progress {
 impl Progress {
     /// Bars on stderr for `requests`, if that is a terminal and `visible`.
     pub fn new(requests: usize, visible: bool) -> Progress {
-        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bars = MultiProgress::with_draw_target(target);
-        let style = ProgressStyle::with_template("{prefix:>14} {bar:40} {pos}/{len} {elapsed}");
-        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = |prefix: &'static str| {
-            bars.add(ProgressBar::new(requests as u64)).with_style(style.clone()).with_prefix(prefix)
-        };
-        Progress { prefilled: bar("prefilled"), decoded: bar("decoded"), monolithic: bar("in one process") }
+        let counts = ["prefilled", "decoded", "in one process"].map(|name| (name, requests));
+        let [prefilled, decoded, monolithic] = bars(counts, visible);
+        Progress { prefilled, decoded, monolithic }
     }
 
     /// Leaves the bars as they stand.

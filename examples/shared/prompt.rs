@@ -1,10 +1,12 @@
 //! A prompt on a prefill rank.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kv_transfer::{AuxIndex, Pages, SessionOptions};
 
 use super::control::History;
+use super::model::InputRows;
 use super::pull_back::PullBack;
 
 /// A prompt on its way through the queues of a prefill rank.
@@ -13,6 +15,8 @@ pub struct Prompt {
     pub room: u64,
     /// The tokens of the prompt.
     pub tokens: Vec<u32>,
+    /// Rows that take the place of embeddings of tokens.
+    pub inputs: Arc<[InputRows]>,
     /// The options with which its session is opened.
     pub options: SessionOptions,
     /// The numbers of all its pages; empty until the forward pass begins.
@@ -37,6 +41,7 @@ impl Prompt {
         Prompt {
             room,
             tokens,
+            inputs: Arc::default(),
             options,
             pages: Vec::new(),
             unsent: Pages::none(),

@@ -56,7 +56,7 @@ fn generate(
     plan: &Plan,
     progress: &Progress,
 ) -> Result<Vec<Sample>, ExampleError> {
-    let samples = monolithic::generate(model, prompt, plan.max_new_tokens);
+    let samples = monolithic::generate(model, prompt, &[], plan.max_new_tokens);
     progress.monolithic.inc(1);
     samples
 }
@@ -69,16 +69,16 @@ mod tests {
     use kv_transfer::bootstrap::KvBootstrapServer;
 
     use super::*;
-    use crate::shared::cli::{CacheOptions, HandOver, Mode, Pace, PageLayout, Parallelism, TransportKind};
-    use crate::shared::control::History;
-    use crate::shared::decode::DecodeRank;
-    use crate::shared::link::Link;
-    use crate::shared::loading::ModelOptions;
-    use crate::shared::prefill::PrefillRank;
-    use crate::shared::prompts::Workload;
-    use crate::shared::rank::RankSpec;
-    use crate::shared::report::{Outcome, Report, RequestReport};
-    use crate::shared::router::Side;
+    use crate::cli::{CacheOptions, HandOver, Mode, Pace, PageLayout, Parallelism, TransportKind};
+    use crate::control::History;
+    use crate::decode::DecodeRank;
+    use crate::link::Link;
+    use crate::loading::ModelOptions;
+    use crate::prefill::PrefillRank;
+    use crate::prompts::Workload;
+    use crate::rank::RankSpec;
+    use crate::report::{Outcome, Report, RequestReport};
+    use crate::router::Side;
 
     /// Two prefill ranks and a decode rank, each on a thread of its own.
     fn service(mode: Mode, cache: (PageLayout, u32), workload: Workload, max_new_tokens: usize) -> Report {

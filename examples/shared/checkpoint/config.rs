@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::CheckpointError;
-use crate::shared::model::{Llama3Scaling, ModelConfig};
+use crate::model::{Llama3Scaling, ModelConfig};
 
 /// The largest value of a size field, which bounds what a broken file can make the loader allocate.
 const MAX_SIZE: usize = 1 << 20;

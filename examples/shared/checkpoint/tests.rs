@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 
 use super::*;
-use crate::shared::monolithic;
+use crate::monolithic;
 
 /// A directory that goes away with the test.
 struct Dir(PathBuf);
@@ -140,8 +140,8 @@ fn a_checkpoint_in_any_float_type_gives_the_model_it_was_written_from() {
         assert_eq!(*loaded.config(), config);
         let prompt: Vec<u32> = (0..20).collect();
         assert_eq!(
-            monolithic::generate(&loaded, &prompt, 4).unwrap(),
-            monolithic::generate(&Model::new(config, weights), &prompt, 4).unwrap(),
+            monolithic::generate(&loaded, &prompt, &[], 4).unwrap(),
+            monolithic::generate(&Model::new(config, weights), &prompt, &[], 4).unwrap(),
             "{dtype:?}"
         );
     }
@@ -172,8 +172,8 @@ fn shards_are_found_through_the_index() {
     let loaded = load_model(&dir.0).unwrap();
     let prompt = [1, 2, 3];
     assert_eq!(
-        monolithic::generate(&loaded, &prompt, 3).unwrap(),
-        monolithic::generate(&Model::new(config, weights), &prompt, 3).unwrap()
+        monolithic::generate(&loaded, &prompt, &[], 3).unwrap(),
+        monolithic::generate(&Model::new(config, weights), &prompt, &[], 3).unwrap()
     );
 }
 

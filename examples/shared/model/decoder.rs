@@ -7,7 +7,7 @@ use super::config::ModelConfig;
 use super::math::{add, add_scaled, argmax, dot, matmul, rms_norm, softmax, swiglu};
 use super::rope::Rope;
 use super::weights::{LayerWeights, Weights};
-use crate::shared::error::ExampleError;
+use crate::error::ExampleError;
 
 /// The keys and values of one request. Each token has a row, in order: of [`key_dim`](ModelConfig::key_dim)
 /// elements for keys, and of [`value_dim`](ModelConfig::value_dim) elements for values.
@@ -26,6 +26,15 @@ pub trait KvCache {
     ) -> Result<(), ExampleError>;
 }
 
+/// Rows that take the place of the embeddings of consecutive tokens of a request, such as those of an image.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputRows {
+    /// The position of the first of these tokens in the request.
+    pub start: usize,
+    /// One row of [`hidden_size`](ModelConfig::hidden_size) elements for each token.
+    pub rows: Vec<f32>,
+}
+
 /// Consecutive tokens of one request: a chunk of its prompt, or the token generated last.
 pub struct Segment<'a> {
     /// The tokens of the segment, at least one.
@@ -34,6 +43,15 @@ pub struct Segment<'a> {
     pub start: usize,
     /// The cache of the request.
     pub cache: &'a mut dyn KvCache,
+    /// Rows for tokens of the request that are no text; positions outside the segment are skipped.
+    pub inputs: &'a [InputRows],
+}
+
+impl InputRows {
+    /// The row for the token at `position`, if it is one of these.
+    fn row(&self, position: usize, hidden: usize) -> Option<&[f32]> {
+        self.rows.chunks_exact(hidden).nth(position.checked_sub(self.start)?)
+    }
 }
 
 /// What the model computes after the last token of a segment.
@@ -110,12 +128,21 @@ impl Model {
     }
 
     fn embed(&self, segments: &[Segment<'_>]) -> Result<Vec<f32>, ExampleError> {
-        let hidden = self.config.hidden_size;
+        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
         let mut stream = Vec::new();
-        for &token in segments.iter().flat_map(|segment| segment.tokens) {
-            let row = self.weights.embed.chunks_exact(hidden).nth(token as usize);
-            let vocab = self.config.vocab_size;
-            stream.extend_from_slice(row.ok_or(ExampleError::Token { token, vocab })?);
+        for segment in segments {
+            let first = stream.len();
+            for &token in segment.tokens {
+                let row = self.weights.embed.chunks_exact(hidden).nth(token as usize);
+                stream.extend_from_slice(row.ok_or(ExampleError::Token { token, vocab })?);
+            }
+            let rows = stream[first..].chunks_exact_mut(hidden);
+            for (position, row) in (segment.start..).zip(rows) {
+                let given = segment.inputs.iter().find_map(|input| input.row(position, hidden));
+                if let Some(given) = given {
+                    row.copy_from_slice(given);
+                }
+            }
         }
         Ok(stream)
     }

@@ -46,7 +46,7 @@ impl Latent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::model::Rng;
+    use crate::model::Rng;
 
     /// The same with a key and a value computed for each token and head, as in the paper.
     fn spelt_out(latent: Latent, dim: usize, up: &[f32], query: &[f32], rows: &[f32]) -> Vec<f32> {

@@ -117,7 +117,7 @@ pub fn argmax(values: &[f32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::model::Rng;
+    use crate::model::Rng;
 
     #[test]
     fn a_tokens_products_do_not_depend_on_how_many_tokens_stand_beside_it() {

@@ -8,7 +8,7 @@
 mod config;
 mod decoder;
 mod latent;
-mod math;
+pub mod math;
 mod rng;
 mod rope;
 mod weights;
@@ -16,7 +16,7 @@ mod weights;
 #[cfg(any(test, feature = "checkpoint"))]
 pub use config::Llama3Scaling;
 pub use config::ModelConfig;
-pub use decoder::{KvCache, Model, Sample, Segment};
+pub use decoder::{InputRows, KvCache, Model, Sample, Segment};
 pub use rng::Rng;
 #[cfg(feature = "checkpoint")]
 pub use weights::LayerWeights;

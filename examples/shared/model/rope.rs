@@ -51,7 +51,7 @@ impl Rope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::model::Llama3Scaling;
+    use crate::model::Llama3Scaling;
 
     #[test]
     fn llama3_keeps_short_wavelengths_divides_long_ones_and_blends_between() {

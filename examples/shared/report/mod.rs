@@ -4,10 +4,10 @@ mod table;
 
 use serde::Serialize;
 
-use crate::shared::control::{Accounting, History, NamedError, millis};
-use crate::shared::error::ExampleError;
-use crate::shared::model::Sample;
-use crate::shared::router::{Harm, Harmed, Purpose, Routed, Run, Side};
+use crate::control::{Accounting, History, NamedError, millis};
+use crate::error::ExampleError;
+use crate::model::Sample;
+use crate::router::{Harm, Harmed, Purpose, Routed, Run, Side};
 
 /// The report of a run.
 #[derive(Debug, Serialize)]
@@ -335,7 +335,7 @@ fn problems(totals: &Totals, ranks: &[RankReport], harm: Option<&Harmed>, harm_w
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shared::control::{Decoded, Prefilled};
+    use crate::control::{Decoded, Prefilled};
 
     fn routed(tokens: &[u32]) -> Routed {
         let samples = tokens.iter().map(|&token| Sample { token, digest: 1 }).collect();

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Outcome, Report, RequestReport};
-use crate::shared::control::History;
-use crate::shared::router::{Harm, Harmed, Moment};
+use crate::control::History;
+use crate::router::{Harm, Harmed, Moment};
 
 /// Up to this many requests get a row each.
 const ALL_ROWS: usize = 40;

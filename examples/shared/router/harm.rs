@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::rank::{Harm, Side};
 use super::run::{Harmed, Moment, Plan, PlannedHarm};
 use super::{Mode, Router};
-use crate::shared::control::{Command, NamedError};
+use crate::control::{Command, NamedError};
 
 /// Something that the router does at a planned moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,7 +22,7 @@ pub use run::{Harmed, Moment, Plan, PlannedHarm, Purpose, Routed, Run};
 use harm::Due;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::ops::Range;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -35,6 +35,7 @@ use serde_json::Value;
 use super::cli::Mode;
 use super::control::{Command, Decoded, Event};
 use super::error::ExampleError;
+use super::process::{self, Process};
 use super::progress::Progress;
 use super::prompts::{Chat, new_room};
 
@@ -104,17 +105,8 @@ impl Router {
     ) {
         let index = self.ranks.len();
         let number = self.ranks.iter().filter(|rank| rank.side == side).count() as u32;
-        self.ranks.push(Rank::new(side, number, Box::new(output), child));
-        let sender = self.sender.clone();
-        std::thread::spawn(move || {
-            for line in BufReader::new(input).lines().map_while(Result::ok) {
-                let Ok(event) = serde_json::from_str(&line) else { break };
-                if sender.send((index, Some(event))).is_err() {
-                    return;
-                }
-            }
-            let _ = sender.send((index, None));
-        });
+        self.ranks.push(Rank::new(side, number, Process::new(output, child)));
+        process::listen(index, input, self.sender.clone());
     }
 
     /// Waits until all ranks are up.

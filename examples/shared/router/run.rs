@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::rank::{Harm, Rank, Side};
-use crate::shared::cli::Mode;
-use crate::shared::control::{Decoded, NamedError, Prefilled};
+use crate::cli::Mode;
+use crate::control::{Decoded, NamedError, Prefilled};
 
 /// The plan for all chats.
 pub struct Plan {

@@ -1,8 +1,9 @@
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::shared::control::{Accounting, Prefilled};
-use crate::shared::model::Sample;
+use crate::control::{Accounting, Prefilled};
+use crate::model::Sample;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

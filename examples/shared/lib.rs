@@ -1,13 +1,13 @@
-//! The modules that the examples `pd`, `prefill` and `decode` share, in the order in which to read them:
+//! What the examples `pd`, `prefill`, `decode` and `epd` share, in the order in which to read the modules:
 //!
 //! 1. [`prefill`] and [`decode`] are the scheduler loop of each side, which a server would copy.
+//!    [`inputs`] are the rows of a prompt that are no text.
 //! 2. [`rank`] sets up a worker, and [`paged`] keeps a model's KV in registered pages. [`kept`] and [`pull_back`]
 //!    are the way back, from one turn of a chat to the next. [`phases`], [`wire`], [`heartbeats`] and
 //!    [`held`] measure, for the report.
-//! 3. [`router`] decides which rank gets which request; [`control`] and [`link`] carry its messages to the ranks.
+//! 3. [`router`] decides which rank gets which request; [`process`] is a process that it has started, and
+//!    [`control`] and [`link`] carry its messages to the ranks.
 //! 4. [`model`] is the decoder, and [`monolithic`] the run in one process that everything is compared with.
-// Each example uses some of the modules.
-#![allow(dead_code, unreachable_pub, unused_imports)]
 
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
@@ -17,6 +17,7 @@ pub mod decode;
 pub mod error;
 pub mod heartbeats;
 pub mod held;
+pub mod inputs;
 pub mod kept;
 pub mod link;
 pub mod loading;
@@ -25,6 +26,7 @@ pub mod monolithic;
 pub mod paged;
 pub mod phases;
 pub mod prefill;
+pub mod process;
 pub mod progress;
 pub mod prompt;
 pub mod prompts;
