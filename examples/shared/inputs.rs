@@ -7,8 +7,8 @@ use super::model::InputRows;
 
 /// Rows by the room of their request. Clones share the same rows.
 ///
-/// Rows are put here before the rank is given the prompt, so that a prompt never waits in the queues of the rank
-/// for an image.
+/// Rows are put here before the rank is given the prompt, so that a prompt never waits in the queues of the
+/// rank for an image.
 #[derive(Debug, Clone, Default)]
 pub struct Inputs(Arc<Mutex<BTreeMap<u64, Arc<[InputRows]>>>>);
 

@@ -141,16 +141,15 @@ mod tests {
         let config = ModelConfig { num_hidden_layers: 2, ..ModelConfig::small() };
         let weights = Weights::random(&config, 3);
         let embedding = |token: usize| &weights.embed[token * config.hidden_size..][..config.hidden_size];
-        let given = InputRows { start: 2, rows: [embedding(7), embedding(8)].concat() };
+        let inputs = &[InputRows { start: 2, rows: [embedding(7), embedding(8)].concat() }];
         let model = Model::new(config.clone(), weights.clone());
         let expected = generate(&model, &[1, 2, 7, 8, 5], &[], 4).unwrap();
-        assert_eq!(generate(&model, &[1, 2, 0, 0, 5], &[given.clone()], 4).unwrap(), expected);
+        assert_eq!(generate(&model, &[1, 2, 0, 0, 5], inputs, 4).unwrap(), expected);
         assert_ne!(generate(&model, &[1, 2, 0, 0, 5], &[], 4).unwrap(), expected);
         // Chunks whose borders cut the rows.
         let mut cache = ContiguousCache::new(&config);
         let mut last = Vec::new();
         for (start, tokens) in [(0, &[1, 2, 0][..]), (3, &[0, 5])] {
-            let inputs = &[given.clone()];
             last = model.forward(&mut [Segment { tokens, start, cache: &mut cache, inputs }]).unwrap();
         }
         assert_eq!(last, expected[..1]);

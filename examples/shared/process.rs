@@ -14,14 +14,14 @@ use super::error::ExampleError;
 /// A process as its router sees it. Dropping it ends the process.
 pub struct Process {
     commands: Option<Box<dyn Write + Send>>,
-    /// True if everything that the process has sent was handled, and no more comes: its connection has ended, or
-    /// it is stopped.
+    /// True if everything that the process has sent was handled, and no more comes: its connection has ended,
+    /// or it is stopped.
     silent: bool,
     child: Option<Child>,
 }
 
-/// Starts this program once more, with `--rank` and `spec` as its arguments. Returns the process, its standard
-/// input and its standard output.
+/// Starts this program once more, with `--rank` and `spec` as its arguments. Returns the process, its
+/// standard input and its standard output.
 pub fn spawn(spec: &impl Serialize) -> Result<(Child, ChildStdin, ChildStdout), ExampleError> {
     let failed = "start a rank";
     let program = std::env::current_exe().map_err(ExampleError::io("find this program"))?;
@@ -66,8 +66,8 @@ impl Process {
         Process { commands: Some(Box::new(commands)), silent: false, child }
     }
 
-    /// True if no more events come from the process. A process that has died is silent only after its last events
-    /// were handled.
+    /// True if no more events come from the process. A process that has died is silent only after its last
+    /// events were handled.
     pub fn is_silent(&self) -> bool {
         self.silent
     }
@@ -82,8 +82,8 @@ impl Process {
         self.commands.is_some() && !self.silent
     }
 
-    /// Sends the process a command. The reader of its events notices when the process is gone; a stopped process
-    /// gets no command.
+    /// Sends the process a command. The reader of its events notices when the process is gone; a stopped
+    /// process gets no command.
     pub fn send(&mut self, command: &impl Serialize) -> Result<(), ExampleError> {
         let Some(commands) = self.commands.as_mut().filter(|_| !self.silent) else { return Ok(()) };
         let mut line = serde_json::to_vec(command).map_err(ExampleError::Command)?;
