@@ -253,8 +253,8 @@ fn messages(criterion: &mut Criterion) -> Result<(), Failure> {
         let read = Delivery::Read(Acquire { lease_id: None, number: 7 });
         let request = |delivery| -> Result<Body, Failure> {
             let (hash, compatibility, ttl_ms) = (hash(1)?, "a".repeat(64), 60_000);
-            let pages = BLOCKS;
-            let request = XferReq { attempt, low_watermark, hash, compatibility, pages, ttl_ms, delivery };
+            let bytes = BYTES;
+            let request = XferReq { attempt, low_watermark, hash, compatibility, bytes, ttl_ms, delivery };
             Ok(Body::XferReq(request))
         };
         let granted = Body::Granted(Granted {

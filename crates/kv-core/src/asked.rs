@@ -17,14 +17,14 @@ pub struct ContentRequest {
     /// The text that both sides must have alike for their entries to be interchangeable, such as a hash
     /// over model and settings; cut to 512 bytes.
     pub compatibility: String,
-    /// How many pages the receiver expects the entry to have.
-    pub pages: u32,
+    /// The length of the entry that the receiver expects, in bytes.
+    pub bytes: u64,
 }
 
 impl ContentRequest {
-    /// A request for an entry of this many pages.
-    pub fn new(hash: ContentHash, compatibility: impl Into<String>, pages: u32) -> ContentRequest {
-        ContentRequest { hash, compatibility: cut(compatibility.into()), pages }
+    /// A request for an entry of this many bytes.
+    pub fn new(hash: ContentHash, compatibility: impl Into<String>, bytes: u64) -> ContentRequest {
+        ContentRequest { hash, compatibility: cut(compatibility.into()), bytes }
     }
 }
 

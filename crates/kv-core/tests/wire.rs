@@ -99,7 +99,7 @@ fn samples() -> Vec<(Body, &'static str)> {
                 low_watermark,
                 hash: ContentHash::new("ab").unwrap(),
                 compatibility: "cd".to_owned(),
-                pages: 4,
+                bytes: 4,
                 ttl_ms: 1000,
                 delivery: Delivery::Read(Acquire { lease_id: None, number: 6 }),
             }),

@@ -146,15 +146,15 @@ fn body() -> impl Strategy<Value = Body> {
                 Body::Register(Register { attempt, low_watermark, room, ranks, ttl_ms, delivery })
             }
         ),
-        ((a(), a()), "[a-f0-9]{1,256}", "[a-z]{0,80}", small(), n(), delivery()).prop_map(
-            |((attempt, low_watermark), hash, compatibility, pages, ttl_ms, delivery)| {
+        ((a(), a()), "[a-f0-9]{1,256}", "[a-z]{0,80}", n(), n(), delivery()).prop_map(
+            |((attempt, low_watermark), hash, compatibility, bytes, ttl_ms, delivery)| {
                 let hash = ContentHash::new(&hash).unwrap();
                 Body::XferReq(XferReq {
                     attempt,
                     low_watermark,
                     hash,
                     compatibility,
-                    pages,
+                    bytes,
                     ttl_ms,
                     delivery,
                 })

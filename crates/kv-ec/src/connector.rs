@@ -24,7 +24,7 @@ use crate::traffic::Traffic;
 /// | [`read`](EcConnector::read) | `start_load_caches` |
 #[derive(Debug, Clone)]
 pub struct EcConnector {
-    port: Port<EcMachine>,
+    port: EcPort,
     store: SharedStore,
     region: EcRegion,
     saves: Arc<Saves>,
@@ -94,7 +94,7 @@ pub struct EcGauges {
 }
 
 impl EcConnector {
-    pub(crate) fn new(port: Port<EcMachine>, store: SharedStore, region: EcRegion) -> EcConnector {
+    pub(crate) fn new(port: EcPort, store: SharedStore, region: EcRegion) -> EcConnector {
         EcConnector { port, store, region, saves: Arc::default() }
     }
 
@@ -189,7 +189,7 @@ impl EcConnector {
 
     /// The poll set of the worker: the fetches whose state has changed, and a descriptor that becomes readable
     /// when there are any. The saves of [`save_after`](EcConnector::save_after) are sessions, too.
-    pub fn poll_set(&self) -> &PollSet<EcMachine> {
+    pub fn poll_set(&self) -> &EcPollSet {
         self.port.poll_set()
     }
 
@@ -216,7 +216,7 @@ impl EcConnector {
     }
 
     /// The port of the worker, which has the worker's gauges and the list of blocks in quarantine.
-    pub fn port(&self) -> &Port<EcMachine> {
+    pub fn port(&self) -> &EcPort {
         &self.port
     }
 
@@ -287,5 +287,9 @@ impl Fetch {
     }
 }
 
+/// The sessions of the encoder cache that have changed, with a descriptor to sleep on.
+pub type EcPollSet = PollSet<EcMachine>;
+/// The way to a worker of the encoder cache, with the worker's own gauges and its quarantine.
+pub type EcPort = Port<EcMachine>;
 /// Why a fetch failed: the machine's reason, or the end of the worker.
 pub type FetchFailure = Failure<EcMachine>;

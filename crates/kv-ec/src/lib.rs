@@ -103,7 +103,10 @@ pub use cache::{
     Absent, CacheGauges, EncoderCache, Eviction, Pin, Reservation, ReserveError, Shape, UnknownEviction,
 };
 pub use compatibility::Compatibility;
-pub use connector::{Availability, EcConnector, EcGauges, Fetch, FetchFailure, NotSaved, SaveError};
+pub use connector::{
+    Availability, EcConnector, EcGauges, EcPollSet, EcPort, Fetch, FetchFailure, NotSaved, SaveError,
+};
+pub use kv_poll::worker::StopReport;
 pub use machine::{
     Command, EC_SERVICE, EcError, EcMachine, EcMachineGauges, EcPoll, MachineConfig, Resource, Want,
 };
@@ -111,4 +114,4 @@ pub use region::{EcRegion, RegionError};
 pub use request::{Request, RequestPoll};
 pub use store::{EntryGuard, SharedStore};
 pub use traffic::Traffic;
-pub use worker::{EcConfig, EcStartError, EcWorker};
+pub use worker::{EcConfig, EcStartError, EcStopping, EcWorker};

@@ -9,7 +9,7 @@ use kv_core::{
     ServiceOffer, Transport, WorkerRole,
 };
 use kv_poll::StartError;
-use kv_poll::worker::{self, Listener, Setup};
+use kv_poll::worker::{self, Listener, Setup, StopReport};
 
 use crate::cache::{EncoderCache, Eviction};
 use crate::connector::EcConnector;
@@ -88,6 +88,9 @@ pub enum EcStartError {
     Os(#[from] OsError),
 }
 
+/// A worker of the encoder cache that is stopping.
+pub type EcStopping = worker::Stopping<EcMachine>;
+
 /// A running worker of the encoder cache: one on each host, whose region all ranks of the host share.
 ///
 /// Dropping a worker blocks as [`stop`](EcWorker::stop) does with a grace of one second.
@@ -149,12 +152,12 @@ impl EcWorker {
 
     /// Tells the worker to end all sessions and to tell the peers, and returns at once. The worker's thread runs
     /// on until no data operation can touch a block, for `grace` at most.
-    pub fn begin_stop(self, grace: Duration) -> worker::Stopping<EcMachine> {
+    pub fn begin_stop(self, grace: Duration) -> EcStopping {
         self.thread.begin_stop(grace)
     }
 
     /// Stops the worker as [`begin_stop`](EcWorker::begin_stop) does, and blocks until its thread has ended.
-    pub fn stop(self, grace: Duration) -> worker::StopReport {
+    pub fn stop(self, grace: Duration) -> StopReport {
         self.thread.stop(grace)
     }
 }

@@ -97,10 +97,17 @@ fn refusals_are_typed_and_only_the_passing_ones_are_tried_again() {
         "{missing}"
     );
     let size = consumer.refused(server.want(1, 2 * BLOCK));
-    let held = PeerCause::EntrySize { held: 3, asked: 2 };
+    let held = PeerCause::EntrySize { held: 3 * BLOCK, asked: 2 * BLOCK };
     assert!(
         matches!(&size, EcError::Transfer(error) if error.cause == Cause::ByPeer(held.clone())),
         "{size}"
+    );
+    // A length that takes as many blocks is another length all the same.
+    let longer = consumer.refused(server.want(1, 3 * BLOCK - 1));
+    let held = PeerCause::EntrySize { held: 3 * BLOCK, asked: 3 * BLOCK - 1 };
+    assert!(
+        matches!(&longer, EcError::Transfer(error) if error.cause == Cause::ByPeer(held.clone())),
+        "{longer}"
     );
     let large = consumer.refused(server.want(1, 17 * BLOCK));
     assert_eq!(large, EcError::Room(ReserveError::TooLarge { blocks: 17, region: 16 }));

@@ -104,7 +104,7 @@ fn frames() -> Vec<Vec<u8>> {
             low_watermark,
             hash: ContentHash::new("image-1").unwrap(),
             compatibility: "model".to_owned(),
-            pages: 4,
+            bytes: 4096,
             ttl_ms: 60_000,
             delivery: Delivery::Read(Acquire { lease_id: None, number: 3 }),
         }),

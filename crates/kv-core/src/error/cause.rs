@@ -37,6 +37,12 @@ pub enum Cause {
     /// The transport could not connect to the peer.
     #[error("cannot connect to the peer: {0}")]
     Connect(TransportError),
+    /// This worker's table of peers is full, and something depends on each of them.
+    #[error("{max} peers are known here, and something depends on each of them")]
+    TooManyPeers {
+        /// The most peers that this worker knows at once, [`Limits::max_peers`](crate::proto::Limits::max_peers).
+        max: usize,
+    },
     /// The peer's cache has another geometry, and the two cannot exchange pages.
     #[error("the peer's cache does not fit: {0}")]
     Incompatible(Mismatch),

@@ -113,13 +113,13 @@ pub enum PeerCause {
     /// The peer is computing or fetching the entry that was asked for.
     #[error("its entry is not complete yet")]
     EntryNotReady,
-    /// The peer's entry has another size than the receiver expects.
-    #[error("its entry has {held} blocks, but {asked} were asked for")]
+    /// The peer's entry has another length than the receiver expects.
+    #[error("its entry has {held} bytes, but {asked} were asked for")]
     EntrySize {
-        /// How many blocks the entry has.
-        held: u32,
-        /// How many blocks the receiver expects.
-        asked: u32,
+        /// The length of the entry in bytes.
+        held: u64,
+        /// The length that the receiver expects, in bytes.
+        asked: u64,
     },
     /// The two sides have no version of the wire protocol in common.
     #[error("it speaks versions {ours} of the wire protocol, and a peer of the request speaks {theirs}")]

@@ -65,6 +65,9 @@ impl Cause {
             Cause::Connect(_) => {
                 (Told::Internal, "check that both workers run and share a transport", Recompute)
             }
+            Cause::TooManyPeers { .. } => {
+                (Told::Overloaded, "raise the limit of peers, or retry on another worker", Recompute)
+            }
             Cause::Incompatible(mismatch) => (Told::Incompatible(mismatch.clone()), ALIKE, Fail),
             &Cause::Versions { ours, theirs } => (Told::Versions { ours, theirs }, UPGRADE, Recompute),
             Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {

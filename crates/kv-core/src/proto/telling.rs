@@ -84,7 +84,7 @@ fn message(body: &Body) -> Message {
         Body::Register(Register { room, delivery: Delivery::Read(_), .. }) => {
             Message::Acquire { room: room.clone() }
         }
-        Body::XferReq(request) => Message::AskedForEntry { hash: request.hash.clone(), pages: request.pages },
+        Body::XferReq(request) => Message::AskedForEntry { hash: request.hash.clone(), bytes: request.bytes },
         Body::Registered(_) => Message::Registered,
         Body::Progress(progress) => Message::InPlace {
             parts: each(&progress.done).map(|&(_, count)| u64::from(count)).sum(),

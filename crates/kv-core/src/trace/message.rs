@@ -36,8 +36,8 @@ pub enum Message {
     AskedForEntry {
         /// The hash of the entry's content.
         hash: ContentHash,
-        /// How many blocks the receiver expects the entry to have.
-        pages: u32,
+        /// The length of the entry that the receiver expects, in bytes.
+        bytes: u64,
     },
     /// The registration or the acquire message has arrived.
     Registered,
@@ -159,8 +159,8 @@ impl fmt::Display for Message {
                 )
             }
             Message::Acquire { room } => write!(f, "that the pages of room {room} will be read"),
-            Message::AskedForEntry { hash, pages } => {
-                write!(f, "that entry {hash} of {pages} blocks is wanted")
+            Message::AskedForEntry { hash, bytes } => {
+                write!(f, "that entry {hash} of {bytes} bytes is wanted")
             }
             Message::Registered => f.write_str("that the registration has arrived"),
             Message::InPlace { parts, total: None } => write!(f, "that {parts} parts are in place"),

@@ -309,8 +309,8 @@ bodies! {
         /// The receiver's compatibility text; see
         /// [`ContentRequest::compatibility`](crate::ContentRequest::compatibility).
         compatibility: String,
-        /// How many pages the receiver expects the entry to have.
-        pages: u32,
+        /// The length of the entry that the receiver expects, in bytes.
+        bytes: u64,
         /// As in [`Register::ttl_ms`].
         ttl_ms: u64,
         /// Whether the sender writes the pages or the receiver reads them, and where. A lease id in it

@@ -37,7 +37,7 @@ fn delivering(attempt: u64, delivery: Delivery) -> XferReq {
         low_watermark: Attempt(0),
         hash: hash(),
         compatibility: "one model".to_owned(),
-        pages: 2,
+        bytes: 100,
         ttl_ms: 60_000,
         delivery,
     }
@@ -126,7 +126,7 @@ fn a_repeated_request_is_acknowledged_each_time_and_asked_once() {
         let attempt = request.attempt;
         solo.says(1, Body::XferReq(request.clone()));
         let first = asked(&mut solo);
-        assert_eq!((&first.content.hash, first.content.pages, first.attempt), (&hash(), 2, attempt));
+        assert_eq!((&first.content.hash, first.content.bytes, first.attempt), (&hash(), 100, attempt));
         assert_eq!(first.reads, matches!(request.delivery, Delivery::Read(_)));
         for _ in 0..3 {
             solo.says(1, Body::XferReq(request.clone()));

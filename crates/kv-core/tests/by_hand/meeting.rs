@@ -541,7 +541,7 @@ fn a_receiver_that_cannot_meet_its_source_for_want_of_room_fails_at_once() {
     let session = solo.open_receiver(ROOM, None);
     let lookup = solo.lookups()[0].0;
     solo.found(lookup, vec![record(2)]);
-    assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::Overloaded));
+    assert_eq!(solo.cause(session), Cause::TooManyPeers { max: 1 });
 }
 
 #[test]

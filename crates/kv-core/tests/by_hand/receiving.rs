@@ -510,7 +510,7 @@ fn an_answer_with_more_ranks_than_there_is_room_for_fails_everyone_at_once() {
         let second = solo.open_receiver(Room::Number(4), None);
         solo.found(lookup, (0..3).map(rank).collect());
         for session in [first, second] {
-            assert_eq!(solo.cause(session), Cause::ByPeer(PeerCause::Overloaded));
+            assert_eq!(solo.cause(session), Cause::TooManyPeers { max: 2 });
         }
         assert!(solo.node().gauges().peers <= 2);
     }

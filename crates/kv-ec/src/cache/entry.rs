@@ -78,12 +78,16 @@ impl Reservation {
 
     /// Takes the blocks out, for a transfer that fills them. A second call returns no blocks.
     pub fn take_pages(&mut self) -> Pages {
-        std::mem::take(&mut self.pages)
+        let none = self.pages.none_of_pool();
+        std::mem::replace(&mut self.pages, none)
     }
 
-    /// Puts blocks back that were taken out, behind those that are here. Where some blocks are here, blocks of
-    /// another cache are returned as the error; where all were taken out, the caller must give no others.
+    /// Puts blocks back that were taken out, behind those that are here. Blocks of another cache are returned
+    /// as the error.
     pub fn put_back(&mut self, pages: Pages) -> Result<(), Pages> {
+        if !pages.is_empty() && !self.pages.is_of_same_pool(&pages) {
+            return Err(pages);
+        }
         self.pages.append(pages)
     }
 

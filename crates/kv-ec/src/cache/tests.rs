@@ -105,10 +105,11 @@ fn an_entry_is_ready_only_when_all_of_its_blocks_are_back_in_order() {
     let mut reservation = cache.commit(reservation).unwrap_err();
     let mut tail = reservation.take_pages();
     let head = tail.split_off(2);
+    let stranger = || other.adopt(PageList::from_pages([1]).unwrap()).unwrap();
+    // Neither while all blocks are out nor while some are does another cache's block come in.
+    other.release(reservation.put_back(stranger()).unwrap_err()).unwrap();
     reservation.put_back(head).unwrap();
-    let stranger = other.adopt(PageList::from_pages([1]).unwrap()).unwrap();
-    let stranger = reservation.put_back(stranger).unwrap_err();
-    other.release(stranger).unwrap();
+    other.release(reservation.put_back(stranger()).unwrap_err()).unwrap();
     reservation.put_back(tail).unwrap();
     assert_eq!(cache.pin(&hash(1)).unwrap_err(), Absent::NotReady);
     cache.commit(reservation).unwrap();

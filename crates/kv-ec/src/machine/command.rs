@@ -17,10 +17,9 @@ pub struct Want {
     /// The hash of the entry's content.
     pub hash: ContentHash,
     /// The length of the entry in bytes, as the producer has saved the entry. The session fails if the
-    /// producer's entry has another number of blocks
-    /// ([`PeerCause::EntrySize`](kv_core::PeerCause::EntrySize)), or if the cache of this host has the entry
-    /// with another length ([`EcError::OtherLength`](crate::EcError::OtherLength)). The producer does not
-    /// compare lengths within the last block.
+    /// producer's entry has another length ([`PeerCause::EntrySize`](kv_core::PeerCause::EntrySize)), or if the
+    /// cache of this host has the entry with another length
+    /// ([`EcError::OtherLength`](crate::EcError::OtherLength)).
     pub bytes: u64,
     /// The address (`host:port`) of the bootstrap server with which the producer is registered
     /// ([`EcConfig::publish`](crate::EcConfig::publish)).

@@ -175,13 +175,12 @@ impl Fetching {
         let Some(next) = fetch.next() else { return cx.store.discard(reservation) };
         let (transfer, producer, mode) = (cx.inner_session(), next.producer(), next.want.mode);
         let patience = fetch.waiters.values().map(|waiter| waiter.deadline.since(cx.now)).max();
-        let blocks = u32::try_from(reservation.pages().len()).unwrap_or(u32::MAX);
         let options = SessionOptions::default().with(|options| {
             options.deadline = patience.map(|patience| patience.min(cx.config.try_limit));
             options.mode = Some(mode.unwrap_or(cx.config.mode));
             options.prefill_dp_rank = producer.1;
             options.source = Some(WorkerRole::Encode);
-            options.content = Some(ContentRequest::new(key.0.clone(), &*cx.config.compatibility, blocks));
+            options.content = Some(ContentRequest::new(key.0.clone(), &*cx.config.compatibility, key.1));
         });
         let (pages, bootstrap_addr) = (reservation.take_pages(), producer.0.clone());
         fetch.asked = Some(producer.clone());

@@ -46,7 +46,7 @@ impl Serving {
             Absent::Missing => PeerCause::EntryMissing,
             Absent::NotReady => PeerCause::EntryNotReady,
         })?;
-        let (held, asked) = (u32::try_from(pin.pages().len()).unwrap_or(u32::MAX), asked.content.pages);
+        let (held, asked) = (pin.bytes(), asked.content.bytes);
         if held != asked {
             cx.store.unpin(pin);
             return Err(PeerCause::EntrySize { held, asked });

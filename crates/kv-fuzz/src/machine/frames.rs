@@ -323,7 +323,7 @@ impl Peer {
             low_watermark,
             hash,
             compatibility: script.text(600),
-            pages: script.small(),
+            bytes: script.number(),
             ttl_ms: if script.flag() { 60_000 } else { script.number() },
             delivery: self.delivery(script),
         })

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use crate::asked::Service;
 use crate::bootstrap::LookupId;
-use crate::error::{BootstrapError, Cause, Mismatch, PeerCause};
+use crate::error::{BootstrapError, Cause, Mismatch};
 use crate::id::{PeerId, SessionId};
 use crate::layout::{Geometry, shares, sources};
 use crate::meter::each;
@@ -125,7 +125,7 @@ fn meet_all(
     let (mut peers, mut met) = (Vec::new(), BTreeSet::new());
     for introduction in each(introductions) {
         let cause = match cx.meet(introduction) {
-            None => Cause::ByPeer(PeerCause::Overloaded),
+            None => Cause::TooManyPeers { max: cx.config.limits.max_peers },
             Some(peer) if !met.insert(peer) => {
                 Cause::Bootstrap(BootstrapError::Malformed("two ranks are the same worker"))
             }

@@ -65,9 +65,9 @@ impl Receiving {
 
 /// The request for an entry, in place of a registration for a room.
 fn ask_for(content: ContentRequest, register: Register) -> XferReq {
-    let ContentRequest { hash, compatibility, pages } = content;
+    let ContentRequest { hash, compatibility, bytes } = content;
     let Register { attempt, low_watermark, ttl_ms, delivery, .. } = register;
-    XferReq { attempt, low_watermark, hash, compatibility, pages, ttl_ms, delivery }
+    XferReq { attempt, low_watermark, hash, compatibility, bytes, ttl_ms, delivery }
 }
 
 impl ReceiveSession {

@@ -16,7 +16,7 @@ use crate::wire::{Delivery, Register, XferReq};
 
 impl Sending {
     pub(in crate::proto) fn on_xfer_req(&mut self, cx: &mut Context, id: PeerId, request: XferReq) {
-        let XferReq { attempt, low_watermark, hash, compatibility, pages, ttl_ms, mut delivery } = request;
+        let XferReq { attempt, low_watermark, hash, compatibility, bytes, ttl_ms, mut delivery } = request;
         let Some(peer) = cx.peers.get(id) else { return };
         let is_new = peer.incoming().get(attempt).is_none();
         if is_new && !cx.config.service.by_content && self.may_note(cx, peer, attempt) {
@@ -36,7 +36,7 @@ impl Sending {
         self.on_register(cx, id, register);
         let waiting = cx.peers.get(id).and_then(|peer| peer.incoming().get(attempt));
         if is_new && matches!(waiting, Some(Incoming::Waiting(_))) {
-            let content = ContentRequest::new(hash, compatibility, pages);
+            let content = ContentRequest::new(hash, compatibility, bytes);
             self.asked.push_back(Asked { peer: id, attempt, content, room, reads });
         }
     }
