@@ -75,20 +75,24 @@ fn an_entry_of_an_unreachable_peer_comes_from_the_next_producer_that_is_named() 
     let (lost, other, consumer, first, write) = in_the_middle(&mut fleet);
     fleet.unreachable.insert(lost);
     fleet.lose_way(consumer, lost);
+    fleet.fate = Box::new(move |frame| if frame.from == lost { Fate::Lost } else { Fate::Arrives });
     // The next try waits for the way; it does not wait for the whole budget.
     fleet.run_for(SECOND);
     // Both sessions want the same entry: the one that names the other producer is not left to the lost way.
     let second = fleet.fetch(consumer, fleet.want(1, 4, other, TransferMode::Push));
     served(&mut fleet, other, consumer, second, 11 * SECOND);
+    books(&fleet, consumer, (4, 0, 4));
     // The lost producer's write arrives now, and its bytes are others by now.
     fleet.at(lost).region.memory().write(0, &[0xee; 8 * BLOCK as usize]).unwrap();
-    fleet.carry_out(write);
+    fleet.copy(&write);
     for session in [first, second] {
         assert_eq!(fleet.received(consumer, session), content(1, 4 * BLOCK));
     }
     books(&fleet, consumer, (4, 4, 0));
-    // The way is there again: the producer says that it writes no more.
+    // The write has ended, and the way is there again: the producer says that it writes no more.
+    fleet.ended(write, Ok(()));
     fleet.unreachable.clear();
+    fleet.fate = Box::new(|_| Fate::Arrives);
     fleet.run_for(10 * SECOND);
     books(&fleet, consumer, (0, 4, 0));
     books(&fleet, lost, (0, 4, 0));
