@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use kv_core::proto::Limits;
+use kv_core::wire::Body;
 use kv_core::{Cause, TransferMode, TransportError};
 use kv_ec::{CacheGauges, EcError, EcPoll, ReserveError};
 
@@ -96,6 +97,26 @@ fn an_entry_of_an_unreachable_peer_comes_from_the_next_producer_that_is_named() 
     fleet.run_for(10 * SECOND);
     books(&fleet, consumer, (0, 4, 0));
     books(&fleet, lost, (0, 4, 0));
+}
+
+/// Defect 1, where the producer lives and never answers: one try does not take the budget of all.
+#[test]
+fn a_producer_that_never_answers_keeps_no_session_from_the_next_producer() {
+    let mut fleet = Fleet::new();
+    let (mute, other, consumer) = (fleet.host(8), fleet.host(8), fleet.host(8));
+    fleet.save(mute, 1, 4);
+    fleet.save(other, 1, 4);
+    fleet.fate = Box::new(move |frame| match frame.body() {
+        Body::Granted(_) if frame.from == mute => Fate::Lost,
+        _ => Fate::Arrives,
+    });
+    let first = fleet.fetch(consumer, fleet.want(1, 4, mute, TransferMode::Pull));
+    fleet.run_for(MS);
+    let second = fleet.fetch(consumer, fleet.want(1, 4, other, TransferMode::Pull));
+    assert!(fleet.end_of(consumer, second, 60 * SECOND) <= 10 * SECOND + 100 * MS);
+    for session in [first, second] {
+        assert_eq!(fleet.received(consumer, session), content(1, 4 * BLOCK));
+    }
 }
 
 /// Defect 5: an operation that had failed freed its blocks, although the wire was not done with them.
