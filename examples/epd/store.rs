@@ -17,8 +17,8 @@ use kv_ec::{
 use kv_examples::cli::{Mode, TransportKind};
 use kv_examples::control::NamedError;
 use kv_examples::error::ExampleError;
+use kv_examples::transport;
 use kv_transfer::bootstrap::{HttpBootstrapClient, KvBootstrapServer};
-use kv_transfer::local::{LocalConfig, LocalTransport};
 use serde_json::{Value, json};
 
 use crate::error::EpdError;
@@ -228,7 +228,7 @@ fn start(spec: &StoreSpec, config: EcConfig, region: &EcRegion) -> Result<EcWork
     let client = Box::new(client);
     match spec.transport {
         TransportKind::Local => {
-            let mut transport = LocalTransport::new(LocalConfig::default()).map_err(ExampleError::Local)?;
+            let mut transport = transport::local(spec.timing)?;
             if let Some(arena) = region.arena() {
                 transport.add_arena(arena).map_err(ExampleError::Local)?;
             }
@@ -236,12 +236,7 @@ fn start(spec: &StoreSpec, config: EcConfig, region: &EcRegion) -> Result<EcWork
         }
         #[cfg(feature = "nixl")]
         TransportKind::Nixl => {
-            use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
-            let nixl = Nixl::load(&Search::default()).map_err(ExampleError::Discovery)?;
-            let nixl_config = NixlConfig::default();
-            let settle = spec.timing.at_most_a_second(nixl_config.settle);
-            let nixl_config = nixl_config.with(|config| config.settle = settle);
-            let mut transport = NixlTransport::new(&nixl, nixl_config).map_err(ExampleError::Nixl)?;
+            let mut transport = transport::nixl(spec.timing)?;
             transport.add_memory(region.memory()).map_err(ExampleError::Nixl)?;
             Ok(EcWorker::start(config, region, transport, client)?)
         }

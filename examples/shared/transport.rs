@@ -84,31 +84,34 @@ pub fn start(
 ) -> Result<Worker, ExampleError> {
     match memory {
         Memory::Arena(arena) => {
-            let config_of_transport = LocalConfig::default();
-            let handshake_timeout = pace.at_most_a_second(config_of_transport.handshake_timeout);
-            let mut transport = LocalTransport::new(
-                config_of_transport.with(|config| config.handshake_timeout = handshake_timeout),
-            )?;
+            let mut transport = local(pace)?;
             transport.add_arena(arena)?;
-            Ok(Worker::start(
-                config,
-                TimedTransport::new(transport, log.clone(), heartbeats.clone()),
-                Box::new(client),
-            )?)
+            let transport = TimedTransport::new(transport, log.clone(), heartbeats.clone());
+            Ok(Worker::start(config, transport, Box::new(client))?)
         }
         #[cfg(feature = "nixl")]
         Memory::Pool(pool) => {
-            use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
-            let config_of_transport = NixlConfig::default();
-            let settle = pace.at_most_a_second(config_of_transport.settle);
-            let config_of_transport = config_of_transport.with(|config| config.settle = settle);
-            let mut transport = NixlTransport::new(&Nixl::load(&Search::default())?, config_of_transport)?;
+            let mut transport = nixl(pace)?;
             transport.add_memory(pool)?;
-            Ok(Worker::start(
-                config,
-                TimedTransport::new(transport, log.clone(), heartbeats.clone()),
-                Box::new(client),
-            )?)
+            let transport = TimedTransport::new(transport, log.clone(), heartbeats.clone());
+            Ok(Worker::start(config, transport, Box::new(client))?)
         }
     }
+}
+
+/// A transport between processes of this host, without memory.
+pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
+    let config = LocalConfig::default();
+    let handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
+    Ok(LocalTransport::new(config.with(|config| config.handshake_timeout = handshake_timeout))?)
+}
+
+/// A transport over NIXL, without memory.
+#[cfg(feature = "nixl")]
+pub fn nixl(pace: Pace) -> Result<kv_transfer::nixl::NixlTransport, ExampleError> {
+    use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
+    let config = NixlConfig::default();
+    let settle = pace.at_most_a_second(config.settle);
+    let config = config.with(|config| config.settle = settle);
+    Ok(NixlTransport::new(&Nixl::load(&Search::default())?, config)?)
 }
