@@ -242,13 +242,16 @@ fn a_killed_owner_leaves_nothing_behind_and_its_ranks_keep_what_they_have_mapped
         assert_eq!(shared_names(), before);
         assert_eq!(rank.pin(&hash("kept")).unwrap_err(), HostError::Closed);
         assert_eq!(reservation.discard().unwrap_err(), HostError::Closed);
-        let mut kept = [0; 10];
-        pin.read(0, &mut kept).unwrap();
+        let (mut kept, blocks) = ([0; 10], pin.pages().clone());
+        assert_eq!(pin.read(0, &mut kept).unwrap_err(), HostError::Closed, "the pin is over");
+        rank.region().read(&blocks, 0, &mut kept).unwrap();
         assert_eq!(&kept, b"kept bytes");
+        let mapped = rank.region().clone();
         // The next owner has the same address at once, and memory of its own.
         let mut next = Process::start("own", &address);
         let rank = HostClient::connect(&address, "", LONG).unwrap();
-        pin.read(0, &mut kept).unwrap();
+        mapped.read(&blocks, 0, &mut kept).unwrap();
+        assert_eq!(&kept, b"kept bytes");
         drop((pin, rank));
         next.finish();
     }

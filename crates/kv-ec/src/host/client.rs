@@ -9,6 +9,7 @@ use kv_core::{ContentHash, PageList};
 use kv_host::{OsError, check_user, descriptors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 
 use super::address::HostAddress;
 use super::error::HostError;
@@ -35,13 +36,14 @@ pub struct HostClient {
 struct Line {
     region: EcRegion,
     timeout: Duration,
+    socket: OwnedFd,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// `None` once the connection is over.
-    socket: Option<OwnedFd>,
+    /// True once a call has failed in a way that ends the connection.
+    is_over: bool,
     /// The number of the last request.
     number: u64,
     buffer: Box<[u8]>,
@@ -76,8 +78,8 @@ impl HostClient {
         }
         let file = passed.pop().ok_or(HostError::Protocol("the welcome came without a descriptor"))?;
         let region = EcRegion::received(file, welcome.blocks, welcome.block_bytes)?;
-        let state = Mutex::new(State { socket: Some(socket), number: 0, buffer });
-        Ok(HostClient { line: Arc::new(Line { region, timeout, state }) })
+        let state = Mutex::new(State { is_over: false, number: 0, buffer });
+        Ok(HostClient { line: Arc::new(Line { region, timeout, socket, state }) })
     }
 
     /// The region, mapped in this process.
@@ -167,8 +169,14 @@ impl HostPin {
     }
 
     /// Copies `out.len()` bytes of the entry to `out`, from byte `offset` of the entry on.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError::Closed`] if the connection is over, and with it the pin: the bytes in `out` may be those of
+    /// another entry.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
-        Ok(self.line.region.read(&self.held.pages, offset, out)?)
+        self.line.region.read(&self.held.pages, offset, out)?;
+        self.line.check_open()
     }
 }
 
@@ -197,9 +205,9 @@ impl Line {
     /// Sends a request and waits for its answer.
     fn request(&self, ask: Ask) -> Result<Answer, HostError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let answer = state.request(ask, &self.deadline());
+        let answer = state.request(&self.socket, ask, &self.deadline());
         if !matches!(answer, Ok(_) | Err(HostError::Refused(_))) {
-            state.socket = None;
+            self.end(&mut state);
         }
         answer
     }
@@ -208,13 +216,28 @@ impl Line {
     fn tell(&self, ask: Ask) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // Without room for the request the server is behind, and is waited for.
-        let told = match state.send(&ask) {
-            Ok(false) => state.request(ask, &self.deadline()).map(|_| ()),
+        let told = match state.send(&self.socket, &ask) {
+            Ok(false) => state.request(&self.socket, ask, &self.deadline()).map(|_| ()),
             sent => sent.map(|_| ()),
         };
         if !matches!(told, Ok(()) | Err(HostError::Refused(_))) {
-            // The server gives up the pins of a connection that is over.
-            state.socket = None;
+            self.end(&mut state);
+        }
+    }
+
+    /// Ends the connection. The server then gives up the pins.
+    fn end(&self, state: &mut State) {
+        state.is_over = true;
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+
+    /// Refuses a connection that is over, by either side. Both sides end the connection before any pin is over.
+    fn check_open(&self) -> Result<(), HostError> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(HostError::Closed),
+            Err(error) => Err(OsError::new("poll", error).into()),
         }
     }
 
@@ -225,8 +248,10 @@ impl Line {
 
 impl State {
     /// Sends a request with the next number; false if there is no room for it now.
-    fn send(&mut self, ask: &Ask) -> Result<bool, HostError> {
-        let socket = self.socket.as_ref().ok_or(HostError::Closed)?;
+    fn send(&mut self, socket: &OwnedFd, ask: &Ask) -> Result<bool, HostError> {
+        if self.is_over {
+            return Err(HostError::Closed);
+        }
         let message = encode(&Request { number: self.number + 1, ask: ask.clone() })?;
         match descriptors::send(socket.as_fd(), &[IoSlice::new(&message)], &[]) {
             Ok(_) => self.number += 1,
@@ -237,16 +262,15 @@ impl State {
         Ok(true)
     }
 
-    fn request(&mut self, ask: Ask, deadline: &Deadline) -> Result<Answer, HostError> {
-        while !self.send(&ask)? {
+    fn request(&mut self, socket: &OwnedFd, ask: Ask, deadline: &Deadline) -> Result<Answer, HostError> {
+        while !self.send(socket, &ask)? {
             // The server may be waiting for room for answers that nobody needs.
-            let socket = self.socket.as_ref().ok_or(HostError::Closed)?;
             if deadline.wait(socket, PollFlags::IN | PollFlags::OUT)?.contains(PollFlags::IN) {
-                self.reply(deadline)?;
+                self.reply(socket, deadline)?;
             }
         }
         loop {
-            let reply = self.reply(deadline)?;
+            let reply = self.reply(socket, deadline)?;
             if reply.number == self.number {
                 return Ok(reply.answer?);
             }
@@ -254,8 +278,7 @@ impl State {
     }
 
     /// The next reply, to this request or to an earlier one that nobody waits for.
-    fn reply(&mut self, deadline: &Deadline) -> Result<Reply, HostError> {
-        let socket = self.socket.as_ref().ok_or(HostError::Closed)?;
+    fn reply(&mut self, socket: &OwnedFd, deadline: &Deadline) -> Result<Reply, HostError> {
         let len = receive(socket, &mut self.buffer, &mut Vec::new(), deadline)?;
         let reply: Reply = decode(self.buffer.get(..len).unwrap_or_default())?;
         if reply.number > self.number {

@@ -16,7 +16,7 @@
 //! # When a rank ends
 //!
 //! A pin ends with its connection, at the latest: a rank that reads without a pin may read the bytes of another
-//! entry, and harms no other rank. A reservation that is not committed lasts until the rank discards the
+//! entry, and is told so by [`HostPin::read`]. A reservation that is not committed lasts until the rank discards the
 //! reservation, or until the rank's *process* has ended: a rank that has closed its connection can still write
 //! into the blocks, so no other entry may have them. The kernel reports the end of a process after the memory of
 //! the process is unmapped and all of its files are closed, those of device drivers included, so neither the

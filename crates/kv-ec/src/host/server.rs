@@ -284,6 +284,8 @@ impl AsFd for HostServer {
 impl Drop for HostServer {
     fn drop(&mut self) {
         for rank in self.ranks.values_mut() {
+            // First, so that a rank that reads sees that the pins are over.
+            rank.socket = None;
             rank.holdings.unpin_all();
             if !rank.process.is_alive() {
                 rank.holdings.discard_all();

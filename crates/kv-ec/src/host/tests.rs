@@ -334,3 +334,28 @@ fn a_server_that_is_dropped_gives_up_pins_and_never_reuses_what_a_live_rank_may_
     assert_eq!(reservation.commit().unwrap_err(), HostError::Closed);
     drop(pin);
 }
+
+#[test]
+fn a_pin_whose_connection_is_over_says_so_before_anybody_takes_its_bytes_for_the_entrys() {
+    let region = EcRegion::create(64, 16).unwrap();
+    let (store, address) = (store(64), address());
+    let mut server = HostServer::bind(&address, &region, &store, HostConfig::default()).unwrap();
+    save(&store, 1, 64);
+    let ranks = [0, 1].map(|_| connect(&mut server, &address).unwrap());
+    let pins = ranks.each_ref().map(|rank| beside(&mut server, || rank.pin(&hash(1))).unwrap());
+    let read = |pin: &HostPin| pin.read(0, &mut [0; 1024]);
+    assert_eq!(pins.each_ref().map(read), [Ok(()), Ok(())]);
+    // The rank ends the connection itself, because an answer did not come in time.
+    let short = Duration::from_millis(50);
+    let hasty = beside(&mut server, || HostClient::connect(&address, "", short)).unwrap();
+    let pin = beside(&mut server, || hasty.pin(&hash(1))).unwrap();
+    assert_eq!(hasty.pin(&hash(1)).unwrap_err(), HostError::TimedOut { after: short });
+    assert_eq!(read(&pin), Err(HostError::Closed));
+    assert_eq!(pins.each_ref().map(read), [Ok(()), Ok(())]);
+    // The server goes, and somebody else gets the blocks.
+    drop(server);
+    let reservation = store.reserve(&hash(2), 64 * 16).unwrap();
+    region.write(reservation.pages(), 0, &[7; 1024]).unwrap();
+    store.commit(reservation).unwrap();
+    assert_eq!(pins.each_ref().map(read), [Err(HostError::Closed), Err(HostError::Closed)]);
+}

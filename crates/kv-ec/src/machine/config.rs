@@ -32,7 +32,8 @@ pub struct MachineConfig {
     /// How long the answer to one request of a peer may take, until the bytes have moved (default 300 s).
     pub answer_deadline: Duration,
     /// Most requests of peers that are answered at once. Further requests are refused as
-    /// [`Overloaded`](kv_core::PeerCause::Overloaded), and their peers ask again (default 1024).
+    /// [`Overloaded`](kv_core::PeerCause::Overloaded), and their peers ask again (default 1024). Once
+    /// half of so many are answered, a peer of which an eighth are answered is refused, too.
     pub max_answers: usize,
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use kv_core::proto::Command;
-use kv_core::{Asked, KvPoll, Lease, Mismatch, PeerCause, SessionId, SessionOptions, TransferMode};
+use kv_core::{Asked, KvPoll, Lease, Mismatch, PeerCause, PeerId, SessionId, SessionOptions, TransferMode};
 
 use super::context::Context;
 use crate::cache::{Absent, Pin};
@@ -14,9 +14,14 @@ use crate::cache::{Absent, Pin};
 /// The answers under way.
 #[derive(Debug, Default)]
 pub(super) struct Serving {
-    /// By the inner machine's session: the pin of the entry that is given away.
-    pins: BTreeMap<SessionId, Pin>,
+    /// By the inner machine's session: the peer, and the pin of the entry that is given away.
+    pins: BTreeMap<SessionId, (PeerId, Pin)>,
+    /// How many answers each peer has under way.
+    of_peer: BTreeMap<PeerId, usize>,
 }
+
+/// One peer may have one in this many of the answers, once half of them are under way.
+const PEER_SHARE: usize = 8;
 
 impl Serving {
     /// Answers one request.
@@ -39,7 +44,7 @@ impl Serving {
                 theirs: asked.content.compatibility.clone(),
             }));
         }
-        if self.pins.len() >= cx.config.max_answers {
+        if !self.has_room(asked.peer, cx.config.max_answers) {
             return Err(PeerCause::Overloaded);
         }
         let pin = cx.store.pin(&asked.content.hash).map_err(|absent| match absent {
@@ -54,10 +59,17 @@ impl Serving {
         Ok(pin)
     }
 
+    /// True if a peer may have one more answer of `max`: one peer alone never takes what others need.
+    fn has_room(&self, peer: PeerId, max: usize) -> bool {
+        let of_peer = self.of_peer.get(&peer).copied().unwrap_or(0);
+        self.pins.len() < max && (self.pins.len() < max / 2 || of_peer < (max / PEER_SHARE).max(1))
+    }
+
     fn serve(&mut self, cx: &mut Context, asked: &Asked, pin: Pin) {
         let session = cx.inner_session();
         let (pages, chunk) = (pin.pages().len(), pin.mirror());
-        self.pins.insert(session, pin);
+        self.pins.insert(session, (asked.peer, pin));
+        *self.of_peer.entry(asked.peer).or_default() += 1;
         let options = SessionOptions::default().with(|options| {
             options.mode = Some(TransferMode::Auto);
             options.lease = Some(Lease::Renewable(cx.config.lease));
@@ -80,12 +92,15 @@ impl Serving {
 
     /// The inner machine has given the blocks of an answer back. False if the session is none of an answer.
     pub(super) fn released(&mut self, cx: &mut Context, session: SessionId) -> bool {
-        let pin = self.pins.remove(&session);
-        let found = pin.is_some();
-        if let Some(pin) = pin {
-            cx.store.unpin(pin);
+        let Some((peer, pin)) = self.pins.remove(&session) else { return false };
+        cx.store.unpin(pin);
+        if let Some(answers) = self.of_peer.get_mut(&peer) {
+            *answers -= 1;
+            if *answers == 0 {
+                self.of_peer.remove(&peer);
+            }
         }
-        found
+        true
     }
 
     /// How many answers are under way.

@@ -262,3 +262,29 @@ fn no_change_of_a_session_that_is_opened_beside_a_drain_is_lost() {
     told += group.drain(|_| ());
     assert_eq!((told, senders.len()), (SESSIONS, SESSIONS));
 }
+
+#[test]
+fn a_request_that_one_rank_cannot_open_is_no_session_of_the_group_and_leaves_nothing() {
+    let ((first, one), (second, other)) = (queues(8, 16), queues(1, 16));
+    let group = EngineGroup::new(vec![one, other]).unwrap();
+    let mut sender = group.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+    assert!(group.sender("", Room::from(2), &[], SessionOptions::default()).is_err(), "one session at most");
+    // The workers answer everything that they are told, and report every state.
+    for link in [&first, &second] {
+        while let Some(message) = link.next_command() {
+            message.cell.set(KvPoll::WaitingForInput, None);
+            link.poll_set.notify(&message.cell);
+        }
+    }
+    let mut told = Vec::new();
+    group.drain(|change| told.push(change));
+    let change = |of: &EngineSender, poll| Change { session: of.id(), poll, reclaimable: false };
+    assert_eq!(told, [change(&sender, KvPoll::WaitingForInput)]);
+    sender.send(pages(&[3])).unwrap();
+    for link in [&first, &second] {
+        end(link);
+    }
+    group.drain(|_| ());
+    assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[3])));
+    assert!(group.orphans().is_empty());
+}

@@ -168,7 +168,7 @@ impl Node {
     /// after every input, until it returns `None`, by a service that is asked
     /// [by content](crate::Service::by_content).
     pub fn poll_asked(&mut self) -> Option<Asked> {
-        self.sending.next_asked()
+        self.sending.next_asked(&self.cx)
     }
 
     /// Refuses a request by content for this cause, which the peer is told. No effect on a request

@@ -9,6 +9,7 @@
 use crate::asked::{Asked, ContentRequest};
 use crate::error::PeerCause;
 use crate::id::{PeerId, Room};
+use crate::meter::step;
 use crate::proto::context::Context;
 use crate::proto::conversation::Incoming;
 use crate::proto::sending::Sending;
@@ -41,9 +42,17 @@ impl Sending {
         }
     }
 
-    /// The oldest request that the service has not seen; `None` if there is none.
-    pub(in crate::proto) fn next_asked(&mut self) -> Option<Asked> {
-        self.asked.pop_front()
+    /// The oldest request that the service has not seen; `None` if there is none. Requests that are over are
+    /// left out: a sender that is opened for such a request would wait for nobody.
+    pub(in crate::proto) fn next_asked(&mut self, cx: &Context) -> Option<Asked> {
+        loop {
+            let asked = self.asked.pop_front()?;
+            let attempt = cx.peers.get(asked.peer).and_then(|peer| peer.incoming().get(asked.attempt));
+            if matches!(attempt, Some(Incoming::Waiting(_))) {
+                return Some(asked);
+            }
+            step(1);
+        }
     }
 
     /// The service refuses a request. No effect on a request that is over.
