@@ -22,6 +22,10 @@ pub enum EcError {
     /// The transfer from the producer failed, and another try would fail in the same way.
     #[error(transparent)]
     Transfer(Box<TransferError>),
+    /// A producer had not given the entry when sessions that name another producer could not wait longer for
+    /// that one.
+    #[error("the producer had not given the entry when it was the next producer's turn")]
+    Turn,
     /// The region of this worker can never hold the entry: the entry is empty or larger than the region. (While
     /// the region is only full, the machine tries again.)
     #[error(transparent)]
@@ -60,6 +64,7 @@ impl EcError {
         match self {
             EcError::Transfer(error) => is_passing(&error.cause),
             EcError::Room(error) => matches!(error, ReserveError::Full { .. }),
+            EcError::Turn => true,
             _ => false,
         }
     }

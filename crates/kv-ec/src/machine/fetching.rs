@@ -12,6 +12,9 @@
 //!           committed ─▶ Ready, pinned for each session
 //! ```
 //!
+//! Sessions of one fetch may name several producers, which are asked in turn: a producer that does not answer
+//! has its place until a session that names another one has half of its time left.
+//!
 //! A session that is out of budget fails at once. The blocks of a transfer that was given up are free for
 //! other entries only when the inner machine has given them back.
 
@@ -50,6 +53,8 @@ enum Timer {
     Budget(SessionId),
     /// The pause of a fetch is over.
     Again(Key),
+    /// The sessions that name other producers than the one that is asked cannot wait longer for theirs.
+    Turn(Key),
 }
 
 #[derive(Debug)]
@@ -88,6 +93,10 @@ struct Moving {
     transfer: SessionId,
     producer: Producer,
     reservation: Reservation,
+    /// Until when the producer may take, for the sake of sessions that name others.
+    until: Time,
+    /// True once the producer was met.
+    met: bool,
     /// True once the inner machine has said that the bytes are right.
     arrived: bool,
 }
@@ -107,13 +116,31 @@ impl Fetching {
         self.timers.insert((waiter.deadline, Timer::Budget(session)));
         self.of_session.insert(session, key.clone());
         let fetch = self.fetches.entry(key.clone()).or_insert_with(|| Fetch::new(cx.now));
-        let moves = matches!(fetch.step, Step::Moving(_));
         let is_first = fetch.waiters.is_empty();
+        let turn = waiter.turn(cx.now);
+        let producer = waiter.producer();
         fetch.waiters.insert(session, waiter);
         if is_first {
-            self.begin(cx, &key);
-        } else if moves {
+            return self.begin(cx, &key);
+        }
+        let Step::Moving(moving) = &fetch.step else { return };
+        if moving.met {
             cx.tell(session, EcPoll::Transferring);
+        }
+        if moving.producer != producer {
+            self.hurry(&key, turn);
+        }
+    }
+
+    /// Lets a producer take no longer than until then.
+    fn hurry(&mut self, key: &Key, until: Time) {
+        let Some(Step::Moving(moving)) = self.fetches.get_mut(key).map(|fetch| &mut fetch.step) else {
+            return;
+        };
+        if until < moving.until {
+            self.timers.remove(&(moving.until, Timer::Turn(key.clone())));
+            moving.until = until;
+            self.timers.insert((until, Timer::Turn(key.clone())));
         }
     }
 
@@ -142,7 +169,19 @@ impl Fetching {
             match due.1 {
                 Timer::Budget(session) => self.out_of_budget(cx, session),
                 Timer::Again(key) => self.begin(cx, &key),
+                Timer::Turn(key) => self.turn_is_over(cx, &key),
             }
+        }
+    }
+
+    /// The producer that is asked has had its time: the next one is asked.
+    fn turn_is_over(&mut self, cx: &mut Context, key: &Key) {
+        let Some(fetch) = self.fetches.get_mut(key) else { return };
+        if let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) {
+            let (session, asked) = (moving.transfer, moving.producer.clone());
+            self.give_up(cx, key, *moving);
+            cx.command(Command::Abort { session });
+            self.try_failed(cx, key, Some(&asked), EcError::Turn);
         }
     }
 
@@ -183,9 +222,15 @@ impl Fetching {
             options.content = Some(ContentRequest::new(key.0.clone(), &*cx.config.compatibility, key.1));
         });
         let (pages, bootstrap_addr) = (reservation.take_pages(), producer.0.clone());
+        let others = fetch.waiters.values().filter(|waiter| waiter.producer() != producer);
+        let turn = others.map(|waiter| waiter.turn(cx.now)).min();
         fetch.asked = Some(producer.clone());
-        fetch.step = Step::Moving(Box::new(Moving { transfer, producer, reservation, arrived: false }));
+        let (until, met, arrived) = (Time::MAX, false, false);
+        fetch.step = Step::Moving(Box::new(Moving { transfer, producer, reservation, until, met, arrived }));
         self.of_transfer.insert(transfer, key.clone());
+        if let Some(turn) = turn {
+            self.hurry(key, turn);
+        }
         let (room, options) = (Room::Number(transfer.0), Box::new(options));
         cx.command(Command::OpenReceiver { session: transfer, room, bootstrap_addr, options });
         cx.command(Command::InitReceiver { session: transfer, pages, aux: None });
@@ -266,7 +311,7 @@ impl Fetching {
         match self.fetches.remove(key).map(|fetch| fetch.step) {
             Some(Step::Moving(moving)) => {
                 let session = moving.transfer;
-                self.give_up(cx, *moving);
+                self.give_up(cx, key, *moving);
                 cx.command(Command::Abort { session });
             }
             Some(Step::Pausing(until)) => drop(self.timers.remove(&(until, Timer::Again(key.clone())))),
@@ -275,7 +320,8 @@ impl Fetching {
     }
 
     /// Gives up a transfer. Its blocks come back later.
-    fn give_up(&mut self, cx: &mut Context, moving: Moving) {
+    fn give_up(&mut self, cx: &mut Context, key: &Key, moving: Moving) {
+        self.timers.remove(&(moving.until, Timer::Turn(key.clone())));
         self.of_transfer.remove(&moving.transfer);
         self.leaving.insert(moving.transfer);
         cx.store.discard(moving.reservation);
@@ -298,6 +344,7 @@ impl Fetching {
             (KvPoll::Success, _) => moving.arrived = true,
             (KvPoll::Failed, Some(error)) => self.transfer_failed(cx, &key, error),
             (KvPoll::Transferring, _) => {
+                moving.met = true;
                 for session in fetch.waiters.keys() {
                     cx.tell(*session, EcPoll::Transferring);
                 }
@@ -310,7 +357,7 @@ impl Fetching {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         if let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) {
             let asked = moving.producer.clone();
-            self.give_up(cx, *moving);
+            self.give_up(cx, key, *moving);
             self.try_failed(cx, key, Some(&asked), EcError::Transfer(error));
         }
     }
@@ -323,7 +370,8 @@ impl Fetching {
         let Some(key) = self.of_transfer.remove(&transfer) else { return cx.give_back(pages) };
         let Some(fetch) = self.fetches.get_mut(&key) else { return cx.give_back(pages) };
         let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) else { return };
-        let Moving { mut reservation, arrived, .. } = *moving;
+        let Moving { mut reservation, arrived, until, .. } = *moving;
+        self.timers.remove(&(until, Timer::Turn(key.clone())));
         let whole = reservation.put_back(pages).is_ok();
         debug_assert!(whole && arrived, "blocks come back after the end of their transfer");
         match if arrived { cx.store.commit(reservation) } else { Err(reservation) } {
@@ -373,6 +421,11 @@ impl Fetch {
 }
 
 impl Waiter {
+    /// Until when the session can let another producer than its own be asked: half of its time.
+    fn turn(&self, now: Time) -> Time {
+        now + self.deadline.since(now) / 2
+    }
+
     fn producer(&self) -> Producer {
         (self.want.source.clone(), self.want.replica)
     }
