@@ -131,6 +131,16 @@ fn fields_of_other_releases_reach_the_next_worker_unchanged() {
 }
 
 #[test]
+fn numbers_that_are_passed_on_lose_not_one_bit() {
+    for number in ["2.107886634442258e-19", "-6.652269350886165e+267"] {
+        let text = format!(r#"{{"0a3f":{{"x":{number}}}}}"#);
+        let json = EcTransferParams::parse(&text).unwrap().to_json();
+        assert!(json.contains(number), "{json}");
+        assert_eq!(EcTransferParams::parse(&json).unwrap(), EcTransferParams::parse(&text).unwrap());
+    }
+}
+
+#[test]
 fn a_consumer_refuses_what_does_not_fit_its_placeholders_its_model_or_its_blocks() {
     // 3 rows of 10 bytes take 2 blocks of 16 bytes.
     let held = Held::new("h", 1, 3, 5, 2, 16);
