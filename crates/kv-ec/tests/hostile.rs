@@ -9,9 +9,12 @@ use bytes::Bytes;
 use kv_core::machine::{Input, Machine, Output};
 use kv_core::proto::NodeConfig;
 use kv_core::wire::{
-    Abort, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Hello, Release, VERSIONS, XferReq,
+    Abort, Acquire, Body, ConversationId, Delivery, Destination, Failed, Frame, Hello, Release, VERSIONS,
+    XferReq,
 };
-use kv_core::{Attempt, ContentHash, Incarnation, KvArgs, Origin, PageList, PeerCause, Room, SessionId, Time};
+use kv_core::{
+    Attempt, ContentHash, Incarnation, KvArgs, Origin, PageList, PeerCause, Room, SessionId, Time,
+};
 use kv_ec::{Command, EC_SERVICE, EcMachine, EcRegion, EncoderCache, Eviction, MachineConfig, SharedStore};
 
 const US: Incarnation = Incarnation::from_random(9);
@@ -263,4 +266,17 @@ fn a_peer_whose_engine_appends_suffixes_is_answered_like_any_other() {
     assert_eq!((producer.answers(), producer.pinned()), (0, 0));
     let gauges = producer.machine.gauges().node;
     assert_eq!((gauges.senders, gauges.registrations, gauges.posts), (0, 0, 0));
+}
+
+#[test]
+fn a_request_with_another_compatibility_text_is_refused_whatever_the_peer_said_when_it_was_met() {
+    let mut producer = Producer::start(|_| ());
+    let hash = producer.save("a", 1);
+    producer.greet(1);
+    producer.asks(1, 0, &hash, |request| request.compatibility = "another model".to_owned());
+    let refusals = producer.refusals();
+    assert!(
+        matches!(&refusals[..], [PeerCause::Incompatible(mismatch)] if mismatch.theirs == "another model")
+    );
+    assert_eq!((producer.answers(), producer.pinned()), (0, 0));
 }

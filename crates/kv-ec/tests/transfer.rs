@@ -219,3 +219,42 @@ fn a_request_has_its_items_from_several_producers_or_says_which_to_encode() {
     drop(request);
     consumer.until_cached(6 + 1);
 }
+
+#[test]
+fn an_entry_that_is_here_with_another_length_is_not_given() {
+    let server = Server::start();
+    let consumer = Host::consumer("prefill", 16);
+    consumer.save(1, 3 * BLOCK);
+    for asked in [3 * BLOCK - 1, 2 * BLOCK] {
+        assert_eq!(consumer.refused(server.want(1, asked)), EcError::OtherLength { held: 3 * BLOCK, asked });
+    }
+    consumer.until_cached(3);
+}
+
+#[test]
+fn a_request_that_lacks_one_item_waits_for_the_others_before_it_says_what_to_encode() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 16);
+    let consumer = Host::consumer("prefill", 16);
+    let reservation = producer.written(2, BLOCK);
+    let mut request = consumer.connector.request([server.want(1, BLOCK), server.want(2, BLOCK)]).unwrap();
+    until("the missing item", || {
+        assert_eq!(request.poll(), RequestPoll::Deferred);
+        request.missing().count() == 1
+    });
+    producer.connector.save(reservation).unwrap();
+    until("the other item", || request.poll() != RequestPoll::Deferred);
+    assert_eq!((request.poll(), request.entries().count()), (RequestPoll::EncodeLocally, 1));
+}
+
+#[test]
+fn a_fetch_that_is_dropped_after_its_entry_has_come_leaves_nothing_pinned() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 16);
+    let consumer = Host::consumer("prefill", 16);
+    producer.save(1, 4 * BLOCK);
+    let fetch = consumer.deferred(server.want(1, 4 * BLOCK));
+    until("the entry", || consumer.connector.store().gauges().pinned == 4);
+    drop(fetch);
+    consumer.until_cached(4);
+}

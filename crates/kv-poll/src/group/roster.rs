@@ -44,6 +44,13 @@ impl<S: KvSession> Roster<S> {
         self.open.insert(id, Members::new(sessions, deal));
     }
 
+    /// True if nothing is known of any request.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let known = self.by_rank.iter().map(BTreeMap::len).sum::<usize>();
+        (self.open.len(), known, self.untold.len()) == (0, 0, 0)
+    }
+
     pub(super) fn get(&self, id: SessionId) -> Option<&Members<S>> {
         self.open.get(&id)
     }

@@ -9,14 +9,17 @@ use std::time::Duration;
 
 use kv_core::machine::SessionCommand;
 use kv_core::proto::Command;
-use kv_core::{ChunkId, FinalLayers, KvPoll, KvSender, KvSession, ReadyEvent, ReadyEventError};
+use kv_core::{
+    Cause, ChunkId, FinalLayers, KvPoll, KvSender, KvSession, Phase, ReadyEvent, ReadyEventError,
+    TransferError,
+};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::kv::KvMachine;
-use crate::worker::shared;
 use crate::worker::tests::{pages, queues};
+use crate::worker::{Failure, shared};
 
 /// Long enough for anything that does not wait; reached only by a test that fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -287,4 +290,39 @@ fn a_request_that_one_rank_cannot_open_is_no_session_of_the_group_and_leaves_not
     group.drain(|_| ());
     assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[3])));
     assert!(group.orphans().is_empty());
+}
+
+#[test]
+fn a_command_that_waits_for_a_rank_is_tried_at_every_drain_until_the_rank_has_room() {
+    let ([first, second], group) = two_ranks();
+    let mut sender = begun(&group);
+    // The ring of the second rank is full.
+    sender.layers_final(FinalLayers::all(ChunkId(0))).unwrap();
+    for _ in 0..3 {
+        group.drain(|_| ());
+    }
+    let told = |link: &Link| std::iter::from_fn(|| link.next_command()).count();
+    assert_eq!((told(&first), told(&second)), (4, 3));
+    group.drain(|_| ());
+    assert_eq!((told(&first), told(&second)), (0, 1));
+}
+
+#[test]
+fn a_group_knows_why_a_request_failed_after_its_pages_are_back_and_nothing_else_of_the_request() {
+    let ([first, second], group) = two_ranks();
+    let mut sender = begun(&group);
+    let error = TransferError::new(Room::from(1), Phase::Transfer, Cause::PeerLost);
+    for link in [&first, &second] {
+        while let Some(message) = link.next_command() {
+            message.cell.set(KvPoll::Failed, Some(Failure::Machine(Box::new(error.clone()))));
+            link.return_unseen(&message.cell, message.command);
+            link.poll_set.notify(&message.cell);
+        }
+    }
+    group.drain(|_| ());
+    assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[3])));
+    assert_eq!(sender.failure(), Some(error));
+    assert!(group.shared.lock().is_empty());
+    drop(sender);
+    assert!(group.shared.lock().is_empty());
 }

@@ -299,3 +299,19 @@ fn a_dropped_group_never_drops_the_owner_of_pages_that_another_rank_may_touch() 
         assert_eq!(scripts[0].borrow().aborted, !others_quiet);
     }
 }
+
+#[test]
+fn the_rank_that_failed_by_itself_says_why_whichever_rank_it_is() {
+    for failed in 0..3 {
+        let (mut members, scripts) = three();
+        for (rank, script) in scripts.iter().enumerate() {
+            let own = Cause::ByPeer(PeerCause::Unknown);
+            script.borrow_mut().cause = Some(if rank == failed { own } else { Cause::Aborted });
+            set(script, &mut members, rank, KvPoll::Failed, true);
+        }
+        let cause = |members: &Members<Fake>| members.failure().map(|error| error.cause);
+        assert_eq!(cause(&members), Some(Cause::ByPeer(PeerCause::Unknown)), "rank {failed}");
+        assert!(members.reclaim().is_some());
+        assert_eq!(cause(&members), Some(Cause::ByPeer(PeerCause::Unknown)), "rank {failed}, reclaimed");
+    }
+}

@@ -173,3 +173,22 @@ fn dropped_queues_leave_every_page_that_no_session_has_with_the_manager() {
     assert_eq!(left, [[5, 6], [1, 2]].map(|pages| PageList::from_pages(pages).unwrap()));
     assert_eq!((items, pool.num_out(), pool.lost().len()), (1, 2, 0), "two pages are the session's");
 }
+
+/// The session's last pages came back after its report, and nothing else is reported.
+#[test]
+fn a_session_that_still_holds_pages_when_they_are_reported_back_is_tried_at_every_step() {
+    let (mut queues, fake) = queues(PrefillPolicy::AfterBootstrap);
+    let key = popped(&mut queues, &fake, 1);
+    queues.init(key, 1, None).unwrap();
+    queues.send_chunk(key, pages([4])).unwrap();
+    fake.set(1, KvPoll::Failed, true);
+    fake.at(1, |session| session.reclaimable = false);
+    for _ in 0..3 {
+        step(&mut queues, &fake);
+        assert!(queues.drain_finished().is_none());
+    }
+    fake.at(1, |session| session.reclaimable = true);
+    step(&mut queues, &fake);
+    assert_eq!(queues.drain_finished().map(|finished| finished.pages), Some(pages([4])));
+    assert!(queues.is_empty());
+}
