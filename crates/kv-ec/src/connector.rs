@@ -220,9 +220,8 @@ impl EcConnector {
         &self.port
     }
 
-    /// Forgets saves that have ended, and unpins entries whose fetch was dropped.
+    /// Forgets saves that have ended.
     fn sweep(&self) {
-        drop(self.port.take_orphans(|resource| matches!(resource, Resource::Slot(_))));
         let mut under_way = self.saves.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         under_way.retain_mut(|handle| {
             let Some(resources) = handle.reclaim() else { return true };

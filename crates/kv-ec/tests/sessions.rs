@@ -114,6 +114,9 @@ fn each_session_has_its_own_budget_and_the_last_one_takes_everything_along() {
     assert!(consumer.is_out_of_budget(2, SECOND) && consumer.failures.len() == 1);
     consumer.run_for(SECOND * 2);
     assert!(consumer.is_out_of_budget(1, SECOND * 3) && consumer.failures.len() == 2);
+    consumer.run_for(SECOND);
+    let gauges = consumer.machine.gauges();
+    assert_eq!((gauges.transfers, gauges.node.receivers), (1, 1), "the last one's try is under way");
     consumer.command(Command::Abort { session: SessionId(3) });
     assert_eq!(consumer.failures.get(&3), Some(&EcError::Aborted));
     assert!(consumer.is_idle());
