@@ -112,7 +112,7 @@ impl Producer {
             low_watermark: Attempt(0),
             hash: hash.clone(),
             compatibility: MODEL.to_owned(),
-            pages: 1,
+            bytes: BLOCK.into(),
             ttl_ms: 60_000,
             delivery: Delivery::Read(Acquire { lease_id: None, number: 0 }),
         };
@@ -176,7 +176,7 @@ fn other_hashes_leases_and_aborts_under_one_attempt_change_nothing_of_the_answer
     producer.asks(1, 0, &hash, |_| ());
     assert_eq!((producer.answers(), producer.pinned()), (1, 1));
     // The same attempt for another entry, by writes, with lease ids.
-    producer.asks(1, 0, &other, |request| request.pages = 2);
+    producer.asks(1, 0, &other, |request| request.bytes = 2 * u64::from(BLOCK));
     let pages = PageList::from_pages([3]).unwrap();
     let to = Destination {
         pages,
@@ -245,7 +245,7 @@ fn destinations_that_do_not_fit_the_entry_end_the_answer_and_unpin() {
             permit_ms: 10_000,
         };
         producer.asks(1, attempt, &hash, |request| {
-            (request.pages, request.delivery) = (2, Delivery::Write(to));
+            (request.bytes, request.delivery) = (2 * u64::from(BLOCK), Delivery::Write(to));
         });
         assert_eq!((producer.answers(), producer.pinned()), (0, 0), "case {attempt}");
     }
