@@ -99,6 +99,8 @@ mod store;
 mod traffic;
 mod worker;
 
+#[cfg(feature = "model")]
+pub use cache::CommittedEntry;
 pub use cache::{
     Absent, CacheGauges, EncoderCache, Eviction, Pin, Reservation, ReserveError, Shape, UnknownEviction,
 };

@@ -104,7 +104,7 @@ impl SharedStore {
         &self.counters
     }
 
-    fn lock(&self) -> MutexGuard<'_, EncoderCache> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, EncoderCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,6 +5,8 @@
 mod entry;
 mod error;
 mod gauges;
+#[cfg(feature = "model")]
+mod model;
 mod policy;
 mod shape;
 #[cfg(test)]
@@ -13,6 +15,8 @@ mod tests;
 pub use entry::{Pin, Reservation};
 pub use error::{Absent, ReserveError};
 pub use gauges::CacheGauges;
+#[cfg(feature = "model")]
+pub use model::CommittedEntry;
 pub use policy::{Eviction, UnknownEviction};
 pub use shape::Shape;
 

@@ -387,6 +387,15 @@ impl Fetching {
         }
     }
 
+    /// The transfers that were not given up, with their entries and blocks.
+    #[cfg(feature = "model")]
+    pub(super) fn moving(&self) -> impl Iterator<Item = (SessionId, &ContentHash, &kv_core::PageList)> {
+        self.fetches.iter().filter_map(|((hash, _), fetch)| match &fetch.step {
+            Step::Moving(moving) => Some((moving.transfer, hash, moving.reservation.pages())),
+            Step::Pausing(_) => None,
+        })
+    }
+
     // ---- how many -------------------------------------------------------------------------------
 
     /// Sessions that want an entry.

@@ -15,6 +15,8 @@ mod config;
 mod context;
 mod error;
 mod fetching;
+#[cfg(feature = "model")]
+mod model;
 mod serving;
 
 pub use command::{Command, EcPoll, Resource, Want};

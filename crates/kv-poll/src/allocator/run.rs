@@ -48,6 +48,11 @@ impl RunAllocator {
         self.by_start.len()
     }
 
+    /// True if the page is free.
+    pub fn is_free(&self, page: u32) -> bool {
+        self.before(page.saturating_add(1)).is_some_and(|run| page < run.end())
+    }
+
     /// The smallest run of at least `need` pages, or else the largest of all.
     fn best(&self, need: u32) -> Option<PageRun> {
         let fitting = self.by_len.range((need, 0)..).next();
