@@ -5,7 +5,7 @@
 #   scripts/full.sh seeds kills   runs only these checks
 #
 #   seeds     1 000 000 seeds of the simulator, and 500 000 of worlds with encoder caches
-#   fuzz      2 000 000 scripts for the protocol machine, with a check of their costs, and 1 000 000 cases of hostile
+#   fuzz      2 000 000 scripts for the protocol machine, 500 000 for the encoder cache's, and 1 000 000 cases of hostile
 #             frames; also ten minutes guided by coverage, if cargo-fuzz and a nightly toolchain are installed
 #   kills     half an hour of kills and stops of processes, in every mode, over every installed transport
 #   stops     50 stops of each side in the middle of large copies, over every installed transport
@@ -29,6 +29,7 @@ seeds() {
 fuzz() {
     step "fuzzing, seed $seed"
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=2000000 cargo test --release --locked -p kv-fuzz --test machine -- --nocapture
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=500000 cargo test --release --locked -p kv-fuzz --test entries -- --nocapture
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-core --test hostile
     if cargo +nightly fuzz --version >/dev/null 2>&1; then
         mkdir -p target/found

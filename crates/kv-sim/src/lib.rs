@@ -20,6 +20,9 @@
 //! run the worker's own loop (`kv-poll`), and are stopped between any two readings of the clock. Some peers lie,
 //! in valid frames of every size.
 //!
+//! [`Worlds::Ec`] are worlds of the second service, the encoder cache ([`kv_ec::EcMachine`]): the same network,
+//! with producers that save entries and consumers that fetch them by the hash of their content.
+//!
 //! [`VirtualTransport`] is the transport of these worlds without the rest, for the conformance suite, which
 //! real transports pass, too.
 //!
@@ -54,6 +57,7 @@
 
 mod clock;
 mod counters;
+mod ec;
 pub mod exhaust;
 mod kv;
 pub mod net;
@@ -66,12 +70,14 @@ mod virtual_transport;
 
 pub use clock::Clock;
 pub use counters::{Kinds, Tally};
+pub use ec::params::EcParams;
+pub use ec::stats::EcCounters;
 pub use kv::params::Params;
 pub use kv::stats::KvCounters;
 pub use net::NetCounters;
-pub use planted::{Planted, SEEDS};
+pub use planted::{ENTRIES, Planted, SEEDS};
 pub use rng::Rng;
-pub use run::{Campaign, Counters, Options, Report, run_campaign, run_seed};
+pub use run::{Campaign, Counters, Options, Report, Worlds, run_campaign, run_seed};
 pub use trace::Trace;
 pub use violation::Violation;
 pub use virtual_transport::{VirtualNet, VirtualTransport};

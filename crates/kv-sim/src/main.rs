@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Parser;
 use comfy_table::{Table, presets};
-use kv_sim::exhaust::{Outcome, Scope, explore, hunt};
-use kv_sim::{Campaign, Options, Params, Planted, Report, run_campaign, run_seed};
+use kv_sim::exhaust::{EntryScope, Outcome, Scope, explore, explore_entries, hunt};
+use kv_sim::{Campaign, EcParams, Options, Params, Planted, Report, Worlds, run_campaign, run_seed};
 
 /// Runs the transfer protocol under simulated faults, and looks for broken promises.
 #[derive(Debug, Parser)]
@@ -23,6 +23,10 @@ struct Args {
     /// The first seed to run.
     #[arg(long, default_value_t = 0, value_name = "SEED")]
     start: u64,
+    /// The worlds to run: kv (of the KV cache), ec (of the encoder cache), or all: as many worlds of the KV
+    /// cache as there are seeds, and then a quarter as many of the encoder cache.
+    #[arg(long, value_name = "SERVICE", default_value = "all", value_parser = ["kv", "ec", "all"])]
+    worlds: String,
     /// How many threads to use [default: one for each core].
     #[arg(long, value_name = "THREADS")]
     jobs: Option<usize>,
@@ -68,10 +72,27 @@ fn main() -> ExitCode {
     }
     // Panics of nodes are violations, and are reported as such.
     std::panic::set_hook(Box::new(|_| {}));
-    let options = Options { planted: args.plant, keep: 0, max_events: args.steps };
+    let options = Options { planted: args.plant, max_events: args.steps, ..Options::default() };
+    let of_entries = args.worlds == "ec" || args.plant.is_some_and(Planted::is_of_entries);
+    let worlds = if of_entries { Worlds::Ec } else { Worlds::Kv };
+    let options = Options { worlds, ..options };
     match args.seed {
         Some(seed) => replay(seed, &args, options),
-        None => campaign(&args, options),
+        None if args.worlds == "all" && args.plant.is_none() => {
+            let found = campaign(&args, args.seeds, options);
+            if found == ExitCode::SUCCESS {
+                return campaign(&args, args.seeds.div_ceil(4), Options { worlds: Worlds::Ec, ..options });
+            }
+            found
+        }
+        None => campaign(&args, args.seeds, options),
+    }
+}
+
+fn name(worlds: Worlds) -> &'static str {
+    match worlds {
+        Worlds::Kv => "kv",
+        Worlds::Ec => "ec",
     }
 }
 
@@ -103,13 +124,26 @@ fn exhaust(args: &Args) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
+    for &scope in EntryScope::ALL.iter().filter(|_| args.scope.is_none() && args.plant.is_none()) {
+        let outcome = explore_entries(scope, None);
+        let (states, steps, depth) = (outcome.states, outcome.steps, scope.depth);
+        println!("an entry, {}: up to {depth} steps: {states} states, {steps} steps", scope.name);
+        if let Some(found) = outcome.found {
+            found.history.iter().for_each(|line| println!("  {line}"));
+            println!("VIOLATION of {}\n  {}", found.violation.invariant, found.violation.what);
+            return ExitCode::FAILURE;
+        }
+    }
     println!("no promise is broken");
     ExitCode::SUCCESS
 }
 
 fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {
     let keep = if args.trace { usize::MAX } else { 0 };
-    println!("{:#?}", Params::draw(seed));
+    match options.worlds {
+        Worlds::Kv => println!("{:#?}", Params::draw(seed)),
+        Worlds::Ec => println!("{:#?}", EcParams::draw(seed)),
+    }
     let report = run_seed(seed, Options { keep, ..options });
     for line in report.trace.lines() {
         println!("{line}");
@@ -127,20 +161,20 @@ fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {
     }
 }
 
-fn campaign(args: &Args, options: Options) -> ExitCode {
+fn campaign(args: &Args, seeds: u64, options: Options) -> ExitCode {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = args.jobs.unwrap_or(cores);
     let shown = AtomicU64::new(0);
     let live = std::io::stderr().is_terminal();
     let progress = |done: u64| {
-        let tenth = done * 10 / args.seeds.max(1);
+        let tenth = done * 10 / seeds.max(1);
         if live {
-            eprint!("\r{done} of {} seeds", args.seeds);
+            eprint!("\r{done} of {} seeds", seeds);
         } else if shown.fetch_max(tenth, Ordering::Relaxed) < tenth {
-            eprintln!("{done} of {} seeds", args.seeds);
+            eprintln!("{done} of {} seeds", seeds);
         }
     };
-    let campaign = run_campaign(args.start, args.seeds, jobs, options, progress);
+    let campaign = run_campaign(args.start, seeds, jobs, options, progress);
     if live {
         eprintln!();
     }
@@ -156,7 +190,8 @@ fn campaign(args: &Args, options: Options) -> ExitCode {
     }
     println!("VIOLATION of {} in seed {seed}\n  {}", violation.invariant, violation.what);
     let plant = args.plant.map(|planted| format!(" --plant {}", planted.name())).unwrap_or_default();
-    println!("to replay: cargo run --release -p kv-sim -- --seed {seed} --trace{plant}");
+    let worlds = name(options.worlds);
+    println!("to replay: cargo run --release -p kv-sim -- --worlds {worlds} --seed {seed} --trace{plant}");
     ExitCode::FAILURE
 }
 
@@ -173,7 +208,7 @@ fn print_summary(campaign: &Campaign) {
     for (kind, count) in counters.frames() {
         row(&format!("frame: {kind}"), count);
     }
-    for (cause, count) in counters.kv.failures.iter() {
+    for (cause, count) in counters.failures() {
         row(&format!("failure: {cause}"), count);
     }
     row("virtual hours", (campaign.virtual_time / 3_600_000_000_000) as u64);

@@ -31,13 +31,20 @@ macro_rules! planted {
     };
 }
 
-/// Stands for the worlds that seeds draw.
+/// Stands for the worlds of the KV cache that seeds draw.
 pub const SEEDS: &str = "seeds";
+/// Stands for the worlds of the encoder cache that seeds draw.
+pub const ENTRIES: &str = "entries";
 
 impl Planted {
     /// The small world, if any, in which the exhaustive check must find the bug.
     pub fn scope(self) -> Option<&'static str> {
-        self.places().iter().copied().find(|place| *place != SEEDS)
+        self.places().iter().copied().find(|place| ![SEEDS, ENTRIES].contains(place))
+    }
+
+    /// True if the bug shows in worlds of the encoder cache only.
+    pub fn is_of_entries(self) -> bool {
+        self.places().contains(&ENTRIES) && !self.places().contains(&SEEDS)
     }
 }
 
@@ -159,7 +166,7 @@ planted! {
     /// A failure is reported with another reason.
     WrongReason: reason_is_true in SEEDS;
     /// The network stays as bad as it was when faults should have stopped.
-    HealedInName: requests_are_served in SEEDS;
+    HealedInName: requests_are_served in SEEDS, ENTRIES;
     /// No registration and no question is sent twice.
     NothingRepeated: requests_are_served in SEEDS;
     /// The end of a session is missing from the trace.
@@ -196,4 +203,28 @@ planted! {
     EagerRelease: success_means_right_bytes in "one-reader";
     /// Releases are never acknowledged.
     DeafToReleased: idle_is_quiet in "one-reader";
+    /// A producer's entry is pinned until it is granted, not until it is released.
+    UnpinnedAtGrant: entries_have_their_bytes in ENTRIES;
+    /// An entry is taken to be ready while its transfer still fills the blocks.
+    CommittedEarly: entries_have_their_bytes in ENTRIES;
+    /// The blocks of a transfer that is given up are free at once.
+    FreedWhenGivenUp: no_wire_touches_a_free_block in ENTRIES;
+    /// A late answer is taken for the answer to the latest request.
+    LateAnswerTaken: entries_have_their_bytes in ENTRIES;
+    /// The reader of an entry counts its lease from the answer, not from the question.
+    LeaseFromTheAnswer: entries_have_their_bytes in ENTRIES;
+    /// Entries make room although somebody uses them.
+    EvictedInUse: entries_have_their_bytes in ENTRIES;
+    /// A refusal that lasts is taken for one that passes.
+    RefusalRetried: a_lasting_refusal_ends_it in ENTRIES;
+    /// Of the sessions of a failed fetch only the first is told.
+    WaitersForgotten: sessions_end_once_by_their_budget in ENTRIES;
+    /// An entry that has come is not pinned for the session that waited.
+    NoPinForWaiter: entries_have_their_bytes in ENTRIES;
+    /// Some entries stay pinned when their user is done.
+    PinsKept: idle_is_quiet in ENTRIES;
+    /// An entry that is being written is called missing.
+    RefusedFalsely: refusals_are_true in ENTRIES;
+    /// Each of the sessions that want an entry makes a request of its own.
+    EachSessionAsks: one_transfer_for_an_entry in ENTRIES;
 }

@@ -3,6 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::ec;
+use crate::ec::params::EcParams;
+use crate::ec::service::EcWorld;
+use crate::ec::stats::EcCounters;
 use crate::kv::frames::show;
 use crate::kv::params::Params;
 use crate::kv::service::KvWorld;
@@ -12,9 +16,22 @@ use crate::planted::Planted;
 use crate::trace::Trace;
 use crate::violation::Violation;
 
+/// The service whose worlds seeds draw.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Worlds {
+    /// Worlds of the KV cache.
+    #[default]
+    Kv,
+    /// Worlds of the encoder cache.
+    Ec,
+}
+
 /// How to run a seed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
+    /// The service whose world the seed draws. A bug that shows in worlds of the encoder cache only is planted
+    /// in such a world, whatever stands here.
+    pub worlds: Worlds,
     /// The bug to plant, if any.
     pub planted: Option<Planted>,
     /// Lines of the trace to keep; zero for none.
@@ -30,6 +47,8 @@ pub struct Counters {
     pub net: NetCounters,
     /// Counts of what happened to sessions.
     pub kv: KvCounters,
+    /// Counts of what happened to entries of the encoder cache.
+    pub ec: EcCounters,
 }
 
 impl Counters {
@@ -37,6 +56,7 @@ impl Counters {
     pub fn merge(&mut self, other: &Counters) {
         self.net.merge(&other.net);
         self.kv.merge(&other.kv);
+        self.ec.merge(&other.ec);
     }
 
     /// Frames sent, by the name of their kind.
@@ -44,9 +64,16 @@ impl Counters {
         self.net.frames_by_kind.named(show)
     }
 
-    /// Every count with its name.
+    /// Every count with its name, of the services whose worlds were run.
     pub fn rows(&self) -> Vec<(&'static str, u64)> {
-        [self.net.rows(), self.kv.rows()].concat()
+        let kv = if self.kv == KvCounters::default() { Vec::new() } else { self.kv.rows() };
+        let ec = if self.ec == EcCounters::default() { Vec::new() } else { self.ec.rows() };
+        [self.net.rows(), kv, ec].concat()
+    }
+
+    /// Failed sessions by the name of their cause.
+    pub fn failures(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.kv.failures.iter().chain(self.ec.failures.iter())
     }
 }
 
@@ -73,6 +100,9 @@ pub struct Report {
 /// assert_eq!(report.violation, None);
 /// ```
 pub fn run_seed(seed: u64, options: Options) -> Report {
+    if options.worlds == Worlds::Ec || options.planted.is_some_and(Planted::is_of_entries) {
+        return run_entries(seed, options);
+    }
     let mut params = Params::draw(seed);
     if let Some(planted) = options.planted {
         planted.provoke(&mut params);
@@ -82,10 +112,23 @@ pub fn run_seed(seed: u64, options: Options) -> Report {
     Report {
         seed,
         violation: outcome.violation,
-        counters: Counters { net: outcome.counters, kv: outcome.service.counters },
+        counters: Counters { net: outcome.counters, kv: outcome.service.counters, ec: EcCounters::default() },
         trace: outcome.trace,
         virtual_time: outcome.ended_at,
     }
+}
+
+/// The same for a world of the encoder cache.
+fn run_entries(seed: u64, options: Options) -> Report {
+    let mut params = EcParams::draw(seed);
+    if let Some(planted) = options.planted {
+        ec::provoke(planted, &mut params);
+    }
+    let outcome =
+        EcWorld::of_entries(params, options.planted, Trace::keeping(options.keep)).run(options.max_events);
+    let (violation, trace, virtual_time) = (outcome.violation, outcome.trace, outcome.ended_at);
+    let (net, ec) = (outcome.counters, outcome.service.counters);
+    Report { seed, violation, counters: Counters { net, kv: KvCounters::default(), ec }, trace, virtual_time }
 }
 
 /// The result of many seeds.

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use kv_sim::Planted;
-use kv_sim::exhaust::{Scope, explore, hunt};
+use kv_sim::exhaust::{EntryScope, Scope, explore, explore_entries, hunt};
 
 #[test]
 fn no_history_of_a_small_world_breaks_a_promise() {
@@ -51,4 +51,26 @@ fn every_invariant_of_leases_can_fail_in_a_small_world() {
         "success_means_right_bytes",
     ];
     assert_eq!(caught.into_iter().collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn no_history_of_a_small_encoder_cache_breaks_a_promise() {
+    for &scope in EntryScope::ALL {
+        let outcome = explore_entries(scope, None);
+        let (states, steps, rests) = (outcome.states, outcome.steps, outcome.rests);
+        println!("{}, {} steps deep: {states} states, {steps} steps, {rests} rests", scope.name, scope.depth);
+        if let Some(found) = outcome.found {
+            panic!("{}: {}\n{}", scope.name, found.violation, found.history.join("\n"));
+        }
+    }
+}
+
+#[test]
+fn an_entry_that_is_unpinned_at_the_grant_is_found_in_every_small_encoder_cache() {
+    for &scope in EntryScope::ALL {
+        let outcome = explore_entries(scope, Some(Planted::UnpinnedAtGrant));
+        let found = outcome.found.unwrap_or_else(|| panic!("nothing is found: {}", scope.name));
+        println!("{}: {}\n  {}", scope.name, found.violation, found.history.join("\n  "));
+        assert_eq!(found.violation.invariant, Planted::UnpinnedAtGrant.caught_by());
+    }
 }

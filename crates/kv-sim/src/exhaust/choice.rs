@@ -3,6 +3,7 @@
 use kv_core::TransportError;
 use kv_core::wire::Frame;
 
+use super::search::Histories;
 use super::small::{P, Small};
 use crate::net::lives::Slot;
 use crate::violation::Violation;
@@ -34,23 +35,42 @@ pub(super) enum Choice {
     Gone(usize),
 }
 
-impl Small {
-    /// All steps that are possible in the present state.
-    pub(super) fn choices(&self) -> Vec<Choice> {
+impl Histories for Small {
+    type Choice = Choice;
+
+    fn fork(&self) -> Result<Small, Violation> {
+        Ok(self.clone())
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.state()
+    }
+
+    fn rest(self, lossy: bool) -> Result<(), Violation> {
+        self.run_to_rest(lossy)
+    }
+
+    fn choices(&self) -> Vec<Choice> {
         let mut choices = Vec::new();
         if !self.sent {
             choices.push(Choice::Send);
         }
-        let decodes = 1..self.lives.len();
+        let decodes = 1..self.stage.lives.len();
         choices.extend(
-            decodes.clone().filter(|&slot| self.is_alive(slot) && !self.is_init(slot)).map(Choice::Init),
+            decodes
+                .clone()
+                .filter(|&slot| self.stage.is_alive(slot) && !self.is_init(slot))
+                .map(Choice::Init),
         );
-        self.add_letters(&mut choices);
-        self.add_reads(&mut choices);
-        for slot in 0..self.lives.len() {
-            if self.is_alive(slot) && self.world.hosts[self.lives[slot]].timer.is_some() {
-                choices.push(Choice::Ring(slot));
+        for letter in self.stage.letters() {
+            choices.push(Choice::Deliver { letter, again: false });
+            if self.left.duplicates > 0 {
+                choices.push(Choice::Deliver { letter, again: true });
             }
+        }
+        self.add_reads(&mut choices);
+        choices.extend(self.stage.timers().map(Choice::Ring));
+        for slot in 0..self.stage.lives.len() {
             if self.left.aborts > 0 && self.is_open(slot) {
                 choices.push(Choice::Abort(slot));
             }
@@ -59,55 +79,27 @@ impl Small {
             choices.push(Choice::Restart);
         }
         if self.left.deaths > 0 {
-            choices.extend(decodes.filter(|&slot| self.is_alive(slot)).map(Choice::Die));
+            choices.extend(decodes.filter(|&slot| self.stage.is_alive(slot)).map(Choice::Die));
         }
-        choices.extend((0..self.proofs.len()).map(Choice::Gone));
+        choices.extend((0..self.stage.proofs.len()).map(Choice::Gone));
         choices
     }
 
-    fn add_letters(&self, choices: &mut Vec<Choice>) {
-        for (letter, it) in self.wire.iter().enumerate() {
-            // Twins lead to the same state.
-            if !self.is_alive(self.world.hosts[it.to].slot) || self.wire[..letter].contains(it) {
-                continue;
-            }
-            choices.push(Choice::Deliver { letter, again: false });
-            if self.left.duplicates > 0 {
-                choices.push(Choice::Deliver { letter, again: true });
-            }
-        }
-    }
-
-    fn add_reads(&self, choices: &mut Vec<Choice>) {
-        for (read, it) in self.reads() {
-            let (copied, reachable) = (it.moved == it.pieces.len(), self.can_copy(it));
-            if copied {
-                choices.push(Choice::End(read));
-            } else if reachable {
-                choices.push(Choice::Copy(read));
-            }
-            if self.left.failures > 0 || !copied && !reachable {
-                choices.push(Choice::Fail(read));
-            }
-        }
-    }
-
-    /// Carries out a step, and checks the invariants.
-    pub(super) fn apply(&mut self, choice: Choice) -> Result<(), Violation> {
+    fn apply(&mut self, choice: Choice) -> Result<(), Violation> {
         match choice {
             Choice::Send => self.send_pages(),
             Choice::Init(slot) => self.init_receiver(slot),
             Choice::Deliver { letter, again } => {
-                let it = if again { self.wire[letter].clone() } else { self.wire.remove(letter) };
+                let it = if again { self.stage.wire[letter].clone() } else { self.stage.wire.remove(letter) };
                 self.left.duplicates -= u8::from(again);
-                self.deliver(it)
+                self.stage.deliver(it)
             }
-            Choice::Ring(slot) => self.ring(slot),
+            Choice::Ring(slot) => self.stage.ring(slot),
             Choice::Copy(read) => self.copy(read),
             Choice::End(read) => self.end(read, Ok(())),
             Choice::Fail(read) => {
-                let it = &self.world.flights[read];
-                let wanton = self.can_copy(it) || it.moved == it.pieces.len();
+                let it = &self.stage.world.flights[read];
+                let wanton = self.stage.can_copy(it) || it.moved == it.pieces.len();
                 self.left.failures = self.left.failures.saturating_sub(u8::from(wanton));
                 self.end(read, Err(TransportError::PeerGone))
             }
@@ -121,25 +113,24 @@ impl Small {
             }
             Choice::Die(slot) => {
                 self.left.deaths -= 1;
-                self.die(slot)
+                self.stage.die(slot)
             }
-            Choice::Gone(proof) => self.prove(proof),
+            Choice::Gone(proof) => self.stage.prove(proof),
         }
     }
 
-    /// The step in words, for a counterexample; called before the step is carried out.
-    pub(super) fn describe(&self, choice: Choice) -> String {
+    fn describe(&self, choice: Choice) -> String {
         let name = |slot: Slot| if slot == P { "P".to_owned() } else { format!("D{slot}") };
-        let of_life = |life: usize| name(self.world.hosts[life].slot);
+        let of_life = |life: usize| name(self.stage.world.hosts[life].slot);
         let read = |read: usize| {
-            let it = &self.world.flights[read];
+            let it = &self.stage.world.flights[read];
             format!("{}: {:?}", of_life(it.life), it.post)
         };
         let what = match choice {
             Choice::Send => "P: the pages are complete".to_owned(),
             Choice::Init(slot) => format!("{}: pages to read into", name(slot)),
             Choice::Deliver { letter, again } => {
-                let it = &self.wire[letter];
+                let it = &self.stage.wire[letter];
                 let body = Frame::decode(&it.bytes).map(|frame| format!("{:?}", frame.body));
                 let (to, again) = (of_life(it.to), if again { " (and will again)" } else { "" });
                 format!("{to} receives {}{again}", body.unwrap_or_default())
@@ -152,12 +143,28 @@ impl Small {
             Choice::Restart => "P restarts".to_owned(),
             Choice::Die(slot) => format!("{} dies", name(slot)),
             Choice::Gone(proof) => {
-                let proof = &self.proofs[proof];
-                let gone = self.world.hosts[proof.life].conns.get(&proof.peer);
+                let proof = &self.stage.proofs[proof];
+                let gone = self.stage.world.hosts[proof.life].conns.get(&proof.peer);
                 let gone = gone.map_or_else(|| "a forgotten peer".to_owned(), |conn| of_life(conn.target));
                 format!("{}: {gone} is proven gone", of_life(proof.life))
             }
         };
-        format!("{:>9.3} s  {what}", self.world.now as f64 / 1e9)
+        format!("{:>9.3} s  {what}", self.stage.world.now as f64 / 1e9)
+    }
+}
+
+impl Small {
+    fn add_reads(&self, choices: &mut Vec<Choice>) {
+        for (read, it) in self.stage.reads() {
+            let (copied, reachable) = (it.moved == it.pieces.len(), self.stage.can_copy(it));
+            if copied {
+                choices.push(Choice::End(read));
+            } else if reachable {
+                choices.push(Choice::Copy(read));
+            }
+            if self.left.failures > 0 || !copied && !reachable {
+                choices.push(Choice::Fail(read));
+            }
+        }
     }
 }

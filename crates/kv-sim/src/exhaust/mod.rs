@@ -25,12 +25,18 @@
 //! Histories that lead to the same state are continued only once. A state is the fingerprint of every host, the
 //! frames and reads in flight, the memories, and the faults that may still happen.
 //! [`Planted`](crate::Planted) bugs prove that the invariants of leases can fail.
+//!
+//! `entries.rs` does the same with a small world of the encoder cache: one entry, several readers, and an encoder
+//! that wants the entry's room ([`EntryScope`]). Both worlds stand on a `Stage`, and the search knows neither.
 
 mod choice;
+pub(crate) mod entries;
 mod rest;
 mod scope;
 mod search;
 mod small;
+mod stage;
 
+pub use entries::{EntryScope, explore_entries};
 pub use scope::{Drift, Scope};
 pub use search::{Counterexample, Outcome, explore, hunt};

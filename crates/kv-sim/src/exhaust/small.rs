@@ -1,24 +1,22 @@
-//! A simulated world in which nothing is drawn at random: frames, reads and timers wait until the search
-//! chooses what happens next.
+//! A small world of the KV cache: one sender, and the readers of its lease.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node};
 use kv_core::wire::{Body, Delivery, Frame, Register};
-use kv_core::{Lease, LeaseRef, PageList, PeerId, Room, SessionId, SessionOptions, TransferMode};
+use kv_core::{Lease, LeaseRef, PageList, Room, SessionId, SessionOptions, TransferMode};
 
 use super::choice::Choice;
 use super::scope::{LEASE, PAGE, Scope};
+use super::search::Histories;
+use super::stage::{Letter, Stage};
 use crate::clock::Clock;
 use crate::kv::boot::memory_of;
 use crate::kv::ledger::{Leg, LegId, Side};
 use crate::kv::request::{Plan, Request};
-use crate::kv::service::KvWorld;
+use crate::kv::service::Kv;
 use crate::net::Memory as _;
-use crate::net::calendar::{Event, Report, Strike};
-use crate::net::flight::{Flight, WayId};
 use crate::net::host::Engine;
 use crate::net::lives::{LifeId, Slot};
 use crate::net::world::World;
@@ -28,22 +26,6 @@ use crate::violation::Violation;
 /// The slot of the prefill host; decode hosts have the slots from 1 on.
 pub(super) const P: Slot = 0;
 const ROOM: Room = Room::Number(7);
-
-/// A frame in flight.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Letter {
-    pub(super) from: LifeId,
-    pub(super) to: LifeId,
-    pub(super) bytes: Bytes,
-}
-
-/// A proof of death that a transport has not given yet: to which host, and about which of its connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Proof {
-    pub(super) life: LifeId,
-    pub(super) peer: PeerId,
-    way: WayId,
-}
 
 /// How many faults of each kind may still happen in the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,15 +41,10 @@ pub(super) struct Left {
 #[derive(Clone)]
 pub(super) struct Small {
     pub(super) scope: Scope,
-    pub(super) world: KvWorld,
-    /// Frames in flight, the oldest first.
-    pub(super) wire: Vec<Letter>,
-    pub(super) proofs: Vec<Proof>,
+    pub(super) stage: Stage<Kv>,
     pub(super) left: Left,
     /// True if the pages of the sender's present life are complete.
     pub(super) sent: bool,
-    /// The latest life of each slot.
-    pub(super) lives: Vec<LifeId>,
     /// The half of the request on each slot, in the slot's latest life.
     pub(super) legs: Vec<LegId>,
     /// A hash of the bytes that reads have put into each page, by life and offset.
@@ -83,16 +60,13 @@ impl Small {
         world.now = 1_000_000_000;
         let mut small = Small {
             scope,
-            world,
-            wire: Vec::new(),
-            proofs: Vec::new(),
+            stage: Stage::new(world, scope.frames),
             left: Left { duplicates, aborts, failures, restarts, deaths },
             sent: false,
-            lives: Vec::new(),
             legs: Vec::new(),
             landed: BTreeMap::new(),
         };
-        small.world.service.requests.push(Request::number(7));
+        small.stage.world.service.requests.push(Request::number(7));
         for slot in 0..=scope.decodes {
             small.begin_life(slot, 0);
         }
@@ -105,14 +79,14 @@ impl Small {
                 };
                 Frame::decode(&letter.bytes).is_ok_and(acquires)
             };
-            while let Some(at) = small.wire.iter().position(|letter| !acquires(letter)) {
-                let letter = small.wire.remove(at);
-                small.deliver(letter)?;
+            while let Some(at) = small.stage.wire.iter().position(|letter| !acquires(letter)) {
+                let letter = small.stage.wire.remove(at);
+                small.stage.deliver(letter)?;
             }
         }
         if scope.reading {
             small.apply(Choice::Send)?;
-            while !small.wire.is_empty() {
+            while !small.stage.wire.is_empty() {
                 small.apply(Choice::Deliver { letter: 0, again: false })?;
             }
             for slot in 1..=scope.decodes {
@@ -123,23 +97,23 @@ impl Small {
     }
 
     fn begin_life(&mut self, slot: Slot, life: u64) {
-        let memory = memory_of(&self.world.service.params, slot, 0);
+        let memory = memory_of(&self.stage.world.service.params, slot, 0);
         let clock = Clock::new(0, 0, if slot == P { 1_000_000 } else { self.scope.drift.rate_ppm() });
-        self.lives.truncate(if self.lives.len() > slot { usize::MAX } else { slot });
-        let number = self.world.hosts.len();
-        match self.lives.get_mut(slot) {
+        self.stage.lives.truncate(if self.stage.lives.len() > slot { usize::MAX } else { slot });
+        let number = self.stage.world.hosts.len();
+        match self.stage.lives.get_mut(slot) {
             Some(last) => *last = number,
-            None => self.lives.push(number),
+            None => self.stage.lives.push(number),
         }
-        self.world.begin_kv_life(slot, memory, 1 + slot as u64 * 100 + life, clock);
+        self.stage.world.begin_kv_life(slot, memory, 1 + slot as u64 * 100 + life, clock);
     }
 
     /// The scheduler of a host opens its half of the request.
     fn open(&mut self, slot: Slot) -> Result<(), Violation> {
-        let leg = self.world.service.ledger.legs.len();
+        let leg = self.stage.world.service.ledger.legs.len();
         let side = if slot == P { Side::Sender } else { Side::Receiver };
         let lease = if self.scope.fixed { Lease::Fixed } else { Lease::Renewable };
-        self.world.service.ledger.legs.push(Leg {
+        self.stage.world.service.ledger.legs.push(Leg {
             servers: vec![P],
             num_pages: self.scope.pages as usize,
             pulls: true,
@@ -148,13 +122,13 @@ impl Small {
             lease: (slot == P).then_some(lease(LEASE)),
             ..Leg::unopened(0, (side, slot), ROOM)
         });
-        self.world.service.plans.push(Plan::default());
+        self.stage.world.service.plans.push(Plan::default());
         match self.legs.get_mut(slot) {
             Some(last) => *last = leg,
             None => self.legs.push(leg),
         }
-        let session = self.world.begin_session(leg, self.lives[slot]);
-        let long = self.world.planted == Some(Planted::LongLease);
+        let session = self.stage.world.begin_session(leg, self.stage.lives[slot]);
+        let long = self.stage.world.planted == Some(Planted::LongLease);
         let lease = Some(lease(if long { LEASE * 2 } else { LEASE }));
         let options = SessionOptions::default().with(|options| {
             options.mode = Some(TransferMode::Pull);
@@ -165,7 +139,7 @@ impl Small {
         }
         let (receivers, options) = (self.scope.readers, Box::new(options));
         self.command(slot, Command::OpenSender { session, room: ROOM, receivers, options })?;
-        self.world.service.ledger.legs[self.legs[slot]].inited_at = Some(self.world.now);
+        self.stage.world.service.ledger.legs[self.legs[slot]].inited_at = Some(self.stage.world.now);
         let num_pages = self.scope.pages as usize;
         self.command(slot, Command::InitSender { session, num_pages, aux: None })
     }
@@ -176,17 +150,17 @@ impl Small {
         session: SessionId,
         options: SessionOptions,
     ) -> Result<(), Violation> {
-        let sender = &self.world.service.ledger.legs[self.legs[P]];
-        let incarnation = self.world.hosts[self.lives[P]].incarnation;
+        let sender = &self.stage.world.service.ledger.legs[self.legs[P]];
+        let incarnation = self.stage.world.hosts[self.stage.lives[P]].incarnation;
         let lease_ref = LeaseRef::new(incarnation, sender.session);
         let lease_refs = vec![match PageList::from_pages(self.pages()) {
             Ok(pages) => lease_ref.of_pages(pages),
             Err(_) => lease_ref,
         }];
         let lease_refs = if self.scope.by_room { Vec::new() } else { lease_refs };
-        self.world.note_references(self.legs[slot], &lease_refs);
+        self.stage.world.note_references(self.legs[slot], &lease_refs);
         let options = Box::new(options.with(|options| options.lease_refs = lease_refs));
-        let bootstrap_addr = self.world.service.params.addr(P);
+        let bootstrap_addr = self.stage.world.service.params.addr(P);
         self.command(slot, Command::OpenReceiver { session, room: ROOM, bootstrap_addr, options })
     }
 
@@ -199,97 +173,41 @@ impl Small {
     /// The scheduler of the prefill host gives its pages, complete.
     pub(super) fn send_pages(&mut self) -> Result<(), Violation> {
         self.sent = true;
-        let (leg, life) = (self.legs[P], self.lives[P]);
+        let (leg, life) = (self.legs[P], self.stage.lives[P]);
         let pages: Vec<u32> = self.pages().collect();
-        self.world.service.stock[life].free_pages.retain(|page| !pages.contains(page));
-        self.world.fill(leg, life, &pages, true);
-        self.world.cover_complete(leg);
-        let session = self.world.service.ledger.legs[leg].session;
-        let Some(chunk) = self.world.give_final(leg, life, &pages) else { return Ok(()) };
+        self.stage.world.service.stock[life].free_pages.retain(|page| !pages.contains(page));
+        self.stage.world.fill(leg, life, &pages, true);
+        self.stage.world.cover_complete(leg);
+        let session = self.stage.world.service.ledger.legs[leg].session;
+        let Some(chunk) = self.stage.world.give_final(leg, life, &pages) else { return Ok(()) };
         self.command(P, Command::Send { session, chunk })
     }
 
     /// The scheduler of a decode host gives the pages to read into.
     pub(super) fn init_receiver(&mut self, slot: Slot) -> Result<(), Violation> {
-        let (leg, life) = (self.legs[slot], self.lives[slot]);
+        let (leg, life) = (self.legs[slot], self.stage.lives[slot]);
         let pages: Vec<u32> = self.pages().collect();
-        self.world.service.stock[life].free_pages.retain(|page| !pages.contains(page));
-        self.world.service.ledger.legs[leg].inited_at = Some(self.world.now);
-        let session = self.world.service.ledger.legs[leg].session;
-        let Some(pages) = self.world.give(leg, life, &pages) else { return Ok(()) };
+        self.stage.world.service.stock[life].free_pages.retain(|page| !pages.contains(page));
+        self.stage.world.service.ledger.legs[leg].inited_at = Some(self.stage.world.now);
+        let session = self.stage.world.service.ledger.legs[leg].session;
+        let Some(pages) = self.stage.world.give(leg, life, &pages) else { return Ok(()) };
         self.command(slot, Command::InitReceiver { session, pages, aux: None })
     }
 
     fn command(&mut self, slot: Slot, command: Command) -> Result<(), Violation> {
-        self.world.feed(self.lives[slot], "command", Input::Command(command));
-        self.settle()
-    }
-
-    /// Carries out at once what the simulated world has planned, except for the events that the search
-    /// chooses: frames, reads and proofs of death go to their lists. The times that the simulated world has
-    /// drawn for its events do not count.
-    pub(super) fn settle(&mut self) -> Result<(), Violation> {
-        while let Some((_, event)) = self.world.calendar.next() {
-            match event {
-                Event::Frame { from, to, bytes, .. } => {
-                    self.wire.push(Letter { from, to, bytes });
-                    if self.wire.len() > self.scope.frames {
-                        self.wire.remove(0);
-                    }
-                }
-                // A connection that was opened to the dead leads nowhere, and nobody notices.
-                Event::Report { report: Report::PeerGone { .. }, .. } => {}
-                Event::Report { life, report } => self.world.report(life, report),
-                Event::Strike(strike @ Strike::Publish { .. }) => self.world.strike(strike),
-                _ => {}
-            }
-        }
-        self.world.violation.clone().map_or(Ok(()), Err)
-    }
-
-    /// Delivers a frame. A frame for an earlier life of a host is delivered to the present one.
-    pub(super) fn deliver(&mut self, letter: Letter) -> Result<(), Violation> {
-        let Letter { from, to, bytes } = letter;
-        if let Some(at) = self.world.slots[self.world.hosts[to].slot] {
-            self.world.arrive((from, to), (at, 0), bytes);
-        }
-        self.settle()
-    }
-
-    /// The next timer of a host rings.
-    pub(super) fn ring(&mut self, slot: Slot) -> Result<(), Violation> {
-        let life = self.lives[slot];
-        let timer = self.world.hosts[life].timer;
-        let Some(due) = timer else { return Ok(()) };
-        self.world.now = self.world.now.max(self.world.lives[life].clock.global(due));
-        self.world.due(life);
-        if self.world.is_deaf(life) {
-            self.world.hosts[life].timer = timer;
-        }
-        self.settle()
-    }
-
-    /// The posts of reads that have not ended, with their numbers.
-    pub(super) fn reads(&self) -> impl Iterator<Item = (usize, &Flight)> {
-        let flights = self.world.flights.iter().enumerate();
-        flights.filter(|(_, read)| !read.over && self.world.lives[read.life].alive)
-    }
-
-    /// True if the memory that a read is of is still there.
-    pub(super) fn can_copy(&self, read: &Flight) -> bool {
-        self.world.planted == Some(Planted::ReadsSuccessor) || self.world.lives[read.target].alive
+        self.stage.world.feed(self.stage.lives[slot], "command", Input::Command(command));
+        self.stage.settle()
     }
 
     /// Copies the bytes of a read into the reader's pages.
     pub(super) fn copy(&mut self, read: usize) -> Result<(), Violation> {
-        let pieces = self.world.flights[read].pieces.clone();
-        self.world.move_pieces(read, pieces.len());
-        let life = self.world.flights[read].life;
-        for piece in pieces {
-            let bytes = self.world.memories[life].piece(piece.local_region, piece.local_offset, piece.len);
+        let life = self.stage.world.flights[read].life;
+        for piece in self.stage.copy(read) {
+            let bytes =
+                self.stage.world.memories[life].piece(piece.local_region, piece.local_offset, piece.len);
             self.landed.insert((life, piece.local_offset), digest(&bytes));
         }
-        self.settle()
+        self.stage.settle()
     }
 
     /// Ends a read, with success or an error. With a certain planted bug, the host takes all of its reads to
@@ -300,88 +218,55 @@ impl Small {
         result: Result<(), kv_core::TransportError>,
     ) -> Result<(), Violation> {
         let mut ending = vec![read];
-        if self.world.planted == Some(Planted::FirstReadEnds) && result.is_ok() {
-            let host = self.world.flights[read].life;
+        if self.stage.world.planted == Some(Planted::FirstReadEnds) && result.is_ok() {
+            let host = self.stage.world.flights[read].life;
             ending.extend(
-                self.reads().filter(|&(other, it)| it.life == host && other != read).map(|(it, _)| it),
+                self.stage.reads().filter(|&(other, it)| it.life == host && other != read).map(|(it, _)| it),
             );
         }
         for read in ending {
-            self.world.flights[read].outcome = Some(result.clone());
-            self.world.land(read);
+            self.stage.end(read, result.clone());
         }
-        self.settle()
+        self.stage.settle()
     }
 
     pub(super) fn abort(&mut self, slot: Slot) -> Result<(), Violation> {
-        self.world.abort(self.legs[slot], self.lives[slot]);
-        self.settle()
-    }
-
-    /// Ends the life of a host. Every host that had a connection to it will be given a proof of its death.
-    fn crash(&mut self, slot: Slot) {
-        self.world.crash(slot);
-        while let Some((_, event)) = self.world.calendar.next() {
-            if let Event::Report { life, report: Report::PeerGone { peer, way } } = event {
-                self.proofs.push(Proof { life, peer, way });
-            }
-        }
+        self.stage.world.abort(self.legs[slot], self.stage.lives[slot]);
+        self.stage.settle()
     }
 
     /// The prefill host comes back with other pages for the same room and session number.
     pub(super) fn restart(&mut self) -> Result<(), Violation> {
-        self.crash(P);
+        self.stage.crash(P);
         self.begin_life(P, 1);
-        self.settle()?;
+        self.stage.settle()?;
         self.open(P)?;
         self.send_pages()
     }
 
-    pub(super) fn die(&mut self, slot: Slot) -> Result<(), Violation> {
-        let life = self.lives[slot];
-        self.crash(slot);
-        self.wire.retain(|letter| letter.to != life);
-        self.proofs.retain(|proof| proof.life != life);
-        self.settle()
-    }
-
-    /// A transport reports as proven that a dead life of a host is gone.
-    pub(super) fn prove(&mut self, proof: usize) -> Result<(), Violation> {
-        let Proof { life, peer, way } = self.proofs.remove(proof);
-        // What the host says at that moment may still arrive.
-        if self.world.hosts[life].conns.get(&peer).is_some_and(|conn| conn.way == way) {
-            self.world.peer_gone(life, peer);
-        }
-        self.settle()
-    }
-
-    pub(super) fn is_alive(&self, slot: Slot) -> bool {
-        self.world.slots[slot].is_some()
-    }
-
     /// True if the session of a host goes on.
     pub(super) fn is_open(&self, slot: Slot) -> bool {
-        self.is_alive(slot) && self.world.service.ledger.legs[self.legs[slot]].is_open()
+        self.stage.is_alive(slot) && self.stage.world.service.ledger.legs[self.legs[slot]].is_open()
     }
 
     /// True if the scheduler of a decode host has given its pages.
     pub(super) fn is_init(&self, slot: Slot) -> bool {
-        self.world.service.ledger.legs[self.legs[slot]].inited_at.is_some()
+        self.stage.world.service.ledger.legs[self.legs[slot]].inited_at.is_some()
     }
 
     /// A hash of the whole state: two worlds with the same number have the same future.
-    pub(super) fn fingerprint(&self) -> u64 {
+    pub(super) fn state(&self) -> u64 {
         let mut state = DefaultHasher::new();
-        let world = &self.world;
-        (world.now, self.left, self.sent, &self.proofs, &self.landed).hash(&mut state);
-        for (slot, &life) in self.lives.iter().enumerate() {
+        let world = &self.stage.world;
+        (world.now, self.left, self.sent, &self.stage.proofs, &self.landed).hash(&mut state);
+        for (slot, &life) in self.stage.lives.iter().enumerate() {
             let host = &world.hosts[life];
-            (life, self.is_alive(slot), fingerprint(&host.engine)).hash(&mut state);
+            (life, self.stage.is_alive(slot), fingerprint(&host.engine)).hash(&mut state);
             host.conns.iter().for_each(|(peer, conn)| (peer, conn.target).hash(&mut state));
         }
         let pages = u64::from(self.scope.pages * 2);
-        world.memories[self.lives[P]].piece(0, 0, pages * PAGE).hash(&mut state);
-        for (_, read) in self.reads() {
+        world.memories[self.stage.lives[P]].piece(0, 0, pages * PAGE).hash(&mut state);
+        for (_, read) in self.stage.reads() {
             (read.life, read.post, read.target, read.moved).hash(&mut state);
         }
         for (leg, plan) in world.service.ledger.legs.iter().zip(&world.service.plans) {
@@ -390,7 +275,8 @@ impl Small {
             (leg.poll as u8, leg.inited_at.is_some(), plan.given, leg.holds.len(), promised).hash(&mut state);
         }
         // In which order frames were sent does not matter.
-        self.wire
+        self.stage
+            .wire
             .iter()
             .map(|letter| digest(&(letter.to, &letter.bytes)))
             .fold(0_u64, u64::wrapping_add)

@@ -181,7 +181,7 @@ fn draw_sides(rng: &mut Rng, topology: Topology, unequal: Option<&Unequal>) -> (
     }
 }
 
-fn draw_timing(rng: &mut Rng) -> Timing {
+pub(crate) fn draw_timing(rng: &mut Rng) -> Timing {
     let ms = Duration::from_millis;
     let retry_first = rng.between(2, 30);
     let keepalive = rng.between(10, 150);
@@ -220,7 +220,7 @@ fn rate(rng: &mut Rng) -> u32 {
     rng.pick(&[0, 0, 5, 20, 60, 150, 400])
 }
 
-fn draw_net(rng: &mut Rng, lossless: bool, timing: &Timing) -> NetParams {
+pub(crate) fn draw_net(rng: &mut Rng, lossless: bool, timing: &Timing) -> NetParams {
     let delay = rng.between(20 * US, 2 * MS);
     let retry = timing.retry_first.as_nanos() as u64;
     if lossless {
@@ -248,7 +248,7 @@ fn draw_net(rng: &mut Rng, lossless: bool, timing: &Timing) -> NetParams {
     }
 }
 
-fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
+pub(crate) fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
     let deadline = timing.session_deadline.as_nanos() as u64;
     DmaParams {
         error: rng.pick(&[0, 0, 10, 50, 200]),
@@ -263,7 +263,7 @@ fn draw_dma(rng: &mut Rng, lossless: bool, timing: &Timing) -> DmaParams {
 
 /// The parameters of ways, drawn from a generator of their own, so that the draws of the other parameters do
 /// not depend on them.
-fn draw_ways(seed: u64, lossless: bool) -> WayParams {
+pub(crate) fn draw_ways(seed: u64, lossless: bool) -> WayParams {
     let rng = &mut Rng::new(seed ^ 0x5eed_fe2c_e000);
     WayParams {
         kinds: rng.pick(&[[10, 0, 0], [0, 10, 0], [0, 0, 10], [3, 4, 3]]),
@@ -277,7 +277,7 @@ fn draw_ways(seed: u64, lossless: bool) -> WayParams {
     }
 }
 
-fn draw_lookup(rng: &mut Rng, lossless: bool) -> LookupParams {
+pub(crate) fn draw_lookup(rng: &mut Rng, lossless: bool) -> LookupParams {
     LookupParams {
         fail: if lossless { 0 } else { rate(rng) },
         delay: rng.between(50 * US, 3 * MS),
@@ -287,7 +287,7 @@ fn draw_lookup(rng: &mut Rng, lossless: bool) -> LookupParams {
     }
 }
 
-fn draw_chaos(rng: &mut Rng) -> ChaosParams {
+pub(crate) fn draw_chaos(rng: &mut Rng) -> ChaosParams {
     let some = |rng: &mut Rng| match rng.below(4) {
         0 | 1 => 1 + rng.below(4),
         _ => 0,

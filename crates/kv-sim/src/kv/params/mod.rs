@@ -1,6 +1,6 @@
 //! The parameters of a world, which its seed decides before anything happens.
 
-mod draw;
+pub(crate) mod draw;
 
 use std::ops::Range;
 
