@@ -22,14 +22,14 @@ use kv_core::{
     Mismatch, PageList, PeerCause, RankRecord, Region, RegionRole, Room, SessionId, TransferMode, WorkerRole,
 };
 use kv_fuzz::driver::Cases;
-use kv_fuzz::machine;
+use kv_fuzz::machine::{self, Outcome};
 use kv_transfer::params::{RemoteKv, TransferParams};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 12] = [
+    let targets: [(&str, Vec<Vec<u8>>); 13] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -41,7 +41,8 @@ fn main() {
         ("nixl_notification", notifications()),
         ("nixl_agent", vec![nixl_agent(0), nixl_agent(3)]),
         ("params", params()),
-        ("machine", scripts(cases)),
+        ("machine", scripts("machine", machine::run, cases)),
+        ("entries", scripts("entries", machine::run_entries, cases)),
     ];
     for (target, inputs) in targets {
         let folder = Path::new(&into).join(target);
@@ -315,12 +316,12 @@ fn params() -> Vec<Vec<u8>> {
 }
 
 /// Scripts that show everything that was shown, the shortest first.
-fn scripts(cases: u64) -> Vec<Vec<u8>> {
-    let mut all = Cases::new(kv_fuzz::driver::corpus("machine"), 256, 24301);
+fn scripts(target: &str, run: fn(&[u8]) -> Outcome, cases: u64) -> Vec<Vec<u8>> {
+    let mut all = Cases::new(kv_fuzz::driver::corpus(target), 256, 24301);
     let mut shown: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     for _ in 0..cases {
         let case = all.next_case();
-        let outcome = machine::run(&case);
+        let outcome = run(&case);
         let features: BTreeSet<u32> = outcome.features.into_iter().collect();
         let mut fresh = false;
         for feature in features {
@@ -339,8 +340,7 @@ fn scripts(cases: u64) -> Vec<Vec<u8>> {
     candidates.dedup();
     // Those that add nothing to the shorter ones before them are left out.
     let mut seen = BTreeSet::new();
-    candidates.retain(|case| {
-        machine::run(case).features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0
-    });
+    candidates
+        .retain(|case| run(case).features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0);
     candidates
 }

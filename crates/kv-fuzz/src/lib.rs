@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `wire` | a frame between two workers |
 //! | `machine` | a script of commands, frames of several peers, ends of posts, answers to lookups, and time; see [`machine`] |
+//! | `entries` | the same for the machine of the encoder cache: entries are saved, wanted, asked for and refused |
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
 //! | `local_metadata`, `local_hello`, `local_messages` | what the embedded transport reads |
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
@@ -13,7 +14,7 @@
 //! repository; and by the tests of this crate on a stable toolchain, which mutate the corpus in `fuzz/corpus` with a
 //! printed seed ([`driver`]).
 //!
-//! The target `machine` also counts costs: steps of loops whose length others decide, bytes that are allocated, and
+//! The targets `machine` and `entries` also count costs: steps of loops whose length others decide, bytes that are allocated, and
 //! bytes that are sent. After every input the costs are compared with a budget for the bytes of that input and for
 //! what the worker's own scheduler has asked for ([`machine::Budget`]).
 //!

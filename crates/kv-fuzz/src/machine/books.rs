@@ -69,6 +69,11 @@ impl Books {
 
     /// Enters the cost and the outputs of an input.
     pub(super) fn charge(&mut self, charge: Charge, outputs: &[Output]) {
+        self.note_cost(charge, outputs.iter().map(kind));
+    }
+
+    /// The same for outputs of which only the kinds are known.
+    pub(super) fn note_cost(&mut self, charge: Charge, kinds: impl ExactSizeIterator<Item = u32>) {
         self.outcome.inputs += 1;
         let dearest = self.outcome.dearest.entry(charge.what).or_insert(charge);
         if charge.share() > dearest.share() {
@@ -78,10 +83,10 @@ impl Books {
         let input = what.len() as u32 * 31 + u32::from(what.first().copied().unwrap_or(0));
         let dear = (charge.share() * 16.0) as u32;
         self.note(input, 1000 + dear.min(64));
-        self.note(input, 2000 + outputs.len().min(16) as u32);
+        self.note(input, 2000 + kinds.len().min(16) as u32);
         self.note(input, 3000 + charge.paid.bytes.checked_ilog2().unwrap_or(0));
-        for output in outputs {
-            self.note(input, kind(output));
+        for kind in kinds {
+            self.note(input, kind);
         }
     }
 

@@ -15,10 +15,13 @@ use kv_core::{
     SessionId, TransferMode, WorkerId,
 };
 
+use super::entries::BLOCK;
 use super::script::Script;
 
 /// Pages of the worker's cache: more than a frame can list.
 pub(super) const PAGES: u32 = 1 << 20;
+/// What entries must have in common with those of the worker to be interchangeable.
+pub(super) const COMPATIBILITY: &str = "one";
 /// The longest text in a frame, in bytes.
 const MAX_TEXT: usize = 1_000_000;
 /// The number of runs in a frame, at most.
@@ -77,7 +80,7 @@ pub(super) fn cache(variant: u8) -> Option<&'static Cache> {
 
 /// Which cache a peer of a script has: most fit, and few have as many regions as there may
 /// be.
-pub(super) fn variant(byte: u8) -> u8 {
+fn variant(byte: u8) -> u8 {
     match byte {
         0..128 => 0,
         128..252 => byte % 8,
@@ -174,6 +177,8 @@ pub(super) struct Peer {
     /// The position of the peer among all peers.
     pub(super) number: u8,
     pub(super) variant: u8,
+    /// The service that the peer says to be of.
+    pub(super) service: &'static str,
     /// The numbers under which the worker wants to be addressed.
     pub(super) conversations: Vec<ConversationId>,
     /// The number of conversations that the peer has drawn itself.
@@ -186,7 +191,60 @@ pub(super) struct Peer {
     pub(super) ask: u64,
 }
 
+/// Four peers of a service, whose caches are chosen by these bytes.
+pub(super) fn peers(variants: [u8; 4], service: &'static str) -> [Peer; 4] {
+    let mut number = 0;
+    variants.map(|byte| {
+        number += 1;
+        Peer {
+            incarnation: number,
+            number: number as u8 - 1,
+            variant: variant(byte),
+            service,
+            conversations: Vec::new(),
+            drawn: 0,
+            nonce: 0,
+            heard: 0,
+            ask: 0,
+        }
+    })
+}
+
+/// A frame, in some cases damaged.
+pub(super) fn damaged(mut script: Script<'_>, frame: &Bytes) -> Bytes {
+    if script.byte() >= 6 {
+        return frame.clone();
+    }
+    let mut bytes = frame.to_vec();
+    let at = script.word() as usize % bytes.len().max(1);
+    match script.below(3) {
+        0 => bytes.truncate(at),
+        1 => bytes.insert(at, script.byte()),
+        _ => bytes.splice(at..at, [0xdd, 0xff, 0xff, 0xff, 0xff]).for_each(drop),
+    }
+    bytes.into()
+}
+
 impl Peer {
+    /// Lets the peer learn from a frame of the machine.
+    pub(super) fn hears(&mut self, body: &Body) {
+        match body {
+            Body::Welcome(welcome) => {
+                self.ask = welcome.ask;
+                self.conversations.push(welcome.conversation);
+            }
+            Body::Hello(hello) => {
+                self.nonce = hello.nonce;
+                self.conversations.push(hello.conversation);
+            }
+            Body::Register(Register { delivery: Delivery::Read(acquire), .. })
+            | Body::XferReq(XferReq { delivery: Delivery::Read(acquire), .. }) => self.heard = acquire.number,
+            Body::Heartbeat(asks) if asks.writes => (self.ask, self.heard) = (asks.number, asks.number),
+            Body::Heartbeat(asks) => self.heard = asks.number,
+            _ => {}
+        }
+    }
+
     /// The peer's metadata, which names the peer and its cache.
     pub(super) fn metadata(&self, padding: usize) -> Bytes {
         let mut metadata = vec![self.variant, self.number];
@@ -228,7 +286,7 @@ impl Peer {
             nonce: script.number(),
             transport,
             suffixed: script.rarely(),
-            service: if script.rarely() { script.text(600) } else { "kv".to_owned() },
+            service: if script.rarely() { script.text(600) } else { self.service.to_owned() },
             metadata: self.metadata(if script.byte() < 8 { script.size(900_000) } else { 0 }),
             geometry: Some(Box::new(geometry)),
         })
@@ -256,6 +314,7 @@ impl Peer {
                     conversation: ConversationId::new(script.small().max(1), 9),
                 })
             }
+            2..=7 if self.service == "ec" && !script.rarely() => self.asks_for_entry(script),
             2 if script.rarely() => self.asks_for_entry(script),
             2..=7 => Body::Register(Register {
                 attempt: attempt(script),
@@ -316,16 +375,23 @@ impl Peer {
 
     fn asks_for_entry(&self, script: &mut Script) -> Body {
         let (attempt, low_watermark) = (attempt(script), low_watermark(script));
-        let text = if script.rarely() { script.text(256) } else { format!("image-{}", script.below(4)) };
+        let (ours, image) = (self.service == "ec", u32::from(script.below(4)));
+        let text = if script.rarely() { script.text(256) } else { format!("image-{image}") };
         let Ok(hash) = ContentHash::new(&text) else { return Body::Registered(Registered { attempt }) };
         Body::XferReq(XferReq {
             attempt,
             low_watermark,
             hash,
-            compatibility: script.text(600),
-            bytes: script.number(),
+            compatibility: match ours && !script.rarely() {
+                true => COMPATIBILITY.to_owned(),
+                false => script.text(600),
+            },
+            bytes: if ours && !script.rarely() { u64::from((1 + image) * BLOCK) } else { script.number() },
             ttl_ms: if script.flag() { 60_000 } else { script.number() },
-            delivery: self.delivery(script),
+            delivery: match ours && script.flag() {
+                true => self.deliver(script, PageList::from_pages(0..=image).unwrap_or_default()),
+                false => self.delivery(script),
+            },
         })
     }
 
@@ -335,6 +401,10 @@ impl Peer {
             return Delivery::Read(Acquire { lease_id, number: script.number() });
         }
         let pages = pages(script);
+        self.deliver(script, pages)
+    }
+
+    fn deliver(&self, script: &mut Script, pages: PageList) -> Delivery {
         let fits = !script.rarely();
         let (first_page, total_pages) =
             if fits { (0, pages.len() as u32) } else { (script.small(), script.small()) };

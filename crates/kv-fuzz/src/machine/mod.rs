@@ -5,9 +5,12 @@
 //! anything under the conversations that they know, ends posts, opens and loses ways, answers lookups, and
 //! lets time pass. After every input the outputs are checked against the machine's contract, the gauges
 //! against their bounds, and the cost of the input is noted.
+//!
+//! `entries.rs` does the same with the machine of the encoder cache, whose peers ask for entries.
 
 mod books;
 mod cost;
+mod entries;
 mod frames;
 mod scheduler;
 mod script;
@@ -107,6 +110,18 @@ impl std::fmt::Display for Charge {
 /// Runs a script. Panics if the machine breaks its contract or a bound; costs are only noted.
 pub fn run(bytes: &[u8]) -> Outcome {
     World::new(Script(bytes)).run()
+}
+
+/// Runs a script for the machine of the encoder cache. Panics if the machine breaks its contract or a bound;
+/// costs are only noted.
+pub fn run_entries(bytes: &[u8]) -> Outcome {
+    entries::Entries::new(Script(bytes)).run()
+}
+
+/// Runs a script for the machine of the encoder cache. Panics also if an input costs more than its budgets.
+pub fn entries(bytes: &[u8]) {
+    let worst = run_entries(bytes).worst();
+    assert!(worst.share() <= 1.0, "over budget (share, input, bytes, own, steps, allocated, said): {worst}");
 }
 
 /// Runs a script. Panics also if an input costs more than its budgets.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Limits, Node, NodeConfig, NodeGauges, Output};
-use kv_core::wire::{Body, ConversationId, Delivery, Frame, Register};
+use kv_core::wire::{Body, ConversationId, Frame};
 use kv_core::{
     BootstrapError, Directions, Geometry, Incarnation, KvPoll, LookupId, MAX_FRAME, Origin, PeerId, Post,
     RankRecord, SessionId, Time, TransferMode, TransportError, TransportOffer, WayEnd, WorkerRole,
@@ -22,9 +22,9 @@ use super::{Charge, Outcome, Reach};
 /// The number of inputs of one script, at most.
 pub const MAX_INPUTS: u64 = 400;
 
-const US: Incarnation = Incarnation::from_random(9);
+pub(super) const US: Incarnation = Incarnation::from_random(9);
 /// Bounds so small that scripts reach them.
-fn limits() -> Limits {
+pub(super) fn limits() -> Limits {
     Limits::default().with(|limits| {
         limits.max_peers = 3;
         limits.max_registrations = 8;
@@ -73,20 +73,7 @@ impl<'a> World<'a> {
         let header = script.byte();
         let mode = [TransferMode::Push, TransferMode::Pull, TransferMode::Auto][usize::from(header % 3)];
         let variants = [script.byte(), script.byte(), script.byte(), script.byte()];
-        let mut number = 0;
-        let peers = variants.map(|byte| {
-            number += 1;
-            Peer {
-                incarnation: number,
-                number: number as u8 - 1,
-                variant: frames::variant(byte),
-                conversations: Vec::new(),
-                drawn: 0,
-                nonce: 0,
-                heard: 0,
-                ask: 0,
-            }
-        });
+        let peers = frames::peers(variants, "kv");
         #[allow(clippy::expect_used)]
         let args = frames::us().expect("the worker's arguments are valid");
         let us = args.geometry();
@@ -229,24 +216,8 @@ impl<'a> World<'a> {
         let from = if self.script.byte() < 8 { self.script.number() % 5 } else { at as u64 };
         let copies = if self.script.byte() < 16 { 1 + self.script.below(40) } else { 1 };
         for _ in 0..copies {
-            self.hear(what, from, self.damaged(&frame));
+            self.hear(what, from, frames::damaged(self.script, &frame));
         }
-    }
-
-    /// The frame, in some cases damaged.
-    fn damaged(&self, frame: &Bytes) -> Bytes {
-        let mut script = self.script;
-        if script.byte() >= 6 {
-            return frame.clone();
-        }
-        let mut bytes = frame.to_vec();
-        let at = script.word() as usize % bytes.len().max(1);
-        match script.below(3) {
-            0 => bytes.truncate(at),
-            1 => bytes.insert(at, script.byte()),
-            _ => bytes.splice(at..at, [0xdd, 0xff, 0xff, 0xff, 0xff]).for_each(drop),
-        }
-        bytes.into()
     }
 
     fn hear(&mut self, what: &'static str, from: u64, frame: Bytes) {
@@ -393,20 +364,7 @@ impl<'a> World<'a> {
         let Ok(Frame { body, .. }) = frame else { return };
         let Some(&(_, number)) = self.known.get(&to) else { return };
         let Some(peer) = self.peers.get_mut(usize::from(number)) else { return };
-        match body {
-            Body::Welcome(welcome) => {
-                peer.ask = welcome.ask;
-                peer.conversations.push(welcome.conversation);
-            }
-            Body::Hello(hello) => {
-                peer.nonce = hello.nonce;
-                peer.conversations.push(hello.conversation);
-            }
-            Body::Register(Register { delivery: Delivery::Read(acquire), .. }) => peer.heard = acquire.number,
-            Body::Heartbeat(asks) if asks.writes => (peer.ask, peer.heard) = (asks.number, asks.number),
-            Body::Heartbeat(asks) => peer.heard = asks.number,
-            _ => {}
-        }
+        peer.hears(&body);
     }
 
     fn check_post(&self, peer: PeerId, post: &Post) {
@@ -435,18 +393,7 @@ impl<'a> World<'a> {
     }
 
     fn check_bounds(&self, gauges: &NodeGauges) {
-        let limits = limits();
-        let attempts = limits.max_peers as u64 * limits.max_attempts;
-        assert!(gauges.peers <= limits.max_peers, "{gauges:?}");
-        assert!(gauges.registrations <= limits.max_registrations, "{gauges:?}");
-        assert!(gauges.failed_rooms <= 2 * limits.max_failed_rooms, "{gauges:?}");
-        assert!(gauges.incoming as u64 <= attempts, "{gauges:?}");
-        assert!(gauges.closed_runs as u64 <= attempts, "{gauges:?}");
-        assert!(gauges.waiting_runs <= limits.max_waiting_runs, "{gauges:?}");
-        assert!(gauges.addresses <= limits.max_addresses, "{gauges:?}");
-        assert!(gauges.sources <= gauges.receivers * limits.max_peers, "{gauges:?}");
-        assert!(gauges.granted_runs <= gauges.sources * MAX_FRAME / OF_RUN as usize, "{gauges:?}");
-        assert!(gauges.ended_leases <= limits.max_ended_leases, "{gauges:?}");
+        check_bounds(gauges);
         if let Some(next) = self.node.next_timeout() {
             assert!(next > self.now, "a timer that is due was not run");
         }
@@ -461,4 +408,20 @@ impl<'a> World<'a> {
             self.input("Posted", 0, 0, Input::Posted { post: post.id, result: Ok(()) });
         }
     }
+}
+
+/// The tables that peers fill keep to their bounds.
+pub(super) fn check_bounds(gauges: &NodeGauges) {
+    let limits = limits();
+    let attempts = limits.max_peers as u64 * limits.max_attempts;
+    assert!(gauges.peers <= limits.max_peers, "{gauges:?}");
+    assert!(gauges.registrations <= limits.max_registrations, "{gauges:?}");
+    assert!(gauges.failed_rooms <= 2 * limits.max_failed_rooms, "{gauges:?}");
+    assert!(gauges.incoming as u64 <= attempts, "{gauges:?}");
+    assert!(gauges.closed_runs as u64 <= attempts, "{gauges:?}");
+    assert!(gauges.waiting_runs <= limits.max_waiting_runs, "{gauges:?}");
+    assert!(gauges.addresses <= limits.max_addresses, "{gauges:?}");
+    assert!(gauges.sources <= gauges.receivers * limits.max_peers, "{gauges:?}");
+    assert!(gauges.granted_runs <= gauges.sources * MAX_FRAME / OF_RUN as usize, "{gauges:?}");
+    assert!(gauges.ended_leases <= limits.max_ended_leases, "{gauges:?}");
 }
