@@ -78,6 +78,8 @@ fn is_passing(cause: &Cause) -> bool {
                 | PeerCause::Overloaded
                 | PeerCause::DeadlineExceeded
                 | PeerCause::DataOperation
+                // The producer has lost its own way to this worker: a producer has one rank.
+                | PeerCause::OtherRankLost
                 | PeerCause::LeaseExpired
                 | PeerCause::LeaseConsumed { .. }
                 | PeerCause::UnknownLease { .. }

@@ -171,8 +171,9 @@ impl NixlTransport {
         })
     }
 
-    /// Gives mapped memory to the transport: regions of the memory can be registered. That is a [`HostMemory`](kv_host::HostMemory), or
-    /// the region of an encoder cache. The memory stays mapped while the transport may use it.
+    /// Gives mapped memory to the transport: regions of the memory can be registered. The memory is that of a
+    /// [`HostMemory`](kv_host::HostMemory), or the region of an encoder cache. It stays mapped while the
+    /// transport may use it.
     pub fn add_memory(&mut self, memory: &kv_host::Memory) -> Result<(), NixlError> {
         self.adopt_memory(Memory::whole(memory))
     }

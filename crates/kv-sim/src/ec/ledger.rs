@@ -123,7 +123,7 @@ pub(crate) struct Desk {
 #[derive(Debug, Clone)]
 pub(crate) struct Heard {
     pub(crate) item: Item,
-    pub(crate) pages: u32,
+    pub(crate) bytes: u64,
     pub(crate) at: u64,
 }
 
@@ -131,7 +131,7 @@ pub(crate) struct Heard {
 #[derive(Debug, Clone)]
 pub(crate) struct Sent {
     pub(crate) item: Item,
-    pub(crate) pages: u32,
+    pub(crate) bytes: u64,
     pub(crate) at: u64,
     /// True once the producer has failed it.
     pub(crate) failed: bool,
@@ -161,7 +161,7 @@ pub(crate) struct Ledger {
     /// What producers said of entries: consumer, producer, entry, name of the cause.
     pub(crate) said: BTreeSet<(LifeId, LifeId, Item, &'static str)>,
     /// When requests were sent that were refused for good: by consumer, producer, entry, blocks.
-    pub(crate) refused: BTreeMap<(LifeId, LifeId, Item, u32), Vec<u64>>,
+    pub(crate) refused: BTreeMap<(LifeId, LifeId, Item, u64), Vec<u64>>,
 }
 
 impl Ledger {

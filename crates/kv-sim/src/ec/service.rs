@@ -123,21 +123,21 @@ impl EcWorld {
         let (Some(name), Some(heard)) = (refusal(&failed.cause), self.service.ledger.heard.get(&id)) else {
             return;
         };
-        let Heard { item, pages, at } = heard.clone();
+        let Heard { item, bytes, at } = heard.clone();
         let desk = &self.service.ledger.desks[producer];
         let seen = desk.seen[item];
         let held = self.service.params.items[item];
         let is_true = match name {
             "missing" => seen.was(State::Missing, at),
             "not ready" => seen.was(State::Filling, at),
-            _ => seen.was(State::Ready, at) && held != pages,
+            _ => seen.was(State::Ready, at) && self.bytes_of(held) != bytes,
         };
         self.service.ledger.said.insert((consumer, producer, item, name));
         // A host that goes on after a stop does many things at one moment, and only the last is seen.
         let unseen = self.params.driven && self.lives[producer].paused_until >= at;
         if !is_true && !unseen {
             let what = format!(
-                "life {producer} calls image {item} {name} to life {consumer} at {}, which asked for {pages} blocks: {seen:?}",
+                "life {producer} calls image {item} {name} to life {consumer} at {}, which asked for {bytes} bytes: {seen:?}",
                 self.now
             );
             self.break_promise(broken("refusals_are_true", what));
@@ -152,23 +152,23 @@ impl EcWorld {
             return;
         }
         self.service.counters.requests += 1;
-        let (pages, of_round) = (request.pages, self.service.round.is_some());
+        let (bytes, of_round) = (request.bytes, self.service.round.is_some());
         let sent =
-            Sent { item, pages, at: self.now, failed: false, served: false, heard_no: false, of_round };
+            Sent { item, bytes, at: self.now, failed: false, served: false, heard_no: false, of_round };
         if self.planted == Some(Planted::EachSessionAsks) {
             let again = (consumer, producer, request.attempt.0 + (1 << 40));
             self.service.ledger.sent.insert(again, Sent { served: true, ..sent.clone() });
         }
         self.service.ledger.sent.insert(id, sent);
         let ledger = &self.service.ledger;
-        let Some(refused) = ledger.refused.get(&(consumer, producer, item, pages)) else { return };
+        let Some(refused) = ledger.refused.get(&(consumer, producer, item, bytes)) else { return };
         // One refusal may be of a request that was given up already. Two are not.
         let refusals =
             |session: &Session| refused.iter().filter(|asked| **asked >= session.opened_at).count();
         let open = ledger.open(consumer).map(|(_, session)| session).filter(|session| session.item == item);
         if open.map(refusals).min().is_some_and(|fewest| fewest >= 2) {
             let what = format!(
-                "life {consumer} asks life {producer} for {pages} blocks of image {item}, refused for good at {refused:?}"
+                "life {consumer} asks life {producer} for {bytes} bytes of image {item}, refused for good at {refused:?}"
             );
             self.break_promise(broken("a_lasting_refusal_ends_it", what));
         }
@@ -180,7 +180,7 @@ impl EcWorld {
         match frame.body {
             Body::XferReq(request) => {
                 let Some(item) = item_of(&request.hash) else { return };
-                let heard = Heard { item, pages: request.pages, at: self.now };
+                let heard = Heard { item, bytes: request.bytes, at: self.now };
                 self.service.ledger.heard.entry((from, at, request.attempt.0)).or_insert(heard);
                 // What the producer has now counts for its answer.
                 self.changed(at);
@@ -189,13 +189,13 @@ impl EcWorld {
                 let id = (at, from, failed.attempt.0);
                 let ledger = &mut self.service.ledger;
                 let Some(sent) = ledger.sent.get_mut(&id) else { return };
-                let (item, pages, asked) = (sent.item, sent.pages, sent.at);
+                let (item, bytes, asked) = (sent.item, sent.bytes, sent.at);
                 let again = std::mem::replace(&mut sent.heard_no, true);
                 let later = |(other, about): (&RequestId, &Sent)| {
                     (other.0, other.1, about.item) == (at, from, item) && other.2 > id.2
                 };
                 if !again && !ledger.sent.iter().any(later) {
-                    ledger.refused.entry((at, from, item, pages)).or_default().push(asked);
+                    ledger.refused.entry((at, from, item, bytes)).or_default().push(asked);
                 }
             }
             _ => {}
