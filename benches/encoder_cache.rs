@@ -148,7 +148,11 @@ fn hits(criterion: &mut Criterion) -> Result<(), Failure> {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..3 {
-                scope.spawn(|| while !stop.load(Ordering::Relaxed) && hit() {});
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) && hit() {
+                        std::hint::spin_loop();
+                    }
+                });
             }
             group.bench_function(format!("{name}, beside three threads"), |b| b.iter(hit));
             stop.store(true, Ordering::Relaxed);
