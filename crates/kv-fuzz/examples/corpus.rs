@@ -29,7 +29,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 13] = [
+    let targets: [(&str, Vec<Vec<u8>>); 15] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -41,6 +41,8 @@ fn main() {
         ("nixl_notification", notifications()),
         ("nixl_agent", vec![nixl_agent(0), nixl_agent(3)]),
         ("params", params()),
+        ("ec_params", ec_params()),
+        ("ec_host", ec_host()),
         ("machine", scripts("machine", machine::run, cases)),
         ("entries", scripts("entries", machine::run_entries, cases)),
     ];
@@ -312,6 +314,29 @@ fn params() -> Vec<Vec<u8>> {
             .into_bytes(),
         of_vllm.into(),
         of_a_proxy.into(),
+    ]
+}
+
+fn ec_params() -> Vec<Vec<u8>> {
+    let held = r#"{"3f9a": {"modality": "image", "item_indices": [0, 2], "metadata": {"image_grid_thw": [1, 4, 5]},
+        "peer_host": "10.0.0.7", "peer_port": 5601, "size_bytes": 573440, "shape": [80, 3584]},
+        "77b0": {"modality": "audio", "item_indices": ["1"], "metadata": {}, "of_another": {"x": [1.5, null]}}}"#;
+    vec![held.into(), b"{}".to_vec()]
+}
+
+fn ec_host() -> Vec<Vec<u8>> {
+    let pages = PageList::from_pages([7, 8, 3]).unwrap();
+    let named = |number: u64, ask: serde_json::Value| rmp_serde::to_vec(&(number, ask)).unwrap();
+    let held = BTreeMap::from([("Ok", BTreeMap::from([("Held", (4_u64, 8000_u64, 2_u32, pages))]))]);
+    let held = rmp_serde::to_vec(&(9_u64, held)).unwrap();
+    let welcome = rmp_serde::to_vec(&BTreeMap::from([("Welcome", (64_u32, 4096_u32, "one model"))])).unwrap();
+    vec![
+        named(1, serde_json::json!({"Reserve": ["3f9a", 10_000]})),
+        named(2, serde_json::json!({"Commit": 4})),
+        named(3, serde_json::json!({"Pin": "3f9a"})),
+        named(4, serde_json::json!({"Runs": [4, 1]})),
+        held,
+        [b"kvec\x01\0\0\0".to_vec(), welcome].concat(),
     ]
 }
 

@@ -2,9 +2,11 @@
 
 use kv_core::wire::{Body, Frame, hello_transport};
 use kv_core::{MAX_FRAME, TransportOffer};
+use kv_ec::params::EcTransferParams;
 use kv_transfer::params::TransferParams;
 
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
+pub use kv_ec::host::fuzz::messages as ec_host;
 pub use kv_local::fuzz::{hello as local_hello, messages as local_messages, metadata as local_metadata};
 #[cfg(feature = "nixl")]
 pub use kv_nixl::fuzz::{
@@ -37,5 +39,13 @@ pub fn params(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(params) = TransferParams::parse(text) {
         assert_eq!(TransferParams::parse(&params.to_json()), Ok(params));
+    }
+}
+
+/// Transfer parameters of the encoder cache. Accepted parameters, written again, must mean the same.
+pub fn ec_params(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(params) = EcTransferParams::parse(text) {
+        assert_eq!(EcTransferParams::parse(&params.to_json()), Ok(params));
     }
 }

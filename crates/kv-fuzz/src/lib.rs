@@ -8,7 +8,8 @@
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
 //! | `local_metadata`, `local_hello`, `local_messages` | what the embedded transport reads |
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
-//! | `params` | transfer parameters that a router carries |
+//! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
+//! | `ec_host` | what the server of a host's encoder cache and its ranks read |
 //!
 //! The targets are run in two ways: by cargo-fuzz, guided by coverage, from the directory `fuzz` at the root of the
 //! repository; and by the tests of this crate on a stable toolchain, which mutate the corpus in `fuzz/corpus` with a
@@ -48,4 +49,6 @@ pub const DECODERS: &[Target] = &[
     #[cfg(feature = "nixl")]
     ("nixl_agent", nixl_agent),
     ("params", params),
+    ("ec_params", ec_params),
+    ("ec_host", ec_host),
 ];

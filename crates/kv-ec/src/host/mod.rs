@@ -66,6 +66,9 @@ mod address;
 mod client;
 mod connection;
 mod error;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod message;
 mod server;
 #[cfg(test)]
