@@ -163,15 +163,16 @@ impl Fetching {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    pub(super) fn tick(&mut self, cx: &mut Context) {
-        while let Some(due) = self.timers.first().filter(|(at, _)| *at <= cx.now).cloned() {
-            self.timers.remove(&due);
-            match due.1 {
-                Timer::Budget(session) => self.out_of_budget(cx, session),
-                Timer::Again(key) => self.begin(cx, &key),
-                Timer::Turn(key) => self.turn_is_over(cx, &key),
-            }
+    /// Does what is due first. False if nothing is due now.
+    pub(super) fn tick(&mut self, cx: &mut Context) -> bool {
+        let Some(due) = self.timers.first().filter(|(at, _)| *at <= cx.now).cloned() else { return false };
+        self.timers.remove(&due);
+        match due.1 {
+            Timer::Budget(session) => self.out_of_budget(cx, session),
+            Timer::Again(key) => self.begin(cx, &key),
+            Timer::Turn(key) => self.turn_is_over(cx, &key),
         }
+        true
     }
 
     /// The producer that is asked has had its time: the next one is asked.

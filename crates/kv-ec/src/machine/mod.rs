@@ -133,17 +133,22 @@ impl EcMachine {
         }
     }
 
-    /// Routes what the inner machine wants, until it wants nothing more.
+    /// Routes what the inner machine wants, and does what is due, until there is nothing more. Peers are
+    /// answered last: an entry between two tries that follow each other at once is not missing.
     fn pump(&mut self) {
         loop {
-            while let Some(output) = self.cx.node.poll_output() {
+            if let Some(output) = self.cx.node.poll_output() {
                 match output.within() {
                     Ok(output) => self.cx.outputs.push_back(output),
                     Err(of) => self.on_inner(of),
                 }
+            } else if self.fetching.tick(&mut self.cx) {
+                // The inner machine may want something more.
+            } else if let Some(asked) = self.cx.node.poll_asked() {
+                self.serving.answer(&mut self.cx, &asked);
+            } else {
+                return;
             }
-            let Some(asked) = self.cx.node.poll_asked() else { return };
-            self.serving.answer(&mut self.cx, &asked);
         }
     }
 
@@ -182,8 +187,6 @@ impl Machine for EcMachine {
             Ok(input) => self.cx.node.handle(now, input),
             Err(command) => self.on_command(command),
         }
-        self.pump();
-        self.fetching.tick(&mut self.cx);
         self.pump();
     }
 
