@@ -193,6 +193,25 @@ fn a_request_that_waits_for_a_lost_way_is_not_stranded() {
     assert!(greeted || ended, "for a minute nobody has tried to reach the peer: {:?}", solo.poll(next));
 }
 
+/// P3: a peer that greets again and again, because nobody answers over the lost way, put off its reopening for
+/// ever.
+#[test]
+fn a_lost_way_is_opened_again_however_often_the_peer_greets() {
+    let (mut solo, session, peer) = receiving_over(WriteFence::AtDeath);
+    solo.init_receiver(session, &[1, 2], None);
+    solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
+    let mut opened = false;
+    for step in 0..1000 {
+        if step % 10 == 0 {
+            solo.hello(hello(1, ConversationId::new(1, 1)));
+            opened |= !connects(&solo).is_empty();
+        }
+        solo.run_for(SECOND / 100);
+        opened |= !connects(&solo).is_empty();
+    }
+    assert!(opened, "for ten seconds nobody has tried to reach the peer");
+}
+
 /// P3: a request that is opened while the way is lost ends with a cause that names it, and not after its
 /// whole deadline.
 #[test]

@@ -97,8 +97,11 @@ impl Node {
 
     /// Messages can be sent to the peer now: sessions that waited for that go on.
     fn came_up(&mut self, id: PeerId) {
-        self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + self.cx.config.timing.keepalive);
         let Some(peer) = self.cx.peers.get(id) else { return };
+        // A lost way is opened again in its own time, however often the peer greets.
+        if !peer.is_lost() {
+            self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + self.cx.config.timing.keepalive);
+        }
         for session in each(peer.outgoing().waiting().clone()) {
             self.receiving.source_came_up(&mut self.cx, session);
         }
