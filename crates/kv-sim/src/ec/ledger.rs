@@ -137,6 +137,8 @@ pub(crate) struct Sent {
     pub(crate) failed: bool,
     /// True once the producer has granted the entry, or has told of bytes in place.
     pub(crate) served: bool,
+    /// True once the consumer has aborted the request.
+    pub(crate) given_up: bool,
     /// True once the consumer has been given a refusal that lasts.
     pub(crate) heard_no: bool,
     /// True if it was sent in the round that goes on.

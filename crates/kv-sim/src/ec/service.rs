@@ -145,6 +145,11 @@ impl EcWorld {
     }
 
     fn asks(&mut self, (consumer, producer): (LifeId, LifeId), frame: &Frame) {
+        if let Body::Abort(abort) = &frame.body
+            && let Some(sent) = self.service.ledger.sent.get_mut(&(consumer, producer, abort.attempt.0))
+        {
+            sent.given_up = true;
+        }
         let Body::XferReq(request) = &frame.body else { return };
         let Some(item) = item_of(&request.hash) else { return };
         let id = (consumer, producer, request.attempt.0);
@@ -153,8 +158,16 @@ impl EcWorld {
         }
         self.service.counters.requests += 1;
         let (bytes, of_round) = (request.bytes, self.service.round.is_some());
-        let sent =
-            Sent { item, bytes, at: self.now, failed: false, served: false, heard_no: false, of_round };
+        let sent = Sent {
+            item,
+            bytes,
+            at: self.now,
+            failed: false,
+            served: false,
+            heard_no: false,
+            given_up: false,
+            of_round,
+        };
         if self.planted == Some(Planted::EachSessionAsks) {
             let again = (consumer, producer, request.attempt.0 + (1 << 40));
             self.service.ledger.sent.insert(again, Sent { served: true, ..sent.clone() });
@@ -194,7 +207,9 @@ impl EcWorld {
                 let later = |(other, about): (&RequestId, &Sent)| {
                     (other.0, other.1, about.item) == (at, from, item) && other.2 > id.2
                 };
-                if !again && !ledger.sent.iter().any(later) {
+                // A producer that has lost its turn may be asked again: what it says of the former request comes late.
+                let given_up = sent.given_up;
+                if !again && !given_up && !ledger.sent.iter().any(later) {
                     ledger.refused.entry((at, from, item, bytes)).or_default().push(asked);
                 }
             }
