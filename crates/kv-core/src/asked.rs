@@ -31,8 +31,8 @@ impl ContentRequest {
 /// A peer's request by content that waits for this worker's answer.
 ///
 /// The service answers in one of two ways: it opens a sender in [`room`](Asked::room) and sends the
-/// entry's pages, or it [refuses](crate::proto::Node::refuse_asked). A request without an answer ends
-/// with the receiver's patience.
+/// entry's pages, or it [refuses](crate::proto::Node::refuse_asked). A request that the
+/// service does not answer fails when the time is over for which its receiver waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Asked {

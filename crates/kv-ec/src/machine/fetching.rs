@@ -177,12 +177,8 @@ impl Fetching {
 
     /// The producer that is asked has had its time: the next one is asked.
     fn turn_is_over(&mut self, cx: &mut Context, key: &Key) {
-        let Some(fetch) = self.fetches.get_mut(key) else { return };
-        if let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) {
-            let (session, asked) = (moving.transfer, moving.producer.clone());
-            self.give_up(cx, key, *moving);
+        if let Some(session) = self.end_try(cx, key, EcError::Turn) {
             cx.command(Command::Abort { session });
-            self.try_failed(cx, key, Some(&asked), EcError::Turn);
         }
     }
 
@@ -343,7 +339,7 @@ impl Fetching {
         let Step::Moving(moving) = &mut fetch.step else { return };
         match (poll, failure) {
             (KvPoll::Success, _) => moving.arrived = true,
-            (KvPoll::Failed, Some(error)) => self.transfer_failed(cx, &key, error),
+            (KvPoll::Failed, Some(error)) => drop(self.end_try(cx, &key, EcError::Transfer(error))),
             (KvPoll::Transferring, _) => {
                 moving.met = true;
                 for session in fetch.waiters.keys() {
@@ -354,13 +350,16 @@ impl Fetching {
         }
     }
 
-    fn transfer_failed(&mut self, cx: &mut Context, key: &Key, error: Box<TransferError>) {
-        let Some(fetch) = self.fetches.get_mut(key) else { return };
-        if let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) {
-            let asked = moving.producer.clone();
-            self.give_up(cx, key, *moving);
-            self.try_failed(cx, key, Some(&asked), EcError::Transfer(error));
-        }
+    /// Gives up the try that is under way, for this reason. Returns its transfer.
+    fn end_try(&mut self, cx: &mut Context, key: &Key, why: EcError) -> Option<SessionId> {
+        let fetch = self.fetches.get_mut(key)?;
+        let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) else {
+            return None;
+        };
+        let (transfer, asked) = (moving.transfer, moving.producer.clone());
+        self.give_up(cx, key, *moving);
+        self.try_failed(cx, key, Some(&asked), why);
+        Some(transfer)
     }
 
     /// The inner machine has given a transfer's blocks back: no data operation can touch them any more.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use kv_core::KvPoll;
 use kv_core::SessionId;
+use kv_core::machine;
 use kv_core::proto::{Command, NodeGauges, Output, Resource};
 
 use super::{Charge, Outcome, Reach};
@@ -170,23 +171,28 @@ pub(super) fn name(command: &Command) -> &'static str {
     }
 }
 
-/// About how many bytes an output is.
-pub(super) fn size(output: &Output) -> u64 {
+/// About how many bytes an output is. `of_resource` says it of a resource that comes back.
+pub(super) fn size<S, R, F>(output: &machine::Output<S, R, F>, of_resource: impl FnOnce(&R) -> usize) -> u64 {
     let size = match output {
-        Output::Send { frame, .. } => frame.len(),
-        Output::Post { post, .. } => {
+        machine::Output::Send { frame, .. } => frame.len(),
+        machine::Output::Post { post, .. } => {
             post.descriptors.len() * size_of::<kv_core::Descriptor>()
                 + post.notify.as_ref().map_or(0, Bytes::len)
         }
-        Output::Connect { transport, .. } => transport.metadata.len(),
-        Output::Lookup { addr, .. } => addr.len(),
-        Output::Release { resource: Resource::Pages(pages), .. } => 8 * pages.list().runs().len(),
-        Output::Release { resource: Resource::RequestCacheGroups { groups, .. }, .. } => {
-            8 * groups.lists().runs()
-        }
+        machine::Output::Connect { transport, .. } => transport.metadata.len(),
+        machine::Output::Lookup { addr, .. } => addr.len(),
+        machine::Output::Release { resource, .. } => of_resource(resource),
         _ => 0,
     };
     (size + 16) as u64
+}
+
+/// About how many bytes a resource of the KV cache is.
+pub(super) fn size_of_resource(resource: &Resource) -> usize {
+    match resource {
+        Resource::Pages(pages) => 8 * pages.list().runs().len(),
+        Resource::RequestCacheGroups { groups, .. } => 8 * groups.lists().runs(),
+    }
 }
 
 fn kind(output: &Output) -> u32 {

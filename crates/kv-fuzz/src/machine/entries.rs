@@ -22,7 +22,7 @@ use kv_ec::{
     Resource, SharedStore, Want,
 };
 
-use super::books::Books;
+use super::books::{self, Books};
 use super::cost::{Moment, Paid};
 use super::frames::{self, COMPATIBILITY, Peer};
 use super::script::Script;
@@ -278,7 +278,7 @@ impl<'a> Entries<'a> {
         self.machine.handle(self.now, input);
         let handled = start.cost_since(0);
         let outputs: Vec<Out> = std::iter::from_fn(|| self.machine.poll_output()).collect();
-        let said = outputs.iter().map(size).sum();
+        let said = outputs.iter().map(|output| books::size(output, |_| 0)).sum();
         let gauges = self.machine.gauges();
         // Each output of the inner machine is queued once more.
         let queued = outputs.len() / 2;
@@ -386,21 +386,6 @@ fn hash(image: u64) -> Option<ContentHash> {
 
 fn dead() -> WayEnd {
     WayEnd::Dead { quiet_after: Duration::ZERO }
-}
-
-/// About how many bytes an output is.
-fn size(output: &Out) -> u64 {
-    let size = match output {
-        Output::Send { frame, .. } => frame.len(),
-        Output::Post { post, .. } => {
-            post.descriptors.len() * size_of::<kv_core::Descriptor>()
-                + post.notify.as_ref().map_or(0, Bytes::len)
-        }
-        Output::Connect { transport, .. } => transport.metadata.len(),
-        Output::Lookup { addr, .. } => addr.len(),
-        _ => 0,
-    };
-    (size + 16) as u64
 }
 
 fn kind(output: &Out) -> u32 {

@@ -297,7 +297,7 @@ impl<'a> World<'a> {
         let handled = start.cost_since(0);
         let (mut said, mut outputs) = (0, Vec::new());
         while let Some(output) = self.node.poll_output() {
-            said += books::size(&output);
+            said += books::size(&output, books::size_of_resource);
             outputs.push(output);
         }
         let gauges = self.node.gauges();

@@ -294,26 +294,10 @@ mod tests {
 
     use kv_core::proto::Resource;
     use kv_core::{
-        ChunkId, FinalLayers, KvManager, KvSender, KvSession, PageList, PagePool, ReadyEvent,
-        ReadyEventError, Room, SessionOptions,
+        ChunkId, FinalLayers, KvManager, KvSender, KvSession, PageList, PagePool, Room, SessionOptions,
     };
 
-    use crate::worker::tests::{idle, pages};
-
-    /// A ready event whose destructor panics.
-    struct Broken;
-
-    impl ReadyEvent for Broken {
-        fn passed(&mut self) -> Result<bool, ReadyEventError> {
-            Ok(false)
-        }
-    }
-
-    impl Drop for Broken {
-        fn drop(&mut self) {
-            panic!("a bug in the destructor of a ready event");
-        }
-    }
+    use crate::worker::tests::{Broken, idle, pages};
 
     #[test]
     fn a_ready_event_that_panics_when_a_stopped_worker_drops_it_loses_no_page_behind_it() {

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    BootstrapClient, Incarnation, KvArgs, KvManager, PageList, Pages, RankRecord, Region, RegionRole, Room,
-    SessionOptions, Transport, WorkerRole,
+    BootstrapClient, Incarnation, KvArgs, KvManager, PageList, Pages, RankRecord, ReadyEvent,
+    ReadyEventError, Region, RegionRole, Room, SessionOptions, Transport, WorkerRole,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -31,6 +31,21 @@ use crate::kv::{KvMachine, Manager, Worker, WorkerConfig};
 
 /// Long enough for any machine; reached only by a test that fails.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A ready event whose destructor panics.
+pub(crate) struct Broken;
+
+impl ReadyEvent for Broken {
+    fn passed(&mut self) -> Result<bool, ReadyEventError> {
+        Ok(false)
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        panic!("a bug in the destructor of a ready event");
+    }
+}
 
 /// A small valid worker.
 pub(crate) fn args() -> KvArgs {

@@ -10,7 +10,7 @@ use kv_core::{
 };
 
 use super::script::SLOW;
-use super::{PATIENCE, Rig, Seen, args, pages};
+use super::{Broken, PATIENCE, Rig, Seen, args, pages};
 use crate::kv::{StopReport, WorkerConfig};
 
 /// A device that a test lets go on, and that counts how often it was asked.
@@ -179,21 +179,6 @@ fn stopping_with_ready_events_in_line_returns_their_pages_at_once() {
     assert_eq!(report, StopReport { sessions_ended: 1, ..StopReport::default() });
     assert_eq!(sender.reclaim().map(|back| back.pages), Some(pages(&[1, 2])));
     assert_eq!(device.dropped(), 1);
-}
-
-/// A ready event whose destructor panics.
-struct Broken;
-
-impl ReadyEvent for Broken {
-    fn passed(&mut self) -> Result<bool, ReadyEventError> {
-        Ok(false)
-    }
-}
-
-impl Drop for Broken {
-    fn drop(&mut self) {
-        panic!("a bug in the destructor of a ready event");
-    }
 }
 
 #[test]
