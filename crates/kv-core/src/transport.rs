@@ -328,6 +328,10 @@ pub enum TransportError {
     /// The metadata are of another transport, another version, or another host.
     #[error("the peer's metadata cannot be used: {0}")]
     Metadata(&'static str),
+    /// The description of a program that does not speak this framework's protocol is refused. The text names
+    /// the field and both values.
+    #[error("the foreign peer cannot be connected: {0}")]
+    Foreign(String),
     /// The peer's process belongs to another user of this host, who could write what a peer may write.
     #[error("the peer belongs to user {peer}, this process to user {ours}")]
     OtherUser {

@@ -5,13 +5,14 @@ use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
 use kv_core::proto::{Node, NodeConfig};
+use kv_core::trace::KvWhat;
 use kv_core::{BootstrapClient, Incarnation, KvArgs, RankRecord, ServiceOffer, Transport};
 
 use super::config::WorkerConfig;
 use super::manager::Manager;
 use super::stop::{StopReport, Stopping};
 use super::words::KvMachine;
-use crate::worker::{self, StartError};
+use crate::worker::{self, Setup, StartError};
 
 /// A running worker of the KV cache: the [`worker::Worker`] of its machine, whose documentation says how the
 /// thread sleeps and ends.
@@ -52,6 +53,19 @@ impl Worker {
             args,
             incarnation,
         ))
+    }
+
+    /// Starts a worker whose sessions another machine serves, such as one that speaks a foreign engine's
+    /// protocol. The regions of `args` must be [registered](worker::attach) with the transport before, and the
+    /// machine must have been made for these arguments. Schedulers use the worker like every other.
+    pub fn with_machine<P: Transport + Send + 'static>(
+        machine: KvMachine,
+        (args, incarnation): (KvArgs, Incarnation),
+        setup: Setup<KvWhat>,
+        transport: P,
+        client: Box<dyn BootstrapClient>,
+    ) -> Result<Worker, StartError> {
+        Ok(Worker::of(worker::Worker::start(machine, setup, transport, client)?, args, incarnation))
     }
 
     /// A worker of the KV cache whose thread runs already.
