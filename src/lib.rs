@@ -203,8 +203,8 @@ pub mod params;
 // Workers, and how schedulers use them.
 pub use kv_core::{
     AuxIndex, BootstrapServer, ChunkId, DECODER_KV_BLOCKS_TTL, FinalLayers, KV_LEASE_DURATION, KvManager,
-    KvPoll, KvReceiver, KvSender, KvSession, Lease, LeaseRef, ReadyEvent, Reclaimed, SessionOptions,
-    TransferMode, WorkerRole,
+    KvPoll, KvReceiver, KvSender, KvSession, Lease, LeaseRef, ReadyEvent, Reclaimed, RemoteRequest,
+    SessionOptions, TransferMode, WorkerRole,
 };
 pub use kv_poll::{
     Change, EngineGroup, EngineReceiver, EngineSender, EngineSession, Gauges, HeldBytes, Listener, Manager,

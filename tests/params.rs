@@ -12,7 +12,8 @@ use kv_transfer::layout::MAX_CACHE_GROUPS;
 use kv_transfer::params::*;
 use kv_transfer::prelude::*;
 use kv_transfer::{
-    EngineId, IdError, Incarnation, Lease, LeaseRef, PagesError, Parallel, SessionId, TransferMode,
+    EngineId, IdError, Incarnation, Lease, LeaseRef, PagesError, Parallel, RemoteRequest, RequestId,
+    SessionId, TransferMode,
 };
 use random::Random;
 use serde_json::{Value, json};
@@ -152,6 +153,14 @@ fn a_session_s_lease_reaches_the_reader_s_options() {
         given.with(|options| {
             options.prefill_dp_rank = Some(3);
             options.lease_refs = expected.to_vec();
+            options.remote = Some(Box::new(
+                RemoteRequest::new(args.worker().engine.clone(), RequestId::new("5").unwrap()).with(
+                    |remote| {
+                        remote.block_ids = vec![pages(&[1, 2, 9])];
+                        remote.num_tokens = Some(33);
+                    },
+                ),
+            ));
         })
     );
     assert_eq!(remote.lease_ref(4).map(|lease| lease.incarnation), Some(Incarnation::from_random(4)));

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use kv_core::{EngineId, Incarnation, KvArgs, Lease, LeaseRef, PageList, Room, SessionId, SessionOptions};
+use kv_core::{
+    EngineId, Incarnation, KvArgs, Lease, LeaseRef, PageList, RemoteRequest, RequestId, Room, SessionId,
+    SessionOptions,
+};
 
 use super::error::ParamsError;
 
@@ -174,15 +177,33 @@ impl RemoteKv {
         })
     }
 
-    /// `options` with the data-parallel replica and the leases of the holder's ranks filled in: open the
-    /// receiver of this KV with the result, under the room [`room`](Self::room).
+    /// `options` with the data-parallel replica, the leases of the holder's ranks, and the
+    /// [`remote_request`](Self::remote_request) filled in: open the receiver of this KV with the result,
+    /// under the room [`room`](Self::room).
     pub fn reader_options(&self, options: SessionOptions) -> SessionOptions {
         let ranks = self.leases.iter().flat_map(|leases| &leases.ranks);
         let lease_refs = ranks.filter_map(|lease| self.lease_ref(lease.rank)).collect();
         options.with(|options| {
             options.prefill_dp_rank = self.dp_rank.or(options.prefill_dp_rank);
             options.lease_refs = lease_refs;
+            options.remote = self.remote_request().map(Box::new);
         })
+    }
+
+    /// These parameters as a receiver of another dialect needs them. A numbered room is the request id of its
+    /// decimal digits.
+    pub fn remote_request(&self) -> Option<RemoteRequest> {
+        let request = match &self.room {
+            Room::Request(request) => request.clone(),
+            Room::Number(number) => RequestId::new(&number.to_string()).ok()?,
+        };
+        Some(RemoteRequest::new(self.engine.clone(), request).with(|remote| {
+            remote.block_ids.clone_from(&self.block_ids);
+            (remote.tp_size, remote.pp_size, remote.dcp_size) = (self.tp_size, self.pp_size, self.dcp_size);
+            remote.num_tokens = self.num_tokens;
+            remote.registration_generation = self.registration_generation;
+            remote.expires_at = self.expiry_time.and_then(|time| Duration::try_from_secs_f64(time).ok());
+        }))
     }
 
     /// The bootstrap server to ask for the engine's ranks, as `host:port`: the one that the leases name, else

@@ -81,6 +81,7 @@ mod quarantine;
 #[doc(hidden)]
 pub mod random;
 mod record;
+mod remote_request;
 mod session;
 mod session_options;
 mod time;
@@ -122,6 +123,7 @@ pub use record::{
     MAX_NAME, MAX_OFFER_BYTES, MAX_OFFERS, RankRecord, RecordError, ServiceOffer, TRANSPORT_VERSION,
     TransportOffer, WorkerRole,
 };
+pub use remote_request::RemoteRequest;
 pub use session::{KvManager, KvReceiver, KvSender, KvSession, Reclaimed};
 pub use session_options::SessionOptions;
 pub use time::Time;

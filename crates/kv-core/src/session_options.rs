@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::asked::ContentRequest;
 use crate::lease::{Lease, LeaseRef, TransferMode};
 use crate::record::WorkerRole;
+use crate::remote_request::RemoteRequest;
 
 /// What a server may tell a session when it opens the session, beyond the address and the room.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,6 +28,10 @@ pub struct SessionOptions {
     /// an engine of several ranks, either one reference or one of each rank. If the list is empty,
     /// the receiver reads from any sender of the room.
     pub lease_refs: Vec<LeaseRef>,
+    /// On a receiver: what the router says of the request at the engine that holds its KV. Workers of this
+    /// framework do not look at this; a receiver from an engine of another framework (kv-interop) needs it.
+    /// `RemoteKv::reader_options` of kv-transfer fills it in.
+    pub remote: Option<Box<RemoteRequest>>,
     /// On a receiver: the role in which the source is registered; `None` for prefill. A prefill
     /// worker that takes back the pages that a decode worker kept of a chat's earlier turn asks for `Decode`.
     pub source: Option<WorkerRole>,
