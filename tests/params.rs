@@ -2,6 +2,8 @@
 //! router, and anything else is refused by name.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+#[path = "params/foreign.rs"]
+mod foreign;
 #[path = "support/random.rs"]
 #[allow(dead_code)]
 mod random;
@@ -12,8 +14,8 @@ use kv_transfer::layout::MAX_CACHE_GROUPS;
 use kv_transfer::params::*;
 use kv_transfer::prelude::*;
 use kv_transfer::{
-    EngineId, IdError, Incarnation, Lease, LeaseRef, PagesError, Parallel, RemoteRequest, RequestId,
-    SessionId, TransferMode,
+    EngineId, IdError, Incarnation, Lease, LeaseRef, MAX_ENGINE_ID, MAX_REQUEST_ID, PagesError, Parallel,
+    RemoteRequest, RequestId, SessionId, TransferMode,
 };
 use random::Random;
 use serde_json::{Value, json};
@@ -53,12 +55,13 @@ fn full() -> TransferParams {
     (remote.num_tokens, remote.dp_rank) = (Some(40), Some(1));
     remote.expiry_time = Some(17.25);
     remote.registration_generation = Some(2);
-    (remote.tp_size, remote.pp_size) = (2, 3);
+    (remote.tp_size, remote.pp_size) = (Some(2), Some(3));
     let lease = |rank| {
         RankLease::new(rank, Incarnation::from_random(u64::MAX - u64::from(rank)), SessionId(u64::MAX))
     };
     remote.leases = Some(Leases::new("10.0.0.1:8998", 3, Duration::from_millis(29_750)).with(|leases| {
         leases.renewable = true;
+        leases.page_size = Some(16);
         leases.ranks = vec![lease(0), lease(1)];
     }));
     TransferParams::decode(TransferMode::Pull, remote)
@@ -70,11 +73,11 @@ fn a_vllm_prefill_response_names_engine_request_and_pages() {
     assert_eq!(params.mode, Some(TransferMode::Pull));
     let Leg::Decode { remote } = &params.leg else { panic!("{params:?}") };
     assert_eq!(remote.engine.as_str(), "b7a1c2f0-6d1e-4f5a-9a53-0c8c1d2e3f40");
-    assert_eq!(remote.room, Room::request("cmpl-9f0c-0-1a2b3c4d").unwrap());
-    assert_eq!(remote.room.base(), Some("cmpl-9f0c-0"));
+    assert_eq!(remote.room, Some(Room::request("cmpl-9f0c-0-1a2b3c4d").unwrap()));
+    assert_eq!(remote.room.as_ref().and_then(Room::base), Some("cmpl-9f0c-0"));
     assert_eq!(remote.bootstrap_addr(), "10.1.2.3:5600");
     assert_eq!(remote.pages(), Some(&pages(&[4, 5, 6, 9])));
-    assert_eq!((remote.tp_size, remote.dcp_size, remote.pp_size), (2, 1, 1));
+    assert_eq!((remote.tp_size, remote.dcp_size, remote.pp_size), (Some(2), Some(1), Some(1)));
     assert_eq!((remote.num_tokens, remote.num_pages()), (Some(61), Some(4)));
     assert_eq!((remote.expiry_time, remote.registration_generation), (None, Some(0)));
     assert_eq!(remote.remaining(Some(1e9)), None);
@@ -120,7 +123,7 @@ fn everything_survives_the_way_through_a_router() {
         assert_eq!(TransferParams::parse(&params.to_json()).unwrap(), params);
         params = TransferParams::next_turn(params.remote().unwrap().clone());
     }
-    let request = "cmpl-7".try_into().map(Room::Request).unwrap();
+    let request = Room::request("cmpl-7").unwrap();
     let push = RemoteKv::new(EngineId::new("p").unwrap(), request, "h", 1);
     let params = TransferParams::decode(TransferMode::Push, push);
     assert_eq!(TransferParams::parse(&params.to_json()).unwrap(), params);
@@ -214,12 +217,25 @@ fn errors_of_transfer_parameters_name_the_key_and_both_values() {
         ),
         ("/remote_host", json!(["h"]), "remote_host must be a text, and is a list of 1 elements"),
         ("/remote_port", json!(70_000), "remote_port is 70000; it must be 1 to 65535"),
-        ("/remote_port", json!(8998.0), "remote_port must be a whole number, and is 8998.0"),
+        ("/remote_port", json!(8998.5), "remote_port must be a whole number, and is 8998.5"),
+        ("/remote_port", json!("0x23"), "remote_port must be a whole number, and is \"0x23\""),
+        ("/remote_num_tokens", json!("-1"), "remote_num_tokens must be a whole number, and is \"-1\""),
+        ("/remote_num_tokens", json!(-1.0), "remote_num_tokens is -1.0; it must be 0 to 4294967295"),
+        (
+            "/remote_registration_generation",
+            json!(9007199254740992.0),
+            "remote_registration_generation must be a whole number, and is 9007199254740992.0",
+        ),
+        (
+            "/remote_blocks_expiry_time",
+            json!("inf"),
+            "remote_blocks_expiry_time must be a number, and is \"inf\"",
+        ),
         ("/remote_num_tokens", json!(-1), "remote_num_tokens is -1; it must be 0 to 4294967295"),
         ("/tp_size", json!(0), "tp_size is 0; it must be 1 to 4096"),
         ("/transfer_mode", json!("shove"), "transfer_mode must be push, pull or auto, and is \"shove\""),
         ("/remote_block_ids", json!([[7, 8, 3, 4]]), "num_pages is 3, but remote_block_ids says 4"),
-        ("/remote_block_ids/0/1", json!("8"), "remote_block_ids must be a whole number, and is \"8\""),
+        ("/remote_block_ids/0/1", json!("b8"), "remote_block_ids must be a whole number, and is \"b8\""),
         (
             "/remote_block_ids/0/1",
             json!(u64::MAX),
@@ -253,8 +269,9 @@ fn errors_of_transfer_parameters_name_the_key_and_both_values() {
         assert_eq!(refused(path, value).to_string(), message);
     }
     let id = |field, got, max| ParamsError::Id(IdError::Length { field, got, max });
-    assert_eq!(refused("/remote_engine_id", json!("")), id("engine_id", 0, 128));
-    assert_eq!(refused("/remote_request_id", json!("x".repeat(257))), id("request_id", 257, 256));
+    assert_eq!(refused("/remote_engine_id", json!("")), id("engine_id", 0, MAX_ENGINE_ID));
+    let long = json!("x".repeat(MAX_REQUEST_ID + 1));
+    assert_eq!(refused("/remote_request_id", long), id("request_id", MAX_REQUEST_ID + 1, MAX_REQUEST_ID));
     assert_eq!(
         TransferParams::parse("{\"do_remote_prefill\": tru}"),
         Err(ParamsError::NotJson { line: 1, column: 26 })
@@ -312,7 +329,7 @@ fn a_reader_fetches_only_the_pages_that_it_lacks() {
 fn the_next_turn_computes_short_suffixes_and_expiring_pages() {
     let mut remote = full().remote().unwrap().clone();
     (remote.num_tokens, remote.block_ids) = (Some(200), Vec::new());
-    remote.leases.as_mut().unwrap().num_pages = 13;
+    remote.leases.as_mut().unwrap().num_pages = 13; // of 16 tokens
     let policy = FetchPolicy::next_turn(16);
     let fetch = |computed, seconds| {
         remote.fetch(500, computed, Some(Duration::from_secs_f64(seconds)), &policy).unwrap()
@@ -396,8 +413,11 @@ fn hostile_json_is_refused_or_understood_and_never_panics() {
                         FetchPolicy::next_turn(1).with(|policy| policy.page_size = random.below(20) as u32);
                     let clock = random.chance(50).then_some(random.next() as f64);
                     let left = remote.clone().aged(Duration::from_millis(random.next())).remaining(clock);
-                    if let Ok(Fetch::Read { pages, .. }) = remote.fetch(prompt, computed, left, &policy) {
-                        assert!(remote.num_pages().is_none_or(|there| pages <= there), "{value}");
+                    let page_size = policy.page_size.max(1) as u64;
+                    if let Ok(Fetch::Read { first, pages }) = remote.fetch(prompt, computed, left, &policy) {
+                        let tokens = remote.num_tokens.unwrap_or(prompt).min(prompt);
+                        assert_eq!((first + pages) as u64, u64::from(tokens).div_ceil(page_size), "{value}");
+                        assert!(tokens > computed && pages > 0, "{value}");
                     }
                 }
             }

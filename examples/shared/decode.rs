@@ -168,7 +168,8 @@ impl DecodeRank {
                     return self.refuse(room, "nothing says where its KV comes from");
                 };
                 let tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-                let policy = FetchPolicy::decode(self.peer_page_size);
+                let policy = FetchPolicy::decode(self.manager.args().geometry().page_tokens())
+                    .with(|policy| policy.holder_page_size = Some(self.peer_page_size));
                 match remote.fetch(tokens, 0, remote.remaining(None), &policy) {
                     Ok(Fetch::Read { first: 0, .. }) => {}
                     Ok(other) => return self.refuse(room, format_args!("nothing to read: {other:?}")),

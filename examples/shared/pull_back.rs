@@ -43,9 +43,11 @@ impl PullBack {
             Ok(fetch) => fetch,
             Err(error) => return Ok(recompute(error.to_string(), None)),
         };
-        if let Fetch::Expired { .. } = fetch {
-            return Ok(recompute("about to be dropped".to_owned(), None));
-        }
+        let room = match (fetch, &remote.room) {
+            (Fetch::Expired { .. }, _) => return Ok(recompute("about to be dropped".to_owned(), None)),
+            (Fetch::Nothing, _) | (_, None) => return Ok(recompute("not kept".to_owned(), None)),
+            (_, Some(room)) => room.clone(),
+        };
         let (source, mode) = (Some(WorkerRole::Decode), Some(TransferMode::Pull));
         let held = remote.num_tokens.unwrap_or(prompt_tokens);
         let tokens = held.min(prompt_tokens) as usize;
@@ -55,7 +57,7 @@ impl PullBack {
             options.tokens = Some(held as usize);
         });
         let options = remote.reader_options(options);
-        let mut receiver = manager.receiver(&remote.bootstrap_addr(), remote.room.clone(), options)?;
+        let mut receiver = manager.receiver(&remote.bootstrap_addr(), room, options)?;
         match fetch {
             Fetch::Read { pages, .. } => {
                 let (unsent, rest) = (None, Pages::none());
@@ -71,8 +73,8 @@ impl PullBack {
                 };
                 Ok(recompute(why, Some(receiver)))
             }
-            // `Fetch::Expired`, and what a later version may decide.
-            _ => Ok(recompute("expired".to_owned(), None)),
+            // What a later version may decide.
+            other => Ok(recompute(format!("{other:?}"), None)),
         }
     }
 

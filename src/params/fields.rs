@@ -1,5 +1,6 @@
 //! The fields of a JSON object, by type. A null counts as an absent field: vLLM's routers write absent
-//! fields as null.
+//! fields as null. A number may also be written as a float without a fraction (`5600.0`) or as a text
+//! (`"5600"`): routers that decode numbers as doubles, and routers that template JSON, write such numbers.
 
 use serde_json::{Map, Value};
 
@@ -48,7 +49,7 @@ impl<'a> Fields<'a> {
     /// A number with or without a fraction.
     pub fn real(self, field: &'static str) -> Result<Option<f64>, ParamsError> {
         let Some(value) = self.get(field) else { return Ok(None) };
-        value.as_f64().map(Some).ok_or_else(|| mistyped(field, "a number", value))
+        real(value).map(Some).ok_or_else(|| mistyped(field, "a number", value))
     }
 
     /// A list of at most `max` elements.
@@ -77,11 +78,32 @@ pub(super) fn required<T>(field: &'static str, value: Option<T>) -> Result<T, Pa
 
 /// The whole number that `value` must be.
 pub(super) fn number(field: &'static str, value: &Value, min: u64, max: u64) -> Result<u64, ParamsError> {
-    if !value.is_u64() && !value.is_i64() {
-        return Err(mistyped(field, "a whole number", value));
-    }
-    let in_range = value.as_u64().filter(|number| (min..=max).contains(number));
+    let whole = whole(value).ok_or_else(|| mistyped(field, "a whole number", value))?;
+    let in_range = u64::try_from(whole).ok().filter(|number| (min..=max).contains(number));
     in_range.ok_or_else(|| ParamsError::Range { field, got: value.into(), min, max })
+}
+
+/// The whole number of a JSON number, of a float without a fraction, or of a text of decimal digits. A float
+/// of 2^53 or more may have been rounded, and is no whole number.
+fn whole(value: &Value) -> Option<i128> {
+    const EXACT: f64 = (1u64 << 53) as f64;
+    match value {
+        Value::String(digits) if digits.bytes().all(|digit| digit.is_ascii_digit()) => digits.parse().ok(),
+        Value::Number(number) => {
+            let integer = number.as_u64().map(i128::from).or(number.as_i64().map(i128::from));
+            let float = || number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < EXACT);
+            integer.or_else(|| float().map(|float| float as i128))
+        }
+        _ => None,
+    }
+}
+
+/// The number that `value` is, or that its text says. Texts that Rust reads as numbers and JSON does not
+/// ("inf", "nan", "+1") are none.
+pub(super) fn real(value: &Value) -> Option<f64> {
+    let Some(text) = value.as_str() else { return value.as_f64() };
+    let digits = text.starts_with(|first: char| first.is_ascii_digit());
+    text.parse().ok().filter(|number: &f64| digits && number.is_finite())
 }
 
 /// Refuses a field with more than `max` elements, bytes or keys.

@@ -7,7 +7,7 @@ use kv_core::{EngineId, Incarnation, PageList, RequestId, Room, SessionId, Trans
 use serde_json::{Map, Value};
 
 use super::error::ParamsError;
-use super::fields::{Fields, bounded, mistyped, number, required};
+use super::fields::{Fields, bounded, mistyped, number, real, required};
 use super::remote::host_and_port;
 use super::{
     Leases, Leg, MAX_BLOCKS, MAX_PARAMS_BYTES, MAX_RANKS, MAX_UNKNOWN_KEYS, RankLease, RemoteKv,
@@ -67,15 +67,21 @@ impl TransferParams {
             }
             (false, false) => Leg::Local,
             (true, false) => Leg::Decode { remote: Box::new(remote(fields)?) },
-            (false, true) => {
-                // A router without KV of an earlier turn may write all of these keys as null.
-                let any = ["remote_engine_id", "remote_request_id", "remote_block_ids", "kv_leases"];
-                let cached = any.iter().any(|field| fields.get(field).is_some());
-                Leg::Prefill { cached: if cached { Some(Box::new(remote(fields)?)) } else { None } }
-            }
+            (false, true) => Leg::Prefill {
+                cached: if is_cached(fields)? { Some(Box::new(remote(fields)?)) } else { None },
+            },
         };
         Ok(TransferParams { leg, mode: mode(fields)?, unknown: unknown(fields)? })
     }
+}
+
+/// True if parameters to a prefill worker say enough of KV of an earlier turn to read the KV. As in vLLM, a
+/// prefill worker computes the prompt where one of these keys is absent; proxies write all of them as null.
+fn is_cached(fields: Fields<'_>) -> Result<bool, ParamsError> {
+    let listed = fields.list("remote_block_ids", MAX_BLOCKS)?.is_some_and(|list| !list.is_empty());
+    let address = ["remote_engine_id", "remote_request_id", "remote_host", "remote_port"];
+    let addressed = address.iter().all(|field| fields.get(field).is_some());
+    Ok(addressed && (listed || fields.get("kv_leases").is_some()))
 }
 
 fn mode(fields: Fields<'_>) -> Result<Option<TransferMode>, ParamsError> {
@@ -94,17 +100,18 @@ fn unknown(fields: Fields<'_>) -> Result<Map<String, Value>, ParamsError> {
 fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
     let text = |field, max| fields.text(field, max).and_then(|value| required(field, value));
     let engine = EngineId::new(text("remote_engine_id", usize::MAX)?)?;
-    let request = RequestId::new(text("remote_request_id", usize::MAX)?)?;
+    let request = fields.text("remote_request_id", usize::MAX)?.map(RequestId::new).transpose()?;
     let host = text("remote_host", MAX_HOST)?;
     let port = fields.number("remote_port", 1, u64::from(u16::MAX))?;
     let port = u16::try_from(required("remote_port", port)?).unwrap_or(u16::MAX);
-    let size = |field| fields.small(field, 1, MAX_RANKS).map(|size| size.unwrap_or(1));
+    let size = |field| fields.small(field, 1, MAX_RANKS);
     let block_ids = block_ids(fields)?;
     let leases = fields.get("kv_leases").map(|value| leases(value, &block_ids)).transpose()?;
     let (leases, number) = leases.unzip();
+    let number = number.flatten();
     Ok(RemoteKv {
         engine,
-        room: room(request, number.flatten())?,
+        room: room(request, number)?,
         host: host.to_owned(),
         port,
         block_ids,
@@ -119,13 +126,17 @@ fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
     })
 }
 
-/// The request's room. A numbered room is written twice, as text and as number, and both must agree: a router
-/// that rounds large numbers is refused here.
-fn room(request: RequestId, number: Option<u64>) -> Result<Room, ParamsError> {
-    match number {
-        None => Ok(Room::Request(request)),
-        Some(number) if request.as_str() == number.to_string() => Ok(Room::Number(number)),
-        Some(number) => Err(ParamsError::Conflict {
+/// The request's room. A numbered room is written twice: as the digits of `remote_request_id`, and as the
+/// number `bootstrap_room`, which says that the digits are a number. The digits count. Routers that keep JSON
+/// numbers as doubles round a number above 2^53 and leave a text alone, so the two are compared as doubles.
+/// A wrong room could not lead a reader to the pages of another request either: a holder serves the leases
+/// that the reader names.
+fn room(request: Option<RequestId>, number: Option<&Value>) -> Result<Option<Room>, ParamsError> {
+    let (Some(request), Some(number)) = (&request, number) else { return Ok(request.map(Room::Request)) };
+    let digits = request.as_str().parse::<u64>().ok().filter(|room| room.to_string() == request.as_str());
+    match digits.filter(|digits| real(number) == Some(*digits as f64)) {
+        Some(digits) => Ok(Some(Room::Number(digits))),
+        None => Err(ParamsError::Conflict {
             field: "bootstrap_room",
             got: number.into(),
             other: "remote_request_id",
@@ -138,7 +149,7 @@ fn room(request: RequestId, number: Option<u64>) -> Result<Room, ParamsError> {
 fn block_ids(fields: Fields<'_>) -> Result<Vec<PageList>, ParamsError> {
     const FIELD: &str = "remote_block_ids";
     let Some(list) = fields.list(FIELD, MAX_BLOCKS)? else { return Ok(Vec::new()) };
-    if list.first().is_some_and(Value::is_number) {
+    if list.first().is_some_and(|first| first.is_number() || first.is_string()) {
         return Ok(vec![page_list(list)?]);
     }
     bounded(FIELD, list.len(), MAX_CACHE_GROUPS)?;
@@ -159,11 +170,11 @@ fn page_list(pages: &[Value]) -> Result<PageList, ParamsError> {
     Ok(PageList::from_pages(pages.collect::<Result<Vec<u32>, ParamsError>>()?)?)
 }
 
-/// The leases, and the number of the room if `bootstrap_room` gives one.
-fn leases(value: &Value, block_ids: &[PageList]) -> Result<(Leases, Option<u64>), ParamsError> {
+/// The leases, and `bootstrap_room` if the room is numbered.
+fn leases<'a>(value: &'a Value, block_ids: &[PageList]) -> Result<(Leases, Option<&'a Value>), ParamsError> {
     let fields = Fields::of("kv_leases", value)?;
     let addr = required("bootstrap_addr", fields.text("bootstrap_addr", MAX_HOST + 8)?)?;
-    host_and_port(addr)?;
+    host_and_port("bootstrap_addr", addr)?;
     let max_pages = u32::try_from(MAX_BLOCKS).unwrap_or(u32::MAX);
     let num_pages = required("num_pages", fields.small("num_pages", 0, max_pages)?)?;
     let listed: usize = block_ids.iter().map(PageList::len).sum();
@@ -190,11 +201,13 @@ fn leases(value: &Value, block_ids: &[PageList]) -> Result<(Leases, Option<u64>)
     let leases = Leases {
         bootstrap_addr: addr.to_owned(),
         num_pages,
+        page_size: fields.small("page_size", 1, u32::MAX)?,
         lease: lease(fields)?,
         renewable: fields.flag("lease_renewable")?,
         ranks,
     };
-    Ok((leases, fields.number("bootstrap_room", 0, u64::MAX)?))
+    fields.real("bootstrap_room")?;
+    Ok((leases, fields.get("bootstrap_room")))
 }
 
 fn lease(fields: Fields<'_>) -> Result<Duration, ParamsError> {

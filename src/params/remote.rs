@@ -18,29 +18,38 @@ pub struct RemoteKv {
     /// The engine that holds the KV (`remote_engine_id`).
     pub engine: EngineId,
     /// The request's room at the holder (`remote_request_id`). A numbered room travels as its decimal digits,
-    /// and once more as the number `bootstrap_room` in `kv_leases`.
-    pub room: Room,
-    /// The host where the engine answers handshakes (`remote_host`): for this framework's engines the host of
-    /// the bootstrap server that the engine's ranks are registered with.
+    /// and once more as the number `bootstrap_room` in `kv_leases`; a router that drops `kv_leases` leaves
+    /// the digits as a request id.
+    ///
+    /// `None` only to a decode worker, from a router that writes the parameters of push mode before the
+    /// prefill worker has answered. The decode worker then takes its own id of the request, with which a
+    /// prefill worker compares its own, both without suffixes:
+    /// `remote.with(|remote| _ = remote.room.get_or_insert(own))`.
+    pub room: Option<Room>,
+    /// The host where the engine answers handshakes (`remote_host`). vLLM's engines dial ZMQ there, and a
+    /// holder that serves them puts its side channel there, see [`side_channel`](Self::side_channel). For
+    /// holders without a side channel this is the host of their bootstrap server.
     pub host: String,
     /// The port on `host` (`remote_port`), from 1.
     pub port: u16,
     /// The request's pages at the holder, one list for each cache group (`remote_block_ids`). Empty in push
     /// mode, where the holder writes and nobody reads.
     pub block_ids: Vec<PageList>,
-    /// Tensor-parallel ranks of the engine (`tp_size`); 1 if the JSON does not say.
-    pub tp_size: u32,
-    /// Decode-context-parallel ranks of the engine (`dcp_size`); 1 if the JSON does not say.
-    pub dcp_size: u32,
-    /// Pipeline stages of the engine (`pp_size`); 1 if the JSON does not say.
-    pub pp_size: u32,
+    /// Tensor-parallel ranks of the engine (`tp_size`), from 1. `None` if the JSON does not say: one rank.
+    /// vLLM's decode engines need the key in push mode, and for their heartbeats.
+    pub tp_size: Option<u32>,
+    /// Decode-context-parallel ranks of the engine (`dcp_size`), from 1. `None` if the JSON does not say: one.
+    pub dcp_size: Option<u32>,
+    /// Pipeline stages of the engine (`pp_size`), from 1. `None` if the JSON does not say: one stage.
+    pub pp_size: Option<u32>,
     /// The data-parallel replica that holds the pages (`remote_dp_rank`, a key that vLLM does not have: its
     /// replicas are engines of their own).
     pub dp_rank: Option<u32>,
     /// Tokens whose KV the holder has (`remote_num_tokens`); `None` if the holder did not say.
     pub num_tokens: Option<u32>,
     /// When the holder frees the pages, in seconds of the holder's own clock (`remote_blocks_expiry_time`).
-    /// Of use only to a reader that knows the difference between the two clocks, see
+    /// vLLM's decode engines say so for the next turn; a prefill engine's pages live as long as heartbeats
+    /// come. Of use only to a reader that knows the difference between the two clocks, see
     /// [`remaining`](RemoteKv::remaining).
     pub expiry_time: Option<f64>,
     /// How often the holder has registered its memory (`remote_registration_generation`).
@@ -57,6 +66,9 @@ pub struct Leases {
     pub bootstrap_addr: String,
     /// Pages of the request that the holder's sessions announced (`num_pages`).
     pub num_pages: u32,
+    /// Tokens that one page number of the holder stands for (`page_size`): its page size times its
+    /// decode-context-parallel ranks. `None` if the holder did not say.
+    pub page_size: Option<u32>,
     /// For how long the pages are kept, counted from the moment when the holder wrote the parameters
     /// (`lease_seconds`), at most a week.
     pub lease: Duration,
@@ -85,7 +97,7 @@ impl Leases {
     /// prolong the leases: set the fields that say otherwise.
     pub fn new(bootstrap_addr: &str, num_pages: u32, lease: Duration) -> Leases {
         let bootstrap_addr = bootstrap_addr.to_owned();
-        Leases { bootstrap_addr, num_pages, lease, renewable: false, ranks: Vec::new() }
+        Leases { bootstrap_addr, num_pages, page_size: None, lease, renewable: false, ranks: Vec::new() }
     }
 
     /// The same with some fields changed: `leases.with(|leases| leases.renewable = true)`.
@@ -104,19 +116,19 @@ impl RankLease {
 }
 
 impl RemoteKv {
-    /// KV of a request on `engine`, whose ranks are registered with the bootstrap server at `host:port`. All
-    /// parallel sizes are 1, and everything about pages, tokens and leases is left open: set the fields that
-    /// are known.
-    pub fn new(engine: EngineId, room: Room, host: &str, port: u16) -> RemoteKv {
+    /// KV of a request on `engine`, which answers handshakes at `host:port` (for this framework's engines:
+    /// the bootstrap server that their ranks are registered with). All parallel sizes are 1, and everything
+    /// about pages, tokens and leases is left open: set the fields that are known.
+    pub fn new(engine: EngineId, room: impl Into<Option<Room>>, host: &str, port: u16) -> RemoteKv {
         RemoteKv {
             engine,
-            room,
+            room: room.into(),
             host: host.to_owned(),
             port,
             block_ids: Vec::new(),
-            tp_size: 1,
-            dcp_size: 1,
-            pp_size: 1,
+            tp_size: Some(1),
+            dcp_size: Some(1),
+            pp_size: Some(1),
             dp_rank: None,
             num_tokens: None,
             expiry_time: None,
@@ -139,6 +151,9 @@ impl RemoteKv {
     /// what the session's `KvSender::lease_refs` returns: the lease of the worker's own rank first, and for
     /// an engine group those of the ranks that follow.
     ///
+    /// The bootstrap server is also what `remote_host` and `remote_port` say, until
+    /// [`side_channel`](Self::side_channel) says otherwise.
+    ///
     /// # Errors
     ///
     /// [`ParamsError::Type`] if `bootstrap_addr` is not `host:port`.
@@ -151,7 +166,7 @@ impl RemoteKv {
         lease_refs: &[LeaseRef],
         lease: Lease,
     ) -> Result<RemoteKv, ParamsError> {
-        let (host, port) = host_and_port(bootstrap_addr)?;
+        let (host, port) = host_and_port("bootstrap_addr", bootstrap_addr)?;
         let parallel = args.geometry().parallel;
         let ranks = (args.worker().rank..).zip(lease_refs);
         let ranks = ranks.map(|(rank, lease)| {
@@ -161,20 +176,33 @@ impl RemoteKv {
         let leases = Leases {
             bootstrap_addr: bootstrap_addr.to_owned(),
             num_pages: u32::try_from(pages.len()).unwrap_or(u32::MAX),
+            page_size: Some(args.geometry().page_tokens()),
             lease: lease.duration(),
             renewable: matches!(lease, Lease::Renewable(_)),
             ranks: ranks.collect(),
         };
         Ok(RemoteKv {
             block_ids: vec![pages.clone()],
-            tp_size: parallel.tp_size,
-            pp_size: parallel.pp_size,
-            dcp_size: args.geometry().layout.dcp_size,
+            tp_size: Some(parallel.tp_size),
+            pp_size: Some(parallel.pp_size),
+            dcp_size: Some(args.geometry().layout.dcp_size),
             dp_rank: Some(parallel.dp_rank),
             num_tokens: Some(num_tokens),
             leases: Some(leases),
             ..RemoteKv::new(args.worker().engine.clone(), room, host, port)
         })
+    }
+
+    /// The same with the side channel at `addr` (`host:port`) in `remote_host` and `remote_port`, where vLLM's
+    /// engines shake hands. Readers of this framework still find the bootstrap server in `kv_leases`.
+    ///
+    /// # Errors
+    ///
+    /// [`ParamsError::Type`] if `addr` is not `host:port`.
+    pub fn side_channel(mut self, addr: &str) -> Result<RemoteKv, ParamsError> {
+        let (host, port) = host_and_port("side_channel", addr)?;
+        (self.host, self.port) = (host.to_owned(), port);
+        Ok(self)
     }
 
     /// `options` with the data-parallel replica, the leases of the holder's ranks, and the
@@ -191,23 +219,25 @@ impl RemoteKv {
     }
 
     /// These parameters as a receiver of another dialect needs them. A numbered room is the request id of its
-    /// decimal digits.
+    /// decimal digits. `None` if the parameters name no room.
     pub fn remote_request(&self) -> Option<RemoteRequest> {
-        let request = match &self.room {
+        let request = match self.room.as_ref()? {
             Room::Request(request) => request.clone(),
             Room::Number(number) => RequestId::new(&number.to_string()).ok()?,
         };
         Some(RemoteRequest::new(self.engine.clone(), request).with(|remote| {
             remote.block_ids.clone_from(&self.block_ids);
-            (remote.tp_size, remote.pp_size, remote.dcp_size) = (self.tp_size, self.pp_size, self.dcp_size);
+            remote.tp_size = self.tp_size.unwrap_or(1);
+            remote.pp_size = self.pp_size.unwrap_or(1);
+            remote.dcp_size = self.dcp_size.unwrap_or(1);
             remote.num_tokens = self.num_tokens;
             remote.registration_generation = self.registration_generation;
             remote.expires_at = self.expiry_time.and_then(|time| Duration::try_from_secs_f64(time).ok());
         }))
     }
 
-    /// The bootstrap server to ask for the engine's ranks, as `host:port`: the one that the leases name, else
-    /// `remote_host` and `remote_port`.
+    /// The address to open the receiver with, as `host:port`: the bootstrap server that the leases name, else
+    /// `remote_host` and `remote_port`, which for an engine of vLLM is its side channel.
     pub fn bootstrap_addr(&self) -> String {
         match &self.leases {
             Some(leases) => leases.bootstrap_addr.clone(),
@@ -235,6 +265,15 @@ impl RemoteKv {
         }
     }
 
+    /// Pages that the holder has for the prompt, in the holder's numbers: of several cache groups the longest
+    /// list counts, because groups with a window list only the pages of the window.
+    pub(super) fn held(&self) -> Option<usize> {
+        match &self.leases {
+            Some(leases) => Some(leases.num_pages as usize),
+            None => self.block_ids.iter().map(PageList::len).max(),
+        }
+    }
+
     /// The lease of one rank of the holder; `None` if the parameters name no lease of that rank.
     ///
     /// The lease names the pages too if there is one cache group, and the holder then refuses a reader if its
@@ -244,7 +283,7 @@ impl RemoteKv {
         let lease = self.leases.as_ref()?.ranks.iter().find(|lease| lease.rank == rank)?;
         let RankLease { incarnation, lease_id, .. } = *lease;
         let lease_ref = LeaseRef::new(incarnation, lease_id);
-        Some(match self.pages().filter(|_| self.dcp_size <= 1) {
+        Some(match self.pages().filter(|_| self.dcp_size.unwrap_or(1) <= 1) {
             Some(pages) => lease_ref.of_pages(pages.clone()),
             None => lease_ref,
         })
@@ -281,12 +320,12 @@ impl RemoteKv {
 }
 
 /// The host and the port of `host:port`; the brackets around an IPv6 address are removed.
-pub(super) fn host_and_port(addr: &str) -> Result<(&str, u16), ParamsError> {
+pub(super) fn host_and_port<'a>(field: &'static str, addr: &'a str) -> Result<(&'a str, u16), ParamsError> {
     let parts = addr.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     match parts {
         Some((host, port)) if !host.is_empty() && !addr.chars().any(char::is_control) => {
             Ok((host.trim_matches(['[', ']']), port))
         }
-        _ => Err(ParamsError::Type { field: "bootstrap_addr", expected: "host:port", got: addr.into() }),
+        _ => Err(ParamsError::Type { field, expected: "host:port", got: addr.into() }),
     }
 }

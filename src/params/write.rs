@@ -27,34 +27,34 @@ impl TransferParams {
 }
 
 impl RemoteKv {
+    /// Writes the keys whose values are known, in the types that vLLM's classes expect. An unknown value is
+    /// left out and not written as null: vLLM's engines compare `remote_registration_generation` with a
+    /// number, and a null there ends the engine's step with a `TypeError`.
     fn write(&self, map: &mut Map<String, Value>) {
-        let groups: Vec<Vec<u32>> = self.block_ids.iter().map(|pages| pages.iter().collect()).collect();
+        let groups =
+            || self.block_ids.iter().map(|pages| pages.iter().collect::<Vec<u32>>()).collect::<Vec<_>>();
         for (key, value) in [
-            ("remote_engine_id", json!(self.engine.as_str())),
-            ("remote_request_id", json!(self.room.to_string())),
-            ("remote_host", json!(self.host)),
-            ("remote_port", json!(self.port)),
-            ("remote_block_ids", json!(groups)),
-            ("tp_size", json!(self.tp_size)),
-            ("dcp_size", json!(self.dcp_size)),
-            ("pp_size", json!(self.pp_size)),
-            ("remote_num_tokens", json!(self.num_tokens)),
-            ("remote_blocks_expiry_time", json!(self.expiry_time)),
-            ("remote_registration_generation", json!(self.registration_generation)),
+            ("remote_engine_id", Some(json!(self.engine.as_str()))),
+            ("remote_request_id", self.room.as_ref().map(|room| json!(room.to_string()))),
+            ("remote_host", Some(json!(self.host))),
+            ("remote_port", Some(json!(self.port))),
+            ("remote_block_ids", (!self.block_ids.is_empty()).then(|| json!(groups()))),
+            ("tp_size", self.tp_size.map(Value::from)),
+            ("dcp_size", self.dcp_size.map(Value::from)),
+            ("pp_size", self.pp_size.map(Value::from)),
+            ("remote_num_tokens", self.num_tokens.map(Value::from)),
+            ("remote_blocks_expiry_time", self.expiry_time.map(Value::from)),
+            ("remote_registration_generation", self.registration_generation.map(Value::from)),
+            ("remote_dp_rank", self.dp_rank.map(Value::from)),
+            ("kv_leases", self.leases.as_ref().map(|leases| leases.to_value(self.room.as_ref()))),
         ] {
-            map.insert(key.to_owned(), value);
-        }
-        if let Some(dp_rank) = self.dp_rank {
-            map.insert("remote_dp_rank".to_owned(), json!(dp_rank));
-        }
-        if let Some(leases) = &self.leases {
-            map.insert("kv_leases".to_owned(), leases.to_value(&self.room));
+            map.extend(value.map(|value| (key.to_owned(), value)));
         }
     }
 }
 
 impl Leases {
-    fn to_value(&self, room: &Room) -> Value {
+    fn to_value(&self, room: Option<&Room>) -> Value {
         let ranks: Vec<Value> = self
             .ranks
             .iter()
@@ -70,8 +70,12 @@ impl Leases {
             "lease_renewable": self.renewable,
             "ranks": ranks,
         });
-        if let (Room::Number(number), Some(map)) = (room, value.as_object_mut()) {
-            map.insert("bootstrap_room".to_owned(), json!(number));
+        if let Some(map) = value.as_object_mut() {
+            let number = |room: &Room| if let Room::Number(number) = room { Some(*number) } else { None };
+            let optional =
+                [("bootstrap_room", room.and_then(number)), ("page_size", self.page_size.map(u64::from))];
+            let known = optional.into_iter().filter_map(|(key, value)| Some((key, value?)));
+            map.extend(known.map(|(key, value)| (key.to_owned(), json!(value))));
         }
         value
     }

@@ -10,10 +10,16 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::IdError;
 
-/// Longest engine id, in bytes.
-pub const MAX_ENGINE_ID: usize = 128;
-/// Longest request id used as a room, in bytes.
-pub const MAX_REQUEST_ID: usize = 256;
+/// Longest engine id, in bytes. vLLM takes any text that its operator configures, and adds the number of the
+/// data-parallel replica. Percent-encoded three times as long, an id still fits into the head of a question
+/// to a bootstrap server.
+pub const MAX_ENGINE_ID: usize = 512;
+/// Longest request id used as a room, in bytes. vLLM takes the id from the HTTP header `X-Request-Id`, without
+/// a bound of its own, and adds a prefix and two suffixes; the ids of routers, UUIDs and trace ids, stay far
+/// below. The bound keeps small what peers can make a worker remember: an id is kept twice, with and without
+/// its suffix, for each room that [`Limits`](crate::proto::Limits) lets wait or fail (with the default limits
+/// 384 MiB, if every id were that long).
+pub const MAX_REQUEST_ID: usize = 1024;
 
 /// True if there is a control character in the text.
 pub(crate) fn has_control(text: &str) -> bool {
