@@ -17,15 +17,35 @@
 //! |---|---|
 //! | `do_remote_decode` | to P: keep the KV for a decode worker. Together with the `remote_…` keys: a decode worker still has the KV of the last turn |
 //! | `do_remote_prefill` | to D: a prefill worker has the KV, and the `remote_…` keys say where |
-//! | `remote_engine_id`, `remote_request_id`, `remote_host`, `remote_port` | the engine that holds the KV, the request's id there, and where the engine answers handshakes |
-//! | `remote_block_ids` | the pages of the request at the holder, one list for each cache group |
+//! | `remote_engine_id`, `remote_request_id`, `remote_host`, `remote_port` | the engine that holds the KV, the request's id there, and where the engine answers handshakes: of vLLM's engines the ZMQ side channel |
+//! | `remote_block_ids` | the pages of the request at the holder, one list for each cache group; absent in push mode |
 //! | `tp_size`, `dcp_size`, `pp_size` | the holder's tensor-parallel, decode-context-parallel and pipeline-parallel sizes |
 //! | `remote_num_tokens` | tokens whose KV the holder has |
 //! | `remote_blocks_expiry_time` | when the holder frees the pages, in seconds of the holder's clock |
 //! | `remote_registration_generation` | how often the holder has registered its memory |
 //! | `transfer_mode` | `pull`, `push` or (not in vLLM) `auto` |
 //! | `remote_dp_rank` | not in vLLM: the holder's data-parallel replica |
-//! | `kv_leases` | not in vLLM, see [`Leases`]: the lease id of each of the holder's ranks, and for how long the leases last |
+//! | `kv_leases` | not in vLLM, see [`Leases`]: the lease id of each of the holder's ranks, for how long the leases last, the holder's bootstrap server and its page size |
+//!
+//! # Engines and routers of others
+//!
+//! **From vLLM.** The answers of vLLM's NIXL connector, in pull and in push mode, are read, and so is what
+//! vLLM's proxies and llm-d make of them. A null counts as an absent key, and a number may be written as a
+//! float without a fraction or as a text. `kv_leases` is then absent: the receiver of such KV is one of
+//! kv-interop, and [`RemoteKv::reader_options`] hands it the words that it needs. vLLM does not say how large
+//! its pages are; a reader that knows this from the handshake tells [`RemoteKv::fetch`]
+//! ([`FetchPolicy::holder_page_size`]).
+//!
+//! **To vLLM.** What is not known is not written, because vLLM takes a null for a value, and what is written
+//! has the JSON types of vLLM's own answers. vLLM ignores the keys that it does not have. A holder that
+//! serves vLLM's engines puts its side channel into `remote_host` and `remote_port`
+//! ([`RemoteKv::side_channel`]).
+//!
+//! **Through routers.** On a chat's next turn, llm-d passes on eleven of vLLM's keys and drops the others.
+//! Without `kv_leases` a reader finds the holder's session by its room, at the bootstrap server that
+//! `remote_host` and `remote_port` name (a side channel there makes the holder an engine of vLLM to its
+//! readers). Servers behind such a router name their rooms by request ids, because a room's number comes back
+//! as the text of its digits.
 //!
 //! # From P to D and back
 //!
@@ -107,7 +127,9 @@ pub enum Leg {
     Local,
     /// To a prefill worker, which computes KV that a decode worker continues with (`do_remote_decode`).
     Prefill {
-        /// The KV that a decode worker still has of the chat's earlier turns; `None` on the first turn.
+        /// The KV that a decode worker still has of the chat's earlier turns; `None` on the first turn, and if
+        /// the parameters lack the holder's engine, request, host or port, or name neither pages nor leases.
+        /// As in vLLM the prompt is then computed.
         cached: Option<Box<RemoteKv>>,
     },
     /// To a decode worker (`do_remote_prefill`).

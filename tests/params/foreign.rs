@@ -339,6 +339,9 @@ fn the_pages_beyond_a_shorter_prompt_are_left_out_at_a_vllm_holder_only() {
     let groups = changed(VLLM_P_PULL, json!({"remote_block_ids": [[4, 5, 6, 9], [11, 12]]}));
     let groups = groups.remote().unwrap();
     assert_eq!(groups.fetch(61, 0, None, &policy), Ok(Fetch::Read { first: 0, pages: 4 }));
+    let short = changed(VLLM_P_PULL, json!({"remote_block_ids": [[4, 5, 6], [11, 12]]}));
+    let error = short.remote().unwrap().fetch(61, 0, None, &policy).unwrap_err().to_string();
+    assert_eq!(error, "remote_num_tokens is 61, but remote_block_ids says 3");
 }
 
 #[test]

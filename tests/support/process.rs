@@ -459,7 +459,7 @@ pub fn keep(
 /// Opens a reader of what the parameters name. Returns it with its room.
 pub fn reader(host: &Host, params: &TransferParams) -> (u64, KvReceiverSession) {
     let remote = params.remote().unwrap();
-    let Room::Number(room) = remote.room else { panic!("room {}", remote.room) };
+    let Some(Room::Number(room)) = remote.room else { panic!("room {:?}", remote.room) };
     let options = SessionOptions::default().with(|options| options.mode = params.mode);
     (room, host.receiver(&remote.bootstrap_addr(), room, remote.reader_options(options)))
 }
