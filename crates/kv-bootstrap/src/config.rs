@@ -60,6 +60,13 @@ pub struct ServerConfig {
     pub max_dp_ranks_per_client: usize,
     /// How long a room of `/register_dp_rank` is remembered (default 120 s, as in SGLang).
     pub dp_rank_ttl: Duration,
+    /// Further addresses (`host:port`) to listen on, one for each further SGLang engine (default none). Each
+    /// address has SGLang's tables, with the bounds above, and `/health` for itself; `/v1/ranks` is the same at
+    /// all of them.
+    pub engine_addrs: Vec<String>,
+    /// How the ports of SGLang's ranks are watched, so that `/health` and `/route` stand for the engine (the
+    /// default); `None` leaves them unwatched, and `/health` then answers for leased ranks only.
+    pub watch: Option<WatchConfig>,
 }
 
 impl Default for ServerConfig {
@@ -84,12 +91,67 @@ impl Default for ServerConfig {
             max_dp_ranks: 1 << 18,
             max_dp_ranks_per_client: 1 << 16,
             dp_rank_ttl: Duration::from_secs(120),
+            engine_addrs: Vec::new(),
+            watch: Some(WatchConfig::default()),
         }
     }
 }
 
 impl ServerConfig {
     /// The same with some fields changed: `ServerConfig::default().with(|config| config.sglang = false)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+/// How the server watches the ports (`rank_ip:rank_port`) that SGLang's ranks have registered without a lease.
+///
+/// The server holds one idle connection to each port, says nothing on the connection, and takes no byte of what
+/// the peer says. A ZeroMQ socket greets every connection at once; the greeting stays in the kernel. Only
+/// numeric addresses of one host are dialled, and only while they are registered. Registrations come from
+/// everybody who can reach the port, so that everybody can have the server dial other hosts of its network, and
+/// learn from `/health` whether a port there is open: the bounds below limit how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WatchConfig {
+    /// Shortest time between two connections to a port (default 1 s). A port that refuses two connections in a
+    /// row, or resets them, is dead.
+    pub interval: Duration,
+    /// After which time a connection is replaced by a new one, so that a process that is stopped is noticed too
+    /// (default 5 s). A ZeroMQ socket itself ends such a connection after 30 s.
+    pub hold: Duration,
+    /// How long a port may take to accept a connection and to greet (default 3 s). A port that fails to do so
+    /// twice in a row, or cannot be reached, is silent: its engine is not answered until the port greets again.
+    pub silence: Duration,
+    /// Most ports that are watched at the same time, each with a connection (default 1024). Further ports are not
+    /// watched.
+    pub max_ports: usize,
+    /// Most ports that are watched for one client address (default 256).
+    pub max_ports_per_client: usize,
+    /// Most connections that are begun in a second (default 512).
+    pub max_dials: usize,
+    /// Most connections that are begun in a second for one client address (default 256).
+    pub max_dials_per_client: usize,
+}
+
+impl Default for WatchConfig {
+    fn default() -> WatchConfig {
+        WatchConfig {
+            interval: Duration::from_secs(1),
+            hold: Duration::from_secs(5),
+            silence: Duration::from_secs(3),
+            max_ports: 1024,
+            max_ports_per_client: 256,
+            max_dials: 512,
+            max_dials_per_client: 256,
+        }
+    }
+}
+
+impl WatchConfig {
+    /// The same with some fields changed: `WatchConfig::default().with(|config| config.max_ports = 64)`.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);

@@ -8,7 +8,8 @@ use kv_core::{RankRecord, ServiceOffer, Time};
 use crate::config::{RegistryConfig, ServerConfig};
 use crate::http::{Progress, Request, RequestLimits, RequestParser, ResponseParser};
 use crate::record::RankJson;
-use crate::routes::Tables;
+use crate::routes::{From, Tables};
+use crate::sglang::{SglangRank, Verdict, WatchOrder};
 
 /// Parses the bytes of one connection as requests and answers them with small tables. Asserts that the
 /// requests are the same however the stream is cut into pieces.
@@ -24,15 +25,22 @@ pub fn requests(bytes: &[u8]) {
         max_dp_ranks: 8,
         ..ServerConfig::default()
     };
-    let mut tables = Tables::new(&config);
+    let mut tables = Tables::new(&config, 2);
     for (at, request) in (0..).zip(whole.unwrap_or_else(|requests| requests)) {
         let now = Time::from_nanos(at * 1_000_000_000);
         // Several clients in turn, so that the limits of one client are reached too.
         let client = IpAddr::V4(Ipv4Addr::from_bits((at % 3) as u32)).into();
-        let reply = tables.answer(now, client, &request);
+        let reply = tables.answer(now, From { client, desk: (at % 2) as usize }, &request);
         let parts = reply.encode(request.http11, request.keep_alive, request.method == "HEAD");
         assert!(!parts.is_empty());
         tables.expire(now);
+        // Of the ports that are to be watched, some live, some are silent, some are dead.
+        for (desk, order) in tables.take_orders() {
+            let WatchOrder::Begin { seq, .. } = order else { continue };
+            let verdicts =
+                [Verdict::Lives, Verdict::Silent, Verdict::Dead, Verdict::Refused, Verdict::Unknown];
+            tables.judge(desk, seq, verdicts[(seq % 5) as usize]);
+        }
     }
 }
 
@@ -70,8 +78,13 @@ pub fn responses(bytes: &[u8]) {
     let _ = parser.parse(&mut input, true);
 }
 
-/// Parses the bytes as the JSON of one rank record.
+/// Parses the bytes as the JSON of one rank record, and as the data of an offer to SGLang's decode workers.
 pub fn record(bytes: &[u8]) {
+    if let Ok(rank) = SglangRank::decode(bytes) {
+        let again = SglangRank::decode(&rank.encode());
+        // A system of one replica is written as attention with one replica.
+        assert_eq!(again, Ok(rank.clone().with(|rank| rank.system_dp &= rank.parallel.dp_size != 1)));
+    }
     if let Ok(json) = serde_json::from_slice::<RankJson>(bytes) {
         valid_record(json);
     }

@@ -21,6 +21,8 @@ pub struct BootstrapGauges {
     pub rooms: usize,
     /// Bytes of the table of SGLang's `/register_dp_rank`.
     pub room_bytes: usize,
+    /// Ports of SGLang's ranks that are watched.
+    pub watched_ports: usize,
     /// Connections that are open, those that are being refused included.
     pub connections: usize,
     /// Bytes of unfinished requests, over all connections.

@@ -117,13 +117,15 @@ mod secret;
 mod server;
 mod sglang;
 mod socket;
+mod watch;
 
 pub use client::HttpBootstrapClient;
 pub use client_addr::ClientAddr;
-pub use config::{ClientConfig, RegistryConfig, ServerConfig};
+pub use config::{ClientConfig, RegistryConfig, ServerConfig, WatchConfig};
 pub use error::{BootstrapClientError, BootstrapServerError};
 pub use gauges::BootstrapGauges;
 pub use record::{GrantJson, LeaseJson, NotReadyJson, OfferJson, RankJson, RankJsonError, TransportJson};
 pub use registry::{LeaseError, LookupError, RegisterError, Registry};
 pub use secret::{Secret, SecretError};
 pub use server::KvBootstrapServer;
+pub use sglang::{SGLANG_SERVICE, SglangRank, SglangRankError};

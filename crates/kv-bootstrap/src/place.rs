@@ -1,5 +1,7 @@
 //! Where a rank stands among the ranks of its engine.
 
+use std::fmt;
+
 use kv_core::Parallel;
 
 /// A rank's place in the parallel groups of its engine. Places are ordered as the ranks of a replica are
@@ -17,5 +19,12 @@ impl Place {
 
     pub(crate) fn of(parallel: &Parallel) -> Place {
         Place { dp: parallel.dp_rank, pp: parallel.pp_rank, cp: parallel.pcp_rank, tp: parallel.tp_rank }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { dp, pp, cp, tp } = self;
+        write!(f, "dp_rank {dp} pp_rank {pp} pcp_rank {cp} tp_rank {tp}")
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! | route | answers |
 //! |---|---|
-//! | `PUT /route` | 200 `OK`; 400; 413; 429; 507 |
+//! | `PUT /route` | 200 `OK`; 400; 409; 413; 429; 507 |
 //! | `GET /route?prefill_dp_rank=…&prefill_cp_rank=…&target_tp_rank=…&target_pp_rank=…` | 200 JSON; 400; 404; 503 |
 //! | `POST /register_dp_rank` | 200 `OK`; 400; 413; 507 |
 //! | `POST /query_dp_ranks` | 200 JSON; 400 |
-//! | `GET /health` | 200 `OK` |
+//! | `GET /health` | 200 `OK`; 503 if a rank of SGLang's engine is gone, with the rank |
+//! | `GET /v1/health` | 200 `OK` |
 //! | `PUT /v1/ranks` | 200 [`GrantJson`]; 400; 401; 409; 429; 507 |
 //! | `POST /v1/ranks/renew` | 200 [`GrantJson`]; 400; 401; 404 |
 //! | `DELETE /v1/ranks` | 200 `{}`; 400; 401; 404; 409 |
@@ -19,7 +20,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::{EngineId, RecordError, Replica, Time, WorkerRole};
+use kv_core::{EngineId, RankRecord, RecordError, Replica, Time, WorkerRole};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -32,7 +33,10 @@ use crate::place::Place;
 use crate::record::{GrantJson, LeaseJson, NotReadyJson, RankJson, RankJsonError};
 use crate::registry::{LeaseError, LookupError, RegisterError, Registry};
 use crate::secret::Secret;
-use crate::sglang::{Int, ROOM_BYTES, Rooms, RouteJson, RouteLimits, RouteMiss, RouteTable};
+use crate::sglang::{
+    Admitted, Int, ROOM_BYTES, Rooms, RouteJson, RouteLimits, RouteMiss, RouteTable, SglangRank, Verdict,
+    WatchOrder,
+};
 
 /// Most rooms in one `/query_dp_ranks`.
 const MAX_ROOMS: usize = 1 << 16;
@@ -45,10 +49,24 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Tables {
     registry: Registry,
-    routes: RouteTable,
-    rooms: Rooms,
+    /// SGLang's tables, one for each listening address.
+    desks: Vec<Desk>,
     secret: Option<Secret>,
     sglang: bool,
+}
+
+/// SGLang's tables of one listening address: those of one engine.
+#[derive(Debug)]
+struct Desk {
+    routes: RouteTable,
+    rooms: Rooms,
+}
+
+/// Who asks, and at which of the server's listening addresses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct From {
+    pub(crate) client: ClientAddr,
+    pub(crate) desk: usize,
 }
 
 #[derive(Deserialize)]
@@ -63,16 +81,22 @@ struct QueryDpRanks {
 }
 
 impl Tables {
-    pub(crate) fn new(config: &ServerConfig) -> Tables {
+    /// The tables of a server with this many listening addresses.
+    pub(crate) fn new(config: &ServerConfig, addrs: usize) -> Tables {
+        let limits = RouteLimits {
+            max_ranks: config.max_route_ranks,
+            max_per_client: config.max_route_ranks_per_client,
+            max_bytes: config.max_route_bytes,
+            max_lease: config.registry.max_lease,
+            watch: config.watch.is_some(),
+        };
+        let desk = || Desk {
+            routes: RouteTable::new(limits),
+            rooms: Rooms::new(config.dp_rank_ttl, config.max_dp_ranks, config.max_dp_ranks_per_client),
+        };
         Tables {
             registry: Registry::new(config.registry),
-            routes: RouteTable::new(RouteLimits {
-                max_ranks: config.max_route_ranks,
-                max_per_client: config.max_route_ranks_per_client,
-                max_bytes: config.max_route_bytes,
-                max_lease: config.registry.max_lease,
-            }),
-            rooms: Rooms::new(config.dp_rank_ttl, config.max_dp_ranks, config.max_dp_ranks_per_client),
+            desks: (0..addrs).map(|_| desk()).collect(),
             secret: config.secret.clone(),
             sglang: config.sglang,
         }
@@ -80,41 +104,185 @@ impl Tables {
 
     pub(crate) fn expire(&mut self, now: Time) {
         self.registry.expire(now);
-        self.routes.expire(now);
-        self.rooms.expire(now);
+        for desk in &mut self.desks {
+            desk.routes.expire(now);
+            desk.rooms.expire(now);
+        }
     }
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
-        let all = [self.registry.next_timeout(), self.routes.next_timeout(), self.rooms.next_timeout()];
-        all.into_iter().flatten().min()
+        let desks =
+            self.desks.iter().flat_map(|desk| [desk.routes.next_timeout(), desk.rooms.next_timeout()]);
+        desks.chain([self.registry.next_timeout()]).flatten().min()
     }
 
     /// How much the tables keep.
     pub(crate) fn gauges(&self) -> BootstrapGauges {
-        BootstrapGauges {
+        let mut gauges = BootstrapGauges {
             ranks: self.registry.len(),
             rank_bytes: self.registry.bytes(),
             lookup_steps: self.registry.steps(),
-            route_ranks: self.routes.places(),
-            route_bytes: self.routes.bytes(),
-            rooms: self.rooms.len(),
-            room_bytes: self.rooms.len() * ROOM_BYTES,
             ..BootstrapGauges::default()
+        };
+        for desk in &self.desks {
+            gauges.route_ranks += desk.routes.places();
+            gauges.route_bytes += desk.routes.bytes();
+            gauges.rooms += desk.rooms.len();
+            gauges.room_bytes += desk.rooms.len() * ROOM_BYTES;
+        }
+        gauges
+    }
+
+    /// The ports that are to be watched from now on, or no longer, each with the listening address.
+    pub(crate) fn take_orders(&mut self) -> Vec<(usize, WatchOrder)> {
+        let desks = self.desks.iter_mut().enumerate();
+        desks
+            .flat_map(|(at, desk)| desk.routes.take_orders().into_iter().map(move |order| (at, order)))
+            .collect()
+    }
+
+    /// Takes what was found at a port that is watched for the table of a listening address.
+    pub(crate) fn judge(&mut self, desk: usize, seq: u64, verdict: Verdict) {
+        if let Some(desk) = self.desks.get_mut(desk) {
+            desk.routes.judge(seq, verdict);
         }
     }
 
     /// The answer to a request. HEAD is answered as GET; the caller leaves the body out.
-    pub(crate) fn answer(&mut self, now: Time, client: ClientAddr, request: &Request) -> Reply {
-        let ours = request.path.starts_with("/v1/");
+    pub(crate) fn answer(&mut self, now: Time, from: From, request: &Request) -> Reply {
+        let ours = request.path.starts_with("/v1/") && request.path != "/v1/health";
         let admitted = |secret: &Secret| secret.admits(request.authorization.as_deref());
         if ours && !self.secret.as_ref().is_none_or(admitted) {
             return Reply::unauthorized();
         }
         let result = match (request.path.as_str(), request.method.as_str()) {
-            ("/health", "GET" | "HEAD") => Ok(Reply::text(200, "OK")),
-            ("/health", _) => Err(Reply::not_allowed("Allow: GET, HEAD\r\n")),
+            ("/v1/health", "GET" | "HEAD") => Ok(Reply::text(200, "OK")),
+            ("/v1/ranks", "PUT") => self.put_rank(now, from, request),
+            ("/v1/ranks", "DELETE") => self.delete_rank(now, request),
+            ("/v1/ranks", "GET" | "HEAD") => self.get_ranks(now, request),
+            ("/v1/ranks", _) => Err(Reply::not_allowed("Allow: GET, HEAD, PUT, DELETE\r\n")),
+            ("/v1/ranks/renew", "POST") => self.renew_rank(now, request),
+            ("/v1/ranks/renew", _) => Err(Reply::not_allowed("Allow: POST\r\n")),
+            ("/health" | "/v1/health", method) if !matches!(method, "GET" | "HEAD") => {
+                Err(Reply::not_allowed("Allow: GET, HEAD\r\n"))
+            }
             ("/route" | "/register_dp_rank" | "/query_dp_ranks", _) if !self.sglang => {
                 Err(Reply::text(404, "404: Not Found"))
+            }
+            _ => match self.desks.get_mut(from.desk) {
+                Some(desk) => desk.answer(now, from.client, request),
+                None => Err(Reply::text(404, "404: Not Found")),
+            },
+        };
+        result.unwrap_or_else(|refusal| refusal)
+    }
+
+    fn put_rank(&mut self, now: Time, from: From, request: &Request) -> Result<Reply, Reply> {
+        let body: RankJson = json_body(request)?;
+        let lease = lease(body.lease_ms)?;
+        let record = body.into_record().map_err(|error| match error {
+            RankJsonError::Record(RecordError::Range { field, got, min, max }) => {
+                let error = error.to_string();
+                Reply::json(400, &json!({"error": error, "field": field, "got": got, "min": min, "max": max}))
+            }
+            _ => refusal(400, &error.to_string()),
+        })?;
+        let admitted = self.admit(now, from, &record)?;
+        let granted = self.registry.register(now, from.client, &record, lease).map_err(|error| {
+            let status = match error {
+                RegisterError::Conflict { .. } => 409,
+                RegisterError::ClientFull { .. } => 429,
+                RegisterError::Full { .. } => 507,
+                RegisterError::Encoding => 500,
+            };
+            refusal(status, &error.to_string())
+        })?;
+        for (at, desk) in self.desks.iter_mut().enumerate() {
+            if admitted.is_none() || at != from.desk {
+                desk.routes.withdraw(&record.worker, None);
+            }
+        }
+        if let Some((admitted, desk)) = admitted.zip(self.desks.get_mut(from.desk)) {
+            let owner = (record.worker.clone(), record.incarnation);
+            desk.routes.enter(now, admitted, Some(now + granted), Some(owner));
+        }
+        Ok(grant(granted))
+    }
+
+    /// Whether the rank that a record offers to SGLang's decode workers can be served by `/route`; `None` for a
+    /// record without such an offer.
+    fn admit(&mut self, now: Time, from: From, record: &RankRecord) -> Result<Option<Admitted>, Reply> {
+        let Some(rank) = SglangRank::of(record).filter(|_| self.sglang) else { return Ok(None) };
+        let rank = rank.map_err(|error| refusal(400, &error.to_string()))?;
+        let Some(desk) = self.desks.get_mut(from.desk) else { return Ok(None) };
+        let admitted = desk.routes.admit(now, from.client, &rank, Some(&record.worker));
+        admitted.map(Some).map_err(|error| refusal(error.status(), &error.to_string()))
+    }
+
+    fn renew_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let body: LeaseJson = json_body(request)?;
+        let lease = lease(body.lease_ms)?;
+        // A registration of another incarnation is answered as if there were none: the client then registers
+        // again, and learns the conflict from that answer.
+        let renewed = self.registry.renew(now, &body.worker, body.incarnation, lease);
+        let granted = renewed.map_err(|error| refusal(404, &error.to_string()))?;
+        for desk in &mut self.desks {
+            desk.routes.renew(&body.worker, body.incarnation, now + granted);
+        }
+        Ok(grant(granted))
+    }
+
+    fn delete_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let body: LeaseJson = json_body(request)?;
+        self.registry.withdraw(now, &body.worker, body.incarnation).map_err(|error| {
+            let status = match error {
+                LeaseError::Unknown(_) => 404,
+                LeaseError::OtherIncarnation { .. } => 409,
+            };
+            refusal(status, &error.to_string())
+        })?;
+        for desk in &mut self.desks {
+            desk.routes.withdraw(&body.worker, Some(body.incarnation));
+        }
+        Ok(Reply::json(200, &json!({})))
+    }
+
+    fn get_ranks(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
+        let query = decode_query(&request.query).ok_or_else(|| refusal(400, "the query is malformed"))?;
+        let role = match query.get("role") {
+            Some("prefill") => WorkerRole::Prefill,
+            Some("decode") => WorkerRole::Decode,
+            Some("encode") => WorkerRole::Encode,
+            other => {
+                let got = other.unwrap_or("missing");
+                return Err(refusal(400, &format!("role is {got}; it must be prefill, decode or encode")));
+            }
+        };
+        let bad = |name, text| refusal(400, &format!("{name} is {text:?}, not a number"));
+        let replica = match (query.get("dp_rank"), query.get("modulo")) {
+            (Some(text), None) => Replica::Rank(text.parse().map_err(|_| bad("dp_rank", text))?),
+            (None, Some(text)) => Replica::Modulo(text.parse().map_err(|_| bad("modulo", text))?),
+            _ => return Err(refusal(400, "one of dp_rank and modulo must be given")),
+        };
+        let engine = query.get("engine").map(EngineId::new).transpose();
+        let engine = engine.map_err(|error| refusal(400, &error.to_string()))?;
+        match self.registry.lookup(now, role, query.get("service"), replica, engine.as_ref()) {
+            Ok(bodies) => Ok(list(bodies)),
+            Err(error @ LookupError::Unknown) => Err(refusal(404, &error.to_string())),
+            Err(error @ LookupError::NotReady { registered, expected }) => {
+                Err(Reply::json(503, &NotReadyJson { error: error.to_string(), registered, expected }))
+            }
+        }
+    }
+}
+
+impl Desk {
+    /// The answer to a request at one of SGLang's routes.
+    fn answer(&mut self, now: Time, client: ClientAddr, request: &Request) -> Result<Reply, Reply> {
+        match (request.path.as_str(), request.method.as_str()) {
+            ("/health", _) => {
+                self.routes.health(now).map_err(|rank| Reply::text(503, rank))?;
+                Ok(Reply::text(200, "OK"))
             }
             ("/route", "PUT") => self.put_route(now, client, request),
             ("/route", "GET") => self.get_route(now, request),
@@ -122,15 +290,8 @@ impl Tables {
             ("/register_dp_rank", "POST") => self.register_dp_rank(now, client, request),
             ("/query_dp_ranks", "POST") => self.query_dp_ranks(now, request),
             ("/register_dp_rank" | "/query_dp_ranks", _) => Err(Reply::not_allowed("Allow: POST\r\n")),
-            ("/v1/ranks", "PUT") => self.put_rank(now, client, request),
-            ("/v1/ranks", "DELETE") => self.delete_rank(now, request),
-            ("/v1/ranks", "GET" | "HEAD") => self.get_ranks(now, request),
-            ("/v1/ranks", _) => Err(Reply::not_allowed("Allow: GET, HEAD, PUT, DELETE\r\n")),
-            ("/v1/ranks/renew", "POST") => self.renew_rank(now, request),
-            ("/v1/ranks/renew", _) => Err(Reply::not_allowed("Allow: POST\r\n")),
             _ => Err(Reply::text(404, "404: Not Found")),
-        };
-        result.unwrap_or_else(|refusal| refusal)
+        }
     }
 
     fn put_route(&mut self, now: Time, client: ClientAddr, request: &Request) -> Result<Reply, Reply> {
@@ -167,6 +328,7 @@ impl Tables {
                 503,
                 format!("Prefill server not fully registered yet ({registered} workers registered)."),
             ),
+            RouteMiss::Unwell(rank) => Reply::text(503, rank),
             RouteMiss::Unknown => Reply::text(
                 404,
                 format!("Bootstrap info not found for dp_rank={dp} pcp_rank={cp} tp_rank={tp} pp_rank={pp}"),
@@ -192,77 +354,6 @@ impl Tables {
         let known = rooms.iter().filter_map(|room| Some((room.0, self.rooms.get(now, room.0)?)));
         let known: BTreeMap<String, i64> = known.map(|(room, rank)| (room.to_string(), rank)).collect();
         Ok(Reply::json(200, &known))
-    }
-
-    fn put_rank(&mut self, now: Time, client: ClientAddr, request: &Request) -> Result<Reply, Reply> {
-        let body: RankJson = json_body(request)?;
-        let lease = lease(body.lease_ms)?;
-        let record = body.into_record().map_err(|error| match error {
-            RankJsonError::Record(RecordError::Range { field, got, min, max }) => {
-                let error = error.to_string();
-                Reply::json(400, &json!({"error": error, "field": field, "got": got, "min": min, "max": max}))
-            }
-            _ => refusal(400, &error.to_string()),
-        })?;
-        let granted = self.registry.register(now, client, &record, lease).map_err(|error| {
-            let status = match error {
-                RegisterError::Conflict { .. } => 409,
-                RegisterError::ClientFull { .. } => 429,
-                RegisterError::Full { .. } => 507,
-                RegisterError::Encoding => 500,
-            };
-            refusal(status, &error.to_string())
-        })?;
-        Ok(grant(granted))
-    }
-
-    fn renew_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
-        let body: LeaseJson = json_body(request)?;
-        let lease = lease(body.lease_ms)?;
-        // A registration of another incarnation is answered as if there were none: the client then registers
-        // again, and learns the conflict from that answer.
-        let renewed = self.registry.renew(now, &body.worker, body.incarnation, lease);
-        renewed.map(grant).map_err(|error| refusal(404, &error.to_string()))
-    }
-
-    fn delete_rank(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
-        let body: LeaseJson = json_body(request)?;
-        let gone = self.registry.withdraw(now, &body.worker, body.incarnation);
-        gone.map(|()| Reply::json(200, &json!({}))).map_err(|error| {
-            let status = match error {
-                LeaseError::Unknown(_) => 404,
-                LeaseError::OtherIncarnation { .. } => 409,
-            };
-            refusal(status, &error.to_string())
-        })
-    }
-
-    fn get_ranks(&mut self, now: Time, request: &Request) -> Result<Reply, Reply> {
-        let query = decode_query(&request.query).ok_or_else(|| refusal(400, "the query is malformed"))?;
-        let role = match query.get("role") {
-            Some("prefill") => WorkerRole::Prefill,
-            Some("decode") => WorkerRole::Decode,
-            Some("encode") => WorkerRole::Encode,
-            other => {
-                let got = other.unwrap_or("missing");
-                return Err(refusal(400, &format!("role is {got}; it must be prefill, decode or encode")));
-            }
-        };
-        let bad = |name, text| refusal(400, &format!("{name} is {text:?}, not a number"));
-        let replica = match (query.get("dp_rank"), query.get("modulo")) {
-            (Some(text), None) => Replica::Rank(text.parse().map_err(|_| bad("dp_rank", text))?),
-            (None, Some(text)) => Replica::Modulo(text.parse().map_err(|_| bad("modulo", text))?),
-            _ => return Err(refusal(400, "one of dp_rank and modulo must be given")),
-        };
-        let engine = query.get("engine").map(EngineId::new).transpose();
-        let engine = engine.map_err(|error| refusal(400, &error.to_string()))?;
-        match self.registry.lookup(now, role, query.get("service"), replica, engine.as_ref()) {
-            Ok(bodies) => Ok(list(bodies)),
-            Err(error @ LookupError::Unknown) => Err(refusal(404, &error.to_string())),
-            Err(error @ LookupError::NotReady { registered, expected }) => {
-                Err(Reply::json(503, &NotReadyJson { error: error.to_string(), registered, expected }))
-            }
-        }
     }
 }
 

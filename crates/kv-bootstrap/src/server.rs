@@ -20,10 +20,14 @@ use crate::error::BootstrapServerError;
 use crate::expiry::Expiry;
 use crate::gauges::BootstrapGauges;
 use crate::http::Reply;
-use crate::routes::Tables;
+use crate::routes::{From, Tables};
+use crate::watch::Watcher;
 
-const LISTENER: Token = Token(usize::MAX);
-const WAKER: Token = Token(usize::MAX - 1);
+const WAKER: Token = Token(usize::MAX);
+/// The first token of the listeners.
+const LISTENERS: usize = usize::MAX / 4 * 3;
+/// The first token of the connections to ports that are watched.
+const WATCHED: usize = usize::MAX / 2;
 /// Most connections accepted in one turn, before the open connections are served.
 const ACCEPTS_PER_TURN: usize = 64;
 /// Most connections beyond the limit that are kept until their answer 503 is sent.
@@ -36,6 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct KvBootstrapServer {
     local_addr: SocketAddr,
+    engine_addrs: Vec<SocketAddr>,
     stop: Arc<AtomicBool>,
     waker: Arc<Waker>,
     gauges: Arc<Mutex<BootstrapGauges>>,
@@ -49,44 +54,58 @@ impl KvBootstrapServer {
         KvBootstrapServer::start_with(addr, ServerConfig::default())
     }
 
-    /// Binds `addr` (`host:port`; with port 0 the system picks a port) and serves with `config`.
+    /// Binds `addr` (`host:port`; with port 0 the system picks a port) and
+    /// [`engine_addrs`](ServerConfig::engine_addrs), and serves with `config`.
     ///
     /// # Errors
     ///
-    /// [`BootstrapServerError`] if the address cannot be used, or the system refuses a descriptor or the
+    /// [`BootstrapServerError`] if an address cannot be used, or the system refuses a descriptor or the
     /// thread.
     pub fn start_with(addr: &str, config: ServerConfig) -> Result<KvBootstrapServer, BootstrapServerError> {
-        let mut listener = bind(addr)?;
         let os = |call| move |source| BootstrapServerError::Os { call, source };
-        let local_addr = listener.local_addr().map_err(os("getsockname"))?;
         let poll = Poll::new().map_err(os("epoll_create"))?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os("eventfd"))?);
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE).map_err(os("epoll_ctl"))?;
+        let (mut desks, mut addrs) = (Vec::new(), Vec::new());
+        for addr in std::iter::once(addr).chain(config.engine_addrs.iter().map(String::as_str)) {
+            let mut listener = bind(addr)?;
+            addrs.push(listener.local_addr().map_err(os("getsockname"))?);
+            let token = Token(LISTENERS + desks.len());
+            poll.registry().register(&mut listener, token, Interest::READABLE).map_err(os("epoll_ctl"))?;
+            desks.push(Desk { listener, accept: Accept::Now });
+        }
+        let local_addr = addrs.remove(0);
         let stop = Arc::new(AtomicBool::new(false));
         let gauges = Arc::<Mutex<BootstrapGauges>>::default();
         let mut service = Service {
             gauges: Arc::clone(&gauges),
             clients: BTreeMap::new(),
-            tables: Tables::new(&config),
+            tables: Tables::new(&config, desks.len()),
+            watcher: config.watch.map(|watch| Watcher::new(watch, WATCHED)),
             config,
             poll,
-            listener,
+            desks,
             slots: Slab::new(),
             deadlines: Expiry::default(),
             ready: VecDeque::new(),
             buffered: 0,
-            accept: Accept::Now,
             epoch: Instant::now(),
             stop: Arc::clone(&stop),
         };
         let builder = std::thread::Builder::new().name("kv-bootstrap".to_owned());
         let thread = builder.spawn(move || service.run()).map_err(os("clone"))?;
-        Ok(KvBootstrapServer { local_addr, stop, waker, gauges, thread: Some(thread) })
+        let (engine_addrs, thread) = (addrs, Some(thread));
+        Ok(KvBootstrapServer { local_addr, engine_addrs, stop, waker, gauges, thread })
     }
 
     /// The address that the server listens on, with the port that the system picked.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// The further addresses that the server listens on, in the order of
+    /// [`ServerConfig::engine_addrs`](crate::ServerConfig::engine_addrs).
+    pub fn engine_addrs(&self) -> &[SocketAddr] {
+        &self.engine_addrs
     }
 
     /// How much the server keeps (ranks, bytes, connections), as of the last turn of its thread.
@@ -146,8 +165,10 @@ fn bind(addr: &str) -> Result<TcpListener, BootstrapServerError> {
 struct Service {
     config: ServerConfig,
     tables: Tables,
+    watcher: Option<Watcher>,
     poll: Poll,
-    listener: TcpListener,
+    /// One for each listening address.
+    desks: Vec<Desk>,
     slots: Slab<Slot>,
     deadlines: Expiry<usize>,
     /// Connections with something to do, each once.
@@ -156,9 +177,14 @@ struct Service {
     buffered: usize,
     clients: BTreeMap<ClientAddr, Share>,
     gauges: Arc<Mutex<BootstrapGauges>>,
-    accept: Accept,
     epoch: Instant,
     stop: Arc<AtomicBool>,
+}
+
+/// A listening address, with SGLang's tables of its own in `Tables`.
+struct Desk {
+    listener: TcpListener,
+    accept: Accept,
 }
 
 /// Connections and buffered bytes of one client address.
@@ -170,7 +196,7 @@ struct Share {
 
 struct Slot {
     connection: Connection,
-    client: ClientAddr,
+    from: From,
     deadline: Time,
     buffered: usize,
     queued: bool,
@@ -197,10 +223,20 @@ impl Service {
                 // The epoll descriptor itself is broken: there is nothing left to serve with.
                 Err(_) => return,
             }
+            let now = self.now();
             for event in &events {
                 match event.token() {
-                    LISTENER => self.accept = Accept::Now,
                     WAKER => {}
+                    Token(at @ LISTENERS..) => {
+                        if let Some(desk) = self.desks.get_mut(at - LISTENERS) {
+                            desk.accept = Accept::Now;
+                        }
+                    }
+                    Token(WATCHED..) => {
+                        if let Some(watcher) = &mut self.watcher {
+                            watcher.ready(now, self.poll.registry(), event);
+                        }
+                    }
                     Token(key) => {
                         if let Some(slot) = self.slots.get_mut(key) {
                             slot.connection.ready(event);
@@ -209,17 +245,23 @@ impl Service {
                     }
                 }
             }
-            let now = self.now();
             self.tables.expire(now);
+            // What the ports say comes before the requests: a process may die, and be registered anew, between
+            // two turns.
+            self.watch(now);
             self.close_overdue(now);
-            self.accept(now);
+            for desk in 0..self.desks.len() {
+                self.accept(now, desk);
+            }
             for _ in 0..self.ready.len() {
                 let Some(key) = self.ready.pop_front() else { break };
                 self.turn(now, key, &mut scratch);
             }
+            self.watch(now);
             let gauges = BootstrapGauges {
                 connections: self.slots.len(),
                 buffered: self.buffered,
+                watched_ports: self.watcher.as_ref().map_or(0, Watcher::len),
                 ..self.tables.gauges()
             };
             *self.gauges.lock().unwrap_or_else(PoisonError::into_inner) = gauges;
@@ -230,16 +272,29 @@ impl Service {
         Time::ZERO + self.epoch.elapsed()
     }
 
+    /// Takes the ports that are to be watched from the tables to the watcher, and what was found there back.
+    fn watch(&mut self, now: Time) {
+        let Some(watcher) = &mut self.watcher else { return };
+        for (desk, order) in self.tables.take_orders() {
+            watcher.take_order(now, self.poll.registry(), desk, order);
+        }
+        watcher.expire(now, self.poll.registry());
+        for ((desk, seq), verdict) in watcher.take_verdicts() {
+            self.tables.judge(desk, seq, verdict);
+        }
+    }
+
     fn timeout(&self) -> Option<Duration> {
-        let accept = match self.accept {
-            Accept::Now => return Some(Duration::ZERO),
-            Accept::WhenReadable => None,
-            Accept::At(time) => Some(time),
-        };
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() || self.desks.iter().any(|desk| matches!(desk.accept, Accept::Now)) {
             return Some(Duration::ZERO);
         }
-        let next = [accept, self.deadlines.next(), self.tables.next_timeout()].into_iter().flatten().min()?;
+        let accepts = self.desks.iter().filter_map(|desk| match desk.accept {
+            Accept::Now | Accept::WhenReadable => None,
+            Accept::At(time) => Some(time),
+        });
+        let watch = self.watcher.as_ref().and_then(Watcher::next_timeout);
+        let next = [self.deadlines.next(), self.tables.next_timeout(), watch];
+        let next = next.into_iter().flatten().chain(accepts).min()?;
         // epoll counts in milliseconds: round up, or the last millisecond would be a busy loop.
         Some(next.since(self.now()) + Duration::from_millis(1))
     }
@@ -256,12 +311,12 @@ impl Service {
         let Some(slot) = self.slots.get_mut(key) else { return };
         slot.queued = false;
         let tables = &mut self.tables;
-        let client = slot.client;
-        let turn = slot.connection.turn(now, scratch, &mut |request| tables.answer(now, client, request));
+        let from = slot.from;
+        let turn = slot.connection.turn(now, scratch, &mut |request| tables.answer(now, from, request));
         let buffered = slot.connection.buffered();
         let grown = buffered > slot.buffered;
         self.buffered = self.buffered - slot.buffered + buffered;
-        let share = self.clients.entry(client).or_default();
+        let share = self.clients.entry(from.client).or_default();
         share.buffered = share.buffered - slot.buffered + buffered;
         slot.buffered = buffered;
         let full =
@@ -309,11 +364,11 @@ impl Service {
         let Some(mut slot) = self.slots.try_remove(key) else { return };
         self.deadlines.remove(slot.deadline, key);
         self.buffered -= slot.buffered;
-        if let Some(share) = self.clients.get_mut(&slot.client) {
+        if let Some(share) = self.clients.get_mut(&slot.from.client) {
             share.buffered -= slot.buffered;
             share.connections -= 1;
             if share.connections == 0 {
-                self.clients.remove(&slot.client);
+                self.clients.remove(&slot.from.client);
             }
         }
         if slot.queued {
@@ -322,26 +377,29 @@ impl Service {
         let _ = self.poll.registry().deregister(slot.connection.stream());
     }
 
-    fn accept(&mut self, now: Time) {
-        match self.accept {
-            Accept::Now => {}
-            Accept::At(time) if time <= now => {}
-            Accept::At(_) | Accept::WhenReadable => return,
-        }
-        self.accept = Accept::Now;
+    fn accept(&mut self, now: Time, at: usize) {
         for _ in 0..ACCEPTS_PER_TURN {
-            match self.listener.accept() {
-                Ok((stream, from)) => self.admit(now, stream, ClientAddr::from(from.ip())),
+            let Some(desk) = self.desks.get_mut(at) else { return };
+            match desk.accept {
+                Accept::Now => {}
+                Accept::At(time) if time <= now => {}
+                Accept::At(_) | Accept::WhenReadable => return,
+            }
+            desk.accept = Accept::Now;
+            match desk.listener.accept() {
+                Ok((stream, addr)) => {
+                    self.admit(now, stream, From { client: ClientAddr::from(addr.ip()), desk: at });
+                }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => {
-                        self.accept = Accept::WhenReadable;
+                        desk.accept = Accept::WhenReadable;
                         return;
                     }
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
                     _ => {
                         // No descriptors or memory: make room, and wait a little.
+                        desk.accept = Accept::At(now + ACCEPT_PAUSE);
                         self.close_idle(None);
-                        self.accept = Accept::At(now + ACCEPT_PAUSE);
                         return;
                     }
                 },
@@ -349,7 +407,8 @@ impl Service {
         }
     }
 
-    fn admit(&mut self, now: Time, stream: TcpStream, client: ClientAddr) {
+    fn admit(&mut self, now: Time, stream: TcpStream, from: From) {
+        let client = from.client;
         let own = self.clients.get(&client).map_or(0, |share| share.connections);
         let full = if own >= self.config.max_connections_per_client {
             !self.close_idle(Some(client))
@@ -373,7 +432,7 @@ impl Service {
         }
         let deadline = connection.deadline(&self.config);
         self.clients.entry(client).or_default().connections += 1;
-        entry.insert(Slot { connection, client, deadline, buffered: 0, queued: false });
+        entry.insert(Slot { connection, from, deadline, buffered: 0, queued: false });
         self.deadlines.insert(deadline, key);
         self.enqueue(key);
     }
@@ -381,7 +440,7 @@ impl Service {
     /// Closes the connection that has been idle longest: of the client `of`, or of any client. False if all
     /// of them are busy.
     fn close_idle(&mut self, of: Option<ClientAddr>) -> bool {
-        let slots = self.slots.iter().filter(|(_, slot)| of.is_none_or(|client| client == slot.client));
+        let slots = self.slots.iter().filter(|(_, slot)| of.is_none_or(|client| client == slot.from.client));
         let idle = slots.filter_map(|(key, slot)| Some((slot.connection.idle_since()?, key)));
         let Some((_, key)) = idle.min() else { return false };
         self.close(key);

@@ -96,9 +96,7 @@ impl Engine {
         match self.places.get(&place) {
             Some(holder) if *holder != worker.rank => {
                 let holder = WorkerId { engine: worker.engine.clone(), rank: *holder };
-                let Place { dp, pp, cp, tp } = place;
-                let place = format!("dp_rank {dp} pp_rank {pp} pcp_rank {cp} tp_rank {tp}");
-                conflict("place", format!("{holder} at {place}"), place)
+                conflict("place", format!("{holder} at {place}"), place.to_string())
             }
             _ => Ok(()),
         }

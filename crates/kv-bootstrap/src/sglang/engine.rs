@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use kv_core::Time;
+use kv_core::{Incarnation, Time, WorkerId};
 
 use super::claim::{RANK_BYTES, RankInfo, ServerInfo};
 use super::error::RouteError;
@@ -44,6 +44,27 @@ pub(super) struct Rank {
     pub(super) left: bool,
     /// The rank at this place when the set was last complete, with the epoch of that set.
     pub(super) former: Option<(u64, RankInfo)>,
+    /// The worker whose rank record the entry comes from; `None` for a rank that came by `PUT /route`.
+    pub(super) owner: Option<Owner>,
+    /// True if the rank's port is being watched.
+    pub(super) watched: bool,
+    pub(super) life: Life,
+}
+
+/// The worker and the incarnation whose rank record an entry comes from.
+pub(super) type Owner = (WorkerId, Incarnation);
+
+/// What is known of the process behind a rank's port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Nothing: the port is not watched, or is being tried.
+    Unknown,
+    /// The port's connection is open.
+    Lives,
+    /// The port has refused once: most likely the process is dead.
+    Refused,
+    /// The port can be reached no longer, or its process does not greet.
+    Silent,
 }
 
 impl Engine {
@@ -62,15 +83,14 @@ impl Engine {
         }
     }
 
-    /// Enters a rank that agrees with the others. Returns when the lease of the replaced registration would
-    /// have ended.
+    /// Enters a rank that agrees with the others. Returns the registration that was replaced.
     pub(super) fn put(
         &mut self,
         now: Time,
         place: Place,
         mut rank: Rank,
         about: &ServerInfo,
-    ) -> Option<Time> {
+    ) -> Option<Rank> {
         self.bytes -= self.info.bytes();
         if self.founder == place {
             let known = std::mem::replace(&mut self.info, about.clone());
@@ -80,16 +100,18 @@ impl Engine {
         }
         self.bytes += self.info.bytes();
         let old = self.take(place);
-        let replaced = old.as_ref().and_then(|old| old.expires);
-        if let Some(old) = old {
+        if let Some(old) = &old {
             if old.info == rank.info {
                 rank.seq = old.seq;
+                if old.watched && rank.watched {
+                    rank.life = old.life;
+                }
             } else if old.client == rank.client {
                 self.leave_before(rank.client, old.seq);
             }
-            rank.former = match old.former {
-                Some((epoch, former)) if epoch == self.epoch => Some((epoch, former)),
-                _ if self.whole_once => Some((self.epoch, old.info)),
+            rank.former = match &old.former {
+                Some((epoch, former)) if *epoch == self.epoch => Some((*epoch, former.clone())),
+                _ if self.whole_once => Some((self.epoch, old.info.clone())),
                 _ => None,
             };
         }
@@ -102,7 +124,7 @@ impl Engine {
             self.epoch += 1;
             self.whole_once = true;
         }
-        replaced
+        old
     }
 
     fn take(&mut self, place: Place) -> Option<Rank> {
@@ -140,10 +162,10 @@ impl Engine {
         })
     }
 
-    pub(super) fn remove(&mut self, place: Place) {
-        if self.take(place).is_some() {
-            self.whole_once = false;
-        }
+    pub(super) fn remove(&mut self, place: Place) -> Option<Rank> {
+        let rank = self.take(place)?;
+        self.whole_once = false;
+        Some(rank)
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -166,6 +188,11 @@ impl Engine {
 }
 
 impl Rank {
+    /// True if the entry comes from this worker's rank record.
+    pub(super) fn is_of(&self, worker: &WorkerId, incarnation: Incarnation) -> bool {
+        self.owner.as_ref().is_some_and(|(of, life)| of == worker && *life == incarnation)
+    }
+
     pub(super) fn bytes(&self) -> usize {
         let former = self.former.as_ref().map_or(0, |(_, info)| info.rank_ip.len());
         RANK_BYTES + self.info.rank_ip.len() + former

@@ -1,5 +1,8 @@
 //! Why SGLang's route table refuses a registration, or has no answer.
 
+use super::rank::SglangRankError;
+use crate::place::Place;
+
 /// Why a registration was refused. The texts of the first two variants are part of SGLang's protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RouteError {
@@ -9,10 +12,14 @@ pub(crate) enum RouteError {
     AllocationPolicy,
     #[error("{field} is {claimed}, but the ranks already registered have {registered}")]
     Topology { field: &'static str, registered: u32, claimed: u32 },
-    #[error("{field} is {got}; it must be {min} to {max}")]
-    Range { field: &'static str, got: i128, min: i128, max: i128 },
-    #[error("{field} has {got} bytes; at most {max} are allowed")]
-    Length { field: &'static str, got: usize, max: usize },
+    #[error(transparent)]
+    Rank(#[from] SglangRankError),
+    /// Another process serves at this place. SGLang's own server would let the later one win.
+    #[error(
+        "{place} of the engine at this bootstrap address lives at {addr}: give this engine a bootstrap address of \
+         its own, or stop the other one first"
+    )]
+    Occupied { place: Place, addr: String },
     #[error("lease_ttl_s must be a positive number of seconds")]
     Lease,
     #[error("the ranks registered by this client would be {would_be}, the limit is {max}")]
@@ -26,6 +33,7 @@ impl RouteError {
         match self {
             RouteError::ClientFull { .. } => 429,
             RouteError::Full { .. } => 507,
+            RouteError::Occupied { .. } => 409,
             _ => 400,
         }
     }
@@ -34,6 +42,10 @@ impl RouteError {
 /// Why a lookup has no answer yet, or has none at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RouteMiss {
-    NotReady { registered: usize },
+    NotReady {
+        registered: usize,
+    },
+    /// A rank of the engine is gone or does not answer; the text says which.
+    Unwell(String),
     Unknown,
 }

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
-use super::claim::{MAX_HOST, MAX_SPEC_LAYOUT, MAX_WORD};
 use super::engine::{Rank, STALLED};
+use super::rank::{MAX_HOST, MAX_SPEC_LAYOUT, MAX_WORD};
 use super::*;
 
 fn claim(tp: (u32, u32), port: u16) -> Value {
@@ -38,12 +38,24 @@ impl RouteTable {
         assert_eq!(self.bytes, engines().map(|engine| engine.bytes).sum::<usize>());
         let leased = engines().flat_map(|engine| engine.ranks.values()).filter(|rank| rank.expires.is_some());
         assert_eq!(self.expiry.len(), leased.count());
+        let watched = engines().flat_map(|engine| engine.ranks.values()).filter(|rank| rank.watched);
+        let watched: BTreeSet<u64> = watched.map(|rank| rank.seq).collect();
+        assert_eq!(self.watched.keys().copied().collect::<BTreeSet<_>>(), watched);
+        assert!(self.unwell.is_subset(&watched));
+        let owned = engines().flat_map(|engine| engine.ranks.values()).filter(|rank| rank.owner.is_some());
+        assert_eq!(self.owned.len(), owned.count());
     }
 }
 
 fn table() -> RouteTable {
     let max_lease = Duration::from_secs(3600);
-    RouteTable::new(RouteLimits { max_ranks: 64, max_per_client: 64, max_bytes: 1 << 20, max_lease })
+    RouteTable::new(RouteLimits {
+        max_ranks: 64,
+        max_per_client: 64,
+        max_bytes: 1 << 20,
+        max_lease,
+        watch: true,
+    })
 }
 
 /// The ports that are answered, or how many ranks are registered.
@@ -185,7 +197,8 @@ fn texts_places_and_bytes_are_bounded_with_both_values_named() {
         let mut claim = claim((1, 0), 1);
         claim[field] = json!("x".repeat(max + 1));
         let json = if field == "dsv41_spec_layout" { 2 } else { 0 };
-        let refused = RouteError::Length { field, got: max + 1 + json, max: max + json };
+        let refused =
+            RouteError::Rank(SglangRankError::Length { field, got: max + 1 + json, max: max + json });
         assert_eq!(put(&mut small, Time::ZERO, claim.clone()), Err(refused));
         claim[field] = json!("x".repeat(max));
         assert_eq!(put(&mut table(), Time::ZERO, claim), Ok(()), "{field}");
@@ -218,7 +231,138 @@ fn numbers_out_of_range_are_refused_by_field() {
     ] {
         let mut claim = claim((2, 0), 1);
         claim[field] = value;
-        assert!(matches!(put(&mut table, Time::ZERO, claim), Err(RouteError::Range { .. })), "{field}");
+        assert!(
+            matches!(
+                put(&mut table, Time::ZERO, claim),
+                Err(RouteError::Rank(SglangRankError::Range { .. }))
+            ),
+            "{field}"
+        );
     }
     assert_eq!(table.info(Time::ZERO), Err(RouteMiss::NotReady { registered: 0 }));
+}
+
+/// The numbers of the ports that the table wants watched now, in the order of their registration.
+fn watched(table: &mut RouteTable) -> Vec<u64> {
+    table.take_orders();
+    table.watched.keys().copied().collect()
+}
+
+#[test]
+fn a_dead_rank_leaves_and_nothing_is_answered_until_all_are_back() {
+    let mut table = table();
+    for rank in 0..2 {
+        put(&mut table, Time::ZERO, claim((2, rank), 10 + rank as u16)).unwrap();
+    }
+    let ports_watched = watched(&mut table);
+    table.judge(ports_watched[1], Verdict::Refused);
+    let text = "dp_rank 0 pp_rank 0 pcp_rank 0 tp_rank 1 at 10.0.0.1:11";
+    assert_eq!(
+        table.health(Time::ZERO),
+        Err(format!("{text} does not live: its port has refused a connection"))
+    );
+    table.judge(ports_watched[1], Verdict::Dead);
+    table.check();
+    assert_eq!(table.take_orders(), [WatchOrder::End { seq: ports_watched[1] }]);
+    assert_eq!(table.health(Time::ZERO), Err(format!("{text} is dead: its port refuses connections")));
+    assert_eq!(ports(&mut table, 2), Err(RouteMiss::NotReady { registered: 1 }));
+    table.judge(ports_watched[1], Verdict::Lives);
+    assert!(table.health(Time::ZERO).is_err(), "a verdict on a port that has left changes nothing");
+    // Rank 1 is back, and rank 0 of the former life is dead, too.
+    put(&mut table, Time::ZERO, claim((2, 1), 21)).unwrap();
+    table.judge(ports_watched[0], Verdict::Dead);
+    assert!(table.health(Time::ZERO).is_err());
+    put(&mut table, Time::ZERO, claim((2, 0), 20)).unwrap();
+    table.check();
+    assert_eq!((table.health(Time::ZERO), ports(&mut table, 2)), (Ok(()), Ok(vec![20, 21])));
+}
+
+#[test]
+fn a_silent_rank_keeps_its_entry_and_serves_again_when_it_greets() {
+    let mut table = table();
+    put(&mut table, Time::ZERO, claim((1, 0), 10)).unwrap();
+    let port = watched(&mut table)[0];
+    for unsure in [Verdict::Silent, Verdict::Unknown] {
+        table.judge(port, unsure);
+        let text = "dp_rank 0 pp_rank 0 pcp_rank 0 tp_rank 0 at 10.0.0.1:10 does not answer";
+        assert_eq!(ports(&mut table, 1), Err(RouteMiss::Unwell(text.to_owned())));
+    }
+    table.judge(port, Verdict::Lives);
+    table.check();
+    assert_eq!((table.health(Time::ZERO), ports(&mut table, 1)), (Ok(()), Ok(vec![10])));
+}
+
+#[test]
+fn a_second_engine_is_refused_while_the_first_is_known_to_live() {
+    let mut table = table();
+    put(&mut table, Time::ZERO, claim((1, 0), 10)).unwrap();
+    let port = watched(&mut table)[0];
+    table.judge(port, Verdict::Lives);
+    let place = place(0).unwrap();
+    let occupied = || Err(RouteError::Occupied { place, addr: "10.0.0.1:10".to_owned() });
+    let mut other_policy = claim((1, 0), 30);
+    other_policy["decode_allocation_policy"] = json!("prefill_complete");
+    for second in [claim((1, 0), 20), other_policy.clone(), claim((2, 0), 40)] {
+        assert_eq!(put_from("10.0.0.2", &mut table, Time::ZERO, second), occupied());
+    }
+    assert_eq!(put(&mut table, Time::ZERO, claim((1, 0), 10)), Ok(()), "the same registration");
+    assert_eq!((ports(&mut table, 1), watched(&mut table)), (Ok(vec![10]), vec![port]));
+    // Its connection is lost: a registration at another port is the restarted engine, with any policy.
+    table.judge(port, Verdict::Unknown);
+    put(&mut table, Time::ZERO, other_policy).unwrap();
+    assert_eq!(ports(&mut table, 1), Ok(vec![30]));
+    assert_eq!(table.take_orders().len(), 2, "the former port is watched no longer");
+    table.check();
+}
+
+#[test]
+fn a_lone_rank_restarts_with_another_policy_even_at_its_old_port() {
+    let mut table = table();
+    put(&mut table, Time::ZERO, claim((1, 0), 10)).unwrap();
+    let mut other = claim((1, 0), 10);
+    other["decode_allocation_policy"] = json!("prefill_complete");
+    other["dsv41_spec_layout"] = json!({"layers": 3});
+    put(&mut table, Time::ZERO, other).unwrap();
+    let info = serde_json::to_value(table.info(Time::ZERO).unwrap()).unwrap();
+    assert_eq!(info["decode_allocation_policy"], "prefill_complete");
+    assert_eq!((table.places(), watched(&mut table).len()), (1, 1));
+}
+
+#[test]
+fn the_entry_of_a_rank_record_lives_and_leaves_with_its_lease() {
+    let mut table = table();
+    let client = ClientAddr::from(std::net::IpAddr::from([10, 0, 0, 1]));
+    let worker = |engine: &str| WorkerId { engine: kv_core::EngineId::new(engine).unwrap(), rank: 0 };
+    let at = |secs| Time::ZERO + Duration::from_secs(secs);
+    let publish = |table: &mut RouteTable, engine: &str, life, port, until| {
+        let rank = SglangRank::new("10.0.0.1", port, 16);
+        let admitted = table.admit(Time::ZERO, client, &rank, Some(&worker(engine)))?;
+        table.enter(
+            Time::ZERO,
+            admitted,
+            Some(at(until)),
+            Some((worker(engine), Incarnation::from_random(life))),
+        );
+        table.check();
+        Ok::<(), RouteError>(())
+    };
+    publish(&mut table, "p", 1, 10, 5).unwrap();
+    assert_eq!(table.take_orders(), [], "a lease needs no watch");
+    let refused = publish(&mut table, "q", 1, 20, 5).unwrap_err();
+    assert!(matches!(refused, RouteError::Occupied { .. }), "{refused}");
+    // Another incarnation of the same worker replaces its entry; the former one can do nothing to it.
+    publish(&mut table, "p", 2, 11, 5).unwrap();
+    table.renew(&worker("p"), Incarnation::from_random(1), at(100));
+    table.withdraw(&worker("p"), Some(Incarnation::from_random(1)));
+    table.renew(&worker("p"), Incarnation::from_random(2), at(9));
+    assert_eq!((table.next_timeout(), ports(&mut table, 1)), (Some(at(9)), Ok(vec![11])));
+    assert_eq!(table.health(at(8)), Ok(()));
+    let gone = table.health(at(9)).unwrap_err();
+    assert!(gone.ends_with("at 10.0.0.1:11 has not renewed its lease"), "{gone}");
+    table.check();
+    publish(&mut table, "q", 1, 20, 20).unwrap();
+    assert_eq!(table.health(at(9)), Ok(()));
+    table.withdraw(&worker("q"), Some(Incarnation::from_random(1)));
+    table.check();
+    assert!(table.health(at(9)).unwrap_err().ends_with("at 10.0.0.1:20 has been withdrawn"));
 }
