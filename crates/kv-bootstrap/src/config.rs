@@ -120,9 +120,9 @@ pub struct WatchConfig {
     /// row, or resets them, is dead.
     pub interval: Duration,
     /// After which time a connection is replaced by a new one, so that a process that is stopped is noticed too
-    /// (default 5 s). A ZeroMQ socket itself ends such a connection after 30 s.
+    /// (default 3 s). A ZeroMQ socket itself ends such a connection after 30 s.
     pub hold: Duration,
-    /// How long a port may take to accept a connection and to greet (default 3 s). A port that fails to do so
+    /// How long a port may take to accept a connection and to greet (default 2 s). A port that fails to do so
     /// twice in a row, or cannot be reached, is silent: its engine is not answered until the port greets again.
     pub silence: Duration,
     /// Most ports that are watched at the same time, each with a connection (default 1024). Further ports are not
@@ -140,8 +140,8 @@ impl Default for WatchConfig {
     fn default() -> WatchConfig {
         WatchConfig {
             interval: Duration::from_secs(1),
-            hold: Duration::from_secs(5),
-            silence: Duration::from_secs(3),
+            hold: Duration::from_secs(3),
+            silence: Duration::from_secs(2),
             max_ports: 1024,
             max_ports_per_client: 256,
             max_dials: 512,
@@ -224,6 +224,13 @@ pub struct ClientConfig {
     pub max_pipeline: usize,
     /// Longest body of an answer, in bytes (default 16 MiB). A longer answer fails its request.
     pub max_response: usize,
+    /// Time between two questions whether an SGLang engine lives (default 5 s, as in SGLang); for
+    /// [`SglangQuery::Lives`](crate::SglangQuery::Lives), and for a registration with SGLang's own server.
+    pub heartbeat: Duration,
+    /// Heartbeats in a row without the answer 200 after which an SGLang engine is dead (default 2, as in SGLang).
+    pub max_failures: u32,
+    /// How long one [`SglangQuery::Lives`](crate::SglangQuery::Lives) lasts (default 60 s).
+    pub watch: Duration,
 }
 
 impl Default for ClientConfig {
@@ -240,6 +247,9 @@ impl Default for ClientConfig {
             max_queue: 4096,
             max_pipeline: 16,
             max_response: 16 << 20,
+            heartbeat: Duration::from_secs(5),
+            max_failures: 2,
+            watch: Duration::from_secs(60),
         }
     }
 }

@@ -62,13 +62,14 @@ fn parse(bytes: &[u8], piece: usize) -> Result<Vec<Request>, Vec<Request>> {
     Ok(requests)
 }
 
-/// Parses the bytes of a connection as answers of a server, and the rank records in the answers.
+/// Parses the bytes of a connection as answers of a server, and the rank records in the answers; SGLang's too.
 pub fn responses(bytes: &[u8]) {
     let mut parser = ResponseParser::new(1 << 16);
     let mut input = BytesMut::new();
     for piece in bytes.chunks(61) {
         input.extend_from_slice(piece);
         while let Ok(Some(response)) = parser.parse(&mut input, false) {
+            crate::client::read_all(&response.body);
             if let Ok(ranks) = serde_json::from_slice::<Vec<RankJson>>(&response.body) {
                 ranks.into_iter().for_each(valid_record);
             }

@@ -119,7 +119,7 @@ mod sglang;
 mod socket;
 mod watch;
 
-pub use client::HttpBootstrapClient;
+pub use client::{HttpBootstrapClient, SglangQuery};
 pub use client_addr::ClientAddr;
 pub use config::{ClientConfig, RegistryConfig, ServerConfig, WatchConfig};
 pub use error::{BootstrapClientError, BootstrapServerError};

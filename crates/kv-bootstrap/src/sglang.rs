@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use kv_core::{Incarnation, Time, WorkerId};
 
-pub(crate) use self::claim::{Int, RouteJson};
+pub(crate) use self::claim::{InfoJson, Int, RankInfoJson, RouteJson};
 use self::claim::{RANK_BYTES, RankInfo, ServerInfo};
 use self::engine::{Engine, Life, Owner, Rank};
 pub(crate) use self::error::{RouteError, RouteMiss};

@@ -1,11 +1,13 @@
 //! [`HttpBootstrapClient`]: keeps registrations alive and answers lookups, without blocking.
 
 mod endpoint;
+mod pool;
 mod publication;
 mod resolve;
+mod sglang;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,19 +15,20 @@ use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, LookupId, Parallel, RankQuery, RankRecord, Replica,
     Time, WorkerId,
 };
-use mio::{Events, Poll, Token, Waker};
-use slab::Slab;
 
-use crate::client::endpoint::{Context, Endpoint, Outcome, Request};
+use crate::client::endpoint::Outcome;
+use crate::client::pool::Pool;
 use crate::client::publication::{Answered, Publication};
-use crate::client::resolve::{Resolver, Target};
+pub use crate::client::sglang::SglangQuery;
+#[cfg(feature = "fuzz")]
+pub(crate) use crate::client::sglang::read_all;
+use crate::client::sglang::{Questions, Step};
 use crate::config::ClientConfig;
 use crate::error::BootstrapClientError;
 use crate::http::{Response, encode_value};
 use crate::record::{NotReadyJson, RankJson};
 use crate::secret::Secret;
 
-const WAKER: Token = Token(usize::MAX);
 /// Longest single sleep inside `flush`.
 const FLUSH_STEP: Duration = Duration::from_millis(20);
 
@@ -46,16 +49,11 @@ const FLUSH_STEP: Duration = Duration::from_millis(20);
 /// - After `withdraw`, either keep polling until the servers have been told, or call `flush`. A registration
 ///   whose server could not be told ends with its lease.
 pub struct HttpBootstrapClient {
-    config: ClientConfig,
-    poll: Poll,
-    ready: Events,
-    resolver: Resolver,
-    endpoints: Slab<Endpoint<Purpose>>,
-    by_addr: BTreeMap<String, usize>,
+    pool: Pool<Purpose>,
     publications: BTreeMap<Key, Publication>,
+    questions: Questions,
     events: VecDeque<BootstrapEvent>,
     next_serial: u64,
-    scratch: Vec<u8>,
 }
 
 type Key = (String, WorkerId);
@@ -66,25 +64,18 @@ enum Purpose {
     Lookup { query: RankQuery, lookups: Vec<LookupId> },
     Step { key: Key, serial: u64 },
     Withdraw,
+    Sglang(Step),
 }
 
 impl HttpBootstrapClient {
     /// A client without connections and registrations.
     pub fn new(config: ClientConfig) -> Result<HttpBootstrapClient, BootstrapClientError> {
-        let os = |call| move |source| BootstrapClientError::Os { call, source };
-        let poll = Poll::new().map_err(os("epoll_create"))?;
-        let waker = Waker::new(poll.registry(), WAKER).map_err(os("eventfd"))?;
         Ok(HttpBootstrapClient {
-            config,
-            poll,
-            ready: Events::with_capacity(64),
-            resolver: Resolver::new(waker),
-            endpoints: Slab::new(),
-            by_addr: BTreeMap::new(),
+            pool: Pool::new(config)?,
             publications: BTreeMap::new(),
+            questions: Questions::default(),
             events: VecDeque::new(),
             next_serial: 0,
-            scratch: vec![0; 16 << 10],
         })
     }
 
@@ -100,10 +91,7 @@ impl HttpBootstrapClient {
             let elapsed = start.elapsed();
             let at = now + elapsed;
             self.progress(at, Duration::ZERO);
-            let withdrawing = |endpoint: &Endpoint<Purpose>| {
-                endpoint.pending().any(|request| matches!(request.purpose, Purpose::Withdraw))
-            };
-            if !self.endpoints.iter().any(|(_, endpoint)| withdrawing(endpoint)) {
+            if !self.pool.pending().any(|purpose| matches!(purpose, Purpose::Withdraw)) {
                 return true;
             }
             let Some(left) = at_most.checked_sub(elapsed).filter(|left| !left.is_zero()) else {
@@ -115,40 +103,14 @@ impl HttpBootstrapClient {
 
     /// Waits for socket events for `wait` at most, then does everything that can be done at `now`.
     fn progress(&mut self, now: Time, wait: Duration) {
-        if self.poll.poll(&mut self.ready, Some(wait)).is_ok() {
-            for event in &self.ready {
-                if let Some(endpoint) = self.endpoints.get_mut(event.token().0) {
-                    endpoint.ready(event);
-                }
-            }
-        }
         let mut outcomes = Vec::new();
-        while let Some((addr, found)) = self.resolver.next() {
-            if let Some(endpoint) = self.by_addr.get(&addr).and_then(|key| self.endpoints.get_mut(*key)) {
-                endpoint.resolved(now, &self.config, found, &mut outcomes);
-            }
-        }
+        self.pool.wait(now, wait, &mut outcomes);
         self.take_steps(now, &mut outcomes);
-        for (_, endpoint) in &mut self.endpoints {
-            let mut context = Context {
-                now,
-                config: &self.config,
-                registry: self.poll.registry(),
-                resolver: &mut self.resolver,
-                scratch: &mut self.scratch,
-            };
-            endpoint.advance(&mut context, &mut outcomes);
-        }
+        self.questions.take_steps(&mut self.pool, &mut self.events, now);
+        self.pool.advance(now, &mut outcomes);
         for outcome in outcomes {
             self.conclude(now, outcome);
         }
-        self.endpoints.retain(|_, endpoint| {
-            let unused = endpoint.is_unused();
-            if unused {
-                self.by_addr.remove(endpoint.addr());
-            }
-            !unused
-        });
     }
 
     /// Submits the requests of the registrations whose next step is due.
@@ -164,39 +126,7 @@ impl HttpBootstrapClient {
             let serial = publication.serial;
             let Some(bytes) = publication.step(now) else { continue };
             let addr = key.0.clone();
-            let request = self.request(now, Purpose::Step { key, serial }, bytes);
-            outcomes.extend(self.submit(now, &addr, request).err());
-        }
-    }
-
-    fn request(&self, now: Time, purpose: Purpose, bytes: Bytes) -> Request<Purpose> {
-        Request::new(purpose, bytes, now, now + self.config.request_timeout)
-    }
-
-    /// Queues a request for a server; `Err` with the request and the reason if that is impossible.
-    #[allow(clippy::result_large_err, reason = "an outcome like any other, not passed up any further")]
-    fn submit(&mut self, now: Time, addr: &str, request: Request<Purpose>) -> Result<(), Outcome<Purpose>> {
-        let key = match self.by_addr.get(addr) {
-            Some(key) => *key,
-            None => {
-                let Some(target) = Target::parse(addr) else {
-                    return Err((request, Err(BootstrapError::Address(addr.to_owned()))));
-                };
-                if self.endpoints.len() >= self.config.max_servers {
-                    return Err((request, Err(BootstrapError::Busy)));
-                }
-                let entry = self.endpoints.vacant_entry();
-                let key = entry.key();
-                entry.insert(Endpoint::new(addr, target, Token(key), now));
-                self.by_addr.insert(addr.to_owned(), key);
-                key
-            }
-        };
-        match self.endpoints.get_mut(key) {
-            Some(endpoint) => {
-                endpoint.submit(&self.config, request).map_err(|request| (request, Err(BootstrapError::Busy)))
-            }
-            None => Err((request, Err(BootstrapError::Busy))),
+            outcomes.extend(self.pool.submit(now, &addr, Purpose::Step { key, serial }, bytes).err());
         }
     }
 
@@ -204,6 +134,9 @@ impl HttpBootstrapClient {
     fn conclude(&mut self, now: Time, (request, answer): Outcome<Purpose>) {
         match request.purpose {
             Purpose::Withdraw => {}
+            Purpose::Sglang(step) => {
+                self.questions.conclude(&mut self.pool, &mut self.events, now, step, answer);
+            }
             Purpose::Lookup { query, lookups } => {
                 let answer = answer.and_then(|response| read_ranks(&query, response));
                 for lookup in lookups {
@@ -218,7 +151,7 @@ impl HttpBootstrapClient {
                 if publication.serial != serial {
                     return;
                 }
-                match publication.answered(now, request.asked, answer, &self.config) {
+                match publication.answered(now, request.asked, answer, &self.pool.config) {
                     Answered::Quiet => {}
                     Answered::Published => self.events.push_back(BootstrapEvent::Published { addr: key.0 }),
                     Answered::Failed { error, mut retry_in } => {
@@ -240,7 +173,7 @@ impl BootstrapClient for HttpBootstrapClient {
     fn publish(&mut self, now: Time, addr: &str, record: RankRecord) {
         let key = (addr.to_owned(), record.worker.clone());
         self.next_serial += 1;
-        match Publication::new(self.next_serial, now, addr, &record, &self.config) {
+        match Publication::new(self.next_serial, now, addr, &record, &self.pool.config) {
             Some(publication) => {
                 self.publications.insert(key, publication);
             }
@@ -255,30 +188,28 @@ impl BootstrapClient for HttpBootstrapClient {
     fn withdraw(&mut self, now: Time) {
         for ((addr, _), publication) in std::mem::take(&mut self.publications) {
             if let Some(bytes) = publication.withdraw() {
-                let request = self.request(now, Purpose::Withdraw, bytes);
                 // A full queue means that the server does not answer: the registration ends with its lease.
-                let _ = self.submit(now, &addr, request);
+                let _ = self.pool.submit(now, &addr, Purpose::Withdraw, bytes);
             }
         }
         self.progress(now, Duration::ZERO);
     }
 
     fn lookup(&mut self, now: Time, lookup: LookupId, addr: &str, query: &RankQuery) {
-        if let Some(endpoint) = self.by_addr.get(addr).and_then(|key| self.endpoints.get_mut(*key)) {
-            for request in endpoint.queued_mut() {
-                match &mut request.purpose {
-                    // All lookups of the request time out with the one that was asked first.
-                    Purpose::Lookup { query: same, lookups } if same == query => {
-                        lookups.push(lookup);
-                        return;
-                    }
-                    _ => {}
-                }
+        if let Some(question) = SglangQuery::of(query) {
+            let question = (lookup, addr, question);
+            return self.questions.ask(&mut self.pool, &mut self.events, now, question);
+        }
+        for purpose in self.pool.queued_mut(addr) {
+            match purpose {
+                // All lookups of the request time out with the one that was asked first.
+                Purpose::Lookup { query: same, lookups } if same == query => return lookups.push(lookup),
+                _ => {}
             }
         }
         let purpose = Purpose::Lookup { query: query.clone(), lookups: vec![lookup] };
-        let request = self.request(now, purpose, question(addr, self.config.secret.as_ref(), query));
-        if let Err(outcome) = self.submit(now, addr, request) {
+        let bytes = question(addr, self.pool.config.secret.as_ref(), query);
+        if let Err(outcome) = self.pool.submit(now, addr, purpose, bytes) {
             self.conclude(now, outcome);
         }
     }
@@ -294,19 +225,19 @@ impl BootstrapClient for HttpBootstrapClient {
         if !self.events.is_empty() {
             return Some(Time::ZERO);
         }
-        let endpoints = self.endpoints.iter().filter_map(|(_, endpoint)| endpoint.next_timeout(&self.config));
-        endpoints.chain(self.publications.values().filter_map(Publication::due)).min()
+        let steps = self.publications.values().filter_map(Publication::due);
+        steps.chain(self.pool.next_timeout()).chain(self.questions.next_timeout()).min()
     }
 
     fn as_raw_fd(&self) -> Option<RawFd> {
-        Some(self.poll.as_raw_fd())
+        Some(self.pool.as_raw_fd())
     }
 }
 
 impl std::fmt::Debug for HttpBootstrapClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HttpBootstrapClient")
-            .field("servers", &self.by_addr.keys())
+            .field("servers", &self.pool.addrs().collect::<Vec<_>>())
             .field("publications", &self.publications.len())
             .finish_non_exhaustive()
     }

@@ -6,10 +6,12 @@ use bytes::Bytes;
 use kv_core::{BootstrapError, RankRecord, Time};
 use serde::Serialize;
 
+use super::sglang;
 use crate::config::ClientConfig;
 use crate::http::Response;
 use crate::record::{GrantJson, LeaseJson, RankJson};
 use crate::secret::Secret;
+use crate::sglang::SglangRank;
 
 /// Most bytes of a server's refusal that are passed on in an error.
 const MAX_REASON: usize = 256;
@@ -23,6 +25,12 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 /// |---|---|---|
 /// | `Absent` | register | `Present` on 200 |
 /// | `Present` | renew, every third of the lease | `Absent` on 404 |
+/// | `Unlisted` | register by `PUT /route` | `Listed` on 200, `Absent` on 404 |
+/// | `Listed` | ask for the server's health at every heartbeat | `Unlisted` unless 200 |
+///
+/// `Absent` is left for `Unlisted` on 404, if the record has an offer for SGLang's decode workers: the server is
+/// SGLang's own, which has neither `/v1/ranks` nor leases. A server that has failed to answer may have lost the
+/// registration.
 ///
 /// After any other answer, or no answer, the state stays, and the step is repeated after a growing pause.
 #[derive(Debug)]
@@ -32,6 +40,8 @@ pub(crate) struct Publication {
     register: Bytes,
     renew: Bytes,
     withdraw: Bytes,
+    /// The registration and the heartbeat at SGLang's own server, for a record with an offer for it.
+    route: Option<(Bytes, Bytes)>,
     state: State,
     announced: bool,
     /// True if the server may have received the registration.
@@ -44,6 +54,8 @@ pub(crate) struct Publication {
 enum State {
     Absent,
     Present,
+    Unlisted,
+    Listed,
 }
 
 /// What an answer changed.
@@ -75,6 +87,9 @@ impl Publication {
             register: request("PUT /v1/ranks", host, secret, &RankJson::new(record, lease_ms))?,
             renew: request("POST /v1/ranks/renew", host, secret, &key(lease_ms))?,
             withdraw: request("DELETE /v1/ranks", host, secret, &key(None))?,
+            route: SglangRank::of(record)
+                .and_then(Result::ok)
+                .map(|rank| (sglang::put_route(host, &rank), sglang::get_health(host))),
             state: State::Absent,
             announced: false,
             sent: false,
@@ -95,15 +110,19 @@ impl Publication {
         }
         self.step_due = None;
         self.sent = true;
-        Some(match self.state {
-            State::Absent => self.register.clone(),
-            State::Present => self.renew.clone(),
+        Some(match (self.state, &self.route) {
+            (State::Present, _) => self.renew.clone(),
+            (State::Unlisted, Some((register, _))) => register.clone(),
+            (State::Listed, Some((_, health))) => health.clone(),
+            _ => self.register.clone(),
         })
     }
 
-    /// The request that ends the registration, if the server may have received it.
+    /// The request that ends the registration, if the server may have received it. SGLang's own server has no such
+    /// request.
     pub(crate) fn withdraw(&self) -> Option<Bytes> {
-        self.sent.then(|| self.withdraw.clone())
+        let leased = matches!(self.state, State::Absent | State::Present);
+        (self.sent && leased).then(|| self.withdraw.clone())
     }
 
     /// Takes the answer to the step whose request was made at `asked`.
@@ -115,6 +134,24 @@ impl Publication {
         config: &ClientConfig,
     ) -> Answered {
         let error = match answer {
+            Ok(response)
+                if response.status == 200 && matches!(self.state, State::Unlisted | State::Listed) =>
+            {
+                self.step_due = Some(now + config.heartbeat);
+                self.state = State::Listed;
+                self.pause = config.retry_first;
+                return self.announce();
+            }
+            _ if self.state == State::Listed => {
+                self.state = State::Unlisted;
+                self.step_due = Some(now);
+                return Answered::Quiet;
+            }
+            Ok(response) if response.status == 404 && self.route.is_some() && self.state == State::Absent => {
+                self.state = State::Unlisted;
+                self.step_due = Some(now);
+                return Answered::Quiet;
+            }
             Ok(response) if response.status == 200 => {
                 match serde_json::from_slice::<GrantJson>(&response.body) {
                     Ok(grant) => {
@@ -123,8 +160,7 @@ impl Publication {
                         self.step_due = Some(asked + (lease / 3).max(MIN_PAUSE));
                         self.state = State::Present;
                         self.pause = config.retry_first;
-                        let first = !std::mem::replace(&mut self.announced, true);
-                        return if first { Answered::Published } else { Answered::Quiet };
+                        return self.announce();
                     }
                     Err(_) => BootstrapError::Malformed("it grants a registration without lease_ms"),
                 }
@@ -141,10 +177,18 @@ impl Publication {
             Ok(response) => BootstrapError::Status(response.status),
             Err(error) => error,
         };
+        if self.state == State::Unlisted && matches!(error, BootstrapError::Refused { status: 404, .. }) {
+            self.state = State::Absent;
+        }
         let retry_in = self.pause.max(MIN_PAUSE);
         self.step_due = Some(now + retry_in);
         self.pause = (self.pause * 2).min(config.retry_max.max(config.retry_first));
         Answered::Failed { error, retry_in }
+    }
+
+    fn announce(&mut self) -> Answered {
+        let first = !std::mem::replace(&mut self.announced, true);
+        if first { Answered::Published } else { Answered::Quiet }
     }
 }
 

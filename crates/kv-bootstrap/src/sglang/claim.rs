@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::error::RouteError;
-use super::rank::{SglangRank, json_len};
+use super::rank::{MAX_HOST, SglangRank, SglangRankError, json_len};
 
 /// The body of `PUT /route`. Unknown fields are ignored.
 #[derive(Debug, Clone, Deserialize)]
@@ -35,6 +35,31 @@ pub(crate) struct RouteJson {
     /// Not in SGLang: the entry ends after so many seconds unless the rank registers again. Without this
     /// field an entry stays, because SGLang's ranks register only once.
     pub(super) lease_ttl_s: Option<f64>,
+}
+
+/// The answer to `GET /route` for the engine, as any server may give it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct InfoJson {
+    attn_tp_size: Int,
+    attn_cp_size: Int,
+    dp_size: Int,
+    pp_size: Int,
+    page_size: Option<Int>,
+    kv_cache_dtype: Option<String>,
+    kv_layout: Option<String>,
+    dsv41_spec_layout: Option<Value>,
+    follow_bootstrap_room: bool,
+    enable_dsa_cache_layer_split: Option<bool>,
+    enable_kv_cache_sharding: Option<bool>,
+    prefill_http_port: Option<Int>,
+    decode_allocation_policy: Option<String>,
+}
+
+/// The answer to `GET /route` for a rank, as any server may give it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct RankInfoJson {
+    rank_ip: String,
+    rank_port: Int,
 }
 
 /// An integer as Python's `int()` accepts it: a JSON number, or a text of decimal digits.
@@ -77,6 +102,48 @@ pub(crate) struct RankInfo {
 
 /// Bytes counted for a rank beside its host name: its share of the maps. An upper bound, not a measurement.
 pub(super) const RANK_BYTES: usize = 512;
+
+impl InfoJson {
+    /// The first rank of the engine, without its address.
+    pub(crate) fn into_rank(self) -> Result<SglangRank, SglangRankError> {
+        let (zero, one) = (Int(0), Int(1));
+        let method = if self.follow_bootstrap_room { "follow_bootstrap_room" } else { "round_robin" };
+        let claim = RouteJson {
+            attn_tp_size: self.attn_tp_size,
+            attn_tp_rank: zero,
+            attn_cp_size: self.attn_cp_size,
+            attn_cp_rank: zero,
+            attn_dp_size: self.dp_size,
+            attn_dp_rank: zero,
+            pp_size: self.pp_size,
+            pp_rank: zero,
+            system_dp_size: one,
+            system_dp_rank: zero,
+            rank_ip: String::new(),
+            rank_port: zero,
+            page_size: self.page_size.unwrap_or(zero),
+            kv_cache_dtype: self.kv_cache_dtype,
+            kv_layout: self.kv_layout,
+            dsv41_spec_layout: self.dsv41_spec_layout,
+            load_balance_method: Some(method.to_owned()),
+            enable_dsa_cache_layer_split: self.enable_dsa_cache_layer_split,
+            enable_kv_cache_sharding: self.enable_kv_cache_sharding,
+            prefill_http_port: self.prefill_http_port,
+            decode_allocation_policy: self.decode_allocation_policy,
+            lease_ttl_s: None,
+        };
+        claim.into_rank()
+    }
+}
+
+impl RankInfoJson {
+    /// The host and the port, if both can be an address.
+    pub(crate) fn into_addr(self) -> Option<(String, u16)> {
+        let port = u16::try_from(self.rank_port.0).ok().filter(|port| *port != 0)?;
+        let host = (1..=MAX_HOST).contains(&self.rank_ip.len());
+        (host && self.rank_ip.chars().all(|char| char.is_ascii_graphic())).then_some((self.rank_ip, port))
+    }
+}
 
 impl ServerInfo {
     pub(super) fn of(rank: &SglangRank) -> ServerInfo {
