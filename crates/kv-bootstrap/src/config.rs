@@ -225,7 +225,8 @@ pub struct ClientConfig {
     /// Longest body of an answer, in bytes (default 16 MiB). A longer answer fails its request.
     pub max_response: usize,
     /// Time between two questions whether an SGLang engine lives (default 5 s, as in SGLang); for
-    /// [`SglangQuery::Lives`](crate::SglangQuery::Lives), and for a registration with SGLang's own server.
+    /// [`SglangQuery::Lives`](crate::SglangQuery::Lives), and between two questions whether SGLang's
+    /// own server still has a registration.
     pub heartbeat: Duration,
     /// Heartbeats in a row without the answer 200 after which an SGLang engine is dead (default 2, as in SGLang).
     pub max_failures: u32,

@@ -37,7 +37,9 @@
 //! The secret travels in clear text and is no substitute for TLS.
 //!
 //! SGLang's routes have no credentials. Every process that can reach the port can redirect SGLang's decode
-//! workers to another prefill rank; [`ServerConfig::sglang`] switches these routes off.
+//! workers to another prefill rank, and can have the server open connections to addresses of its network and see
+//! whether they succeed. [`ServerConfig::sglang`] switches these routes off, [`ServerConfig::watch`] the
+//! connections; [`WatchConfig`] bounds how many there are.
 //!
 //! The memory of all tables is counted in bytes and bounded, in total and for each client address: 429 when a
 //! client's share is full, 507 when the server is full. A registration of one client never removes those of
@@ -48,14 +50,24 @@
 //! [`KvBootstrapServer`] speaks two protocols side by side, with separate tables:
 //!
 //! - SGLang's (`/route`, `/register_dp_rank`, `/query_dp_ranks`, `/health`), so that engines of SGLang 0.5.23
-//!   find each other through this server unchanged. The engine is ready when all distinct ranks are there.
-//!   SGLang's ranks register once, so an entry ends when it is replaced, or by a lease if the registration
-//!   has the additional field `lease_ttl_s`. A rank that registers again at another port has restarted: the
-//!   entries that its host registered before the rank's previous one belong to the engine's former life, and
-//!   leave. While the new life is incomplete, the last complete set of ranks is answered. One engine is
-//!   served at a time.
+//!   find each other through this server unchanged. The engine is ready when all distinct ranks are there. A rank
+//!   that registers again at another port has restarted: the entries that its host registered before the rank's
+//!   previous one belong to the engine's former life, and leave. While the new life is incomplete, the last
+//!   complete set of ranks is answered.
+//!
+//!   SGLang's requests name no engine, so each listening address serves one: [`ServerConfig::engine_addrs`] adds
+//!   addresses. A second engine at the address of a living one is refused with 409.
+//!
+//!   SGLang's decode workers take `/health` for the health of the prefill engine, because SGLang's own server dies
+//!   with it. This server watches the ports of the ranks ([`WatchConfig`]): `/health` and `/route` answer 503, with
+//!   the rank in the text, from the death of a rank until the engine has registered again. An entry with the
+//!   additional field `lease_ttl_s` goes by its lease. `/v1/health` is the health of the server itself.
+//!
+//!   A rank record of a prefill worker with an offer [`SGLANG_SERVICE`], whose data are a [`SglangRank`], is served
+//!   by `/route` of the address at which it was published, and leaves with its lease.
 //! - The framework's own (`/v1/ranks`): [`RankJson`] records with leases, incarnations and offers, for
-//!   [`HttpBootstrapClient`].
+//!   [`HttpBootstrapClient`]. The client also asks SGLang's questions ([`SglangQuery`]), of this server and of
+//!   SGLang's own, and registers a record with an offer [`SGLANG_SERVICE`] with SGLang's own by `PUT /route`.
 //!
 //! ```text
 //! curl -X PUT    host:8998/v1/ranks -d '{"worker":{"engine":"p","rank":0}, … ,"lease_ms":5000}'

@@ -116,14 +116,14 @@ fn a_watch_ends_when_the_engine_dies_or_the_time_is_over() {
     assert!(matches!(unreachable, Err(BootstrapError::Unreachable(_))), "{unreachable:?}");
 }
 
-/// SGLang's own server, as far as a prefill worker sees it: `/route` and `/health`, and 404 for the rest. Reports the
+/// SGLang's own server, as far as a prefill worker sees it: `/route`, and 404 for the rest. Reports the
 /// body of each registration. Ends when the test ends its connection.
 fn sglangs_own(listener: TcpListener) -> (Receiver<Value>, std::thread::JoinHandle<()>) {
     let (sender, receiver) = channel();
     let thread = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         let mut stream = BufReader::new(stream);
-        let mut healths = 0;
+        let (mut listed, mut heartbeats) = (false, 0);
         loop {
             let mut head = String::new();
             while !head.ends_with("\r\n\r\n") {
@@ -138,14 +138,15 @@ fn sglangs_own(listener: TcpListener) -> (Receiver<Value>, std::thread::JoinHand
             let mut body = vec![0; length];
             stream.read_exact(&mut body).unwrap();
             let status = if head.starts_with("PUT /route ") {
+                listed = true;
                 sender.send(serde_json::from_slice(&body).unwrap()).unwrap();
                 "200 OK"
-            } else if head.starts_with("GET /health ") {
-                healths += 1;
-                if healths == 3 {
+            } else if head.starts_with("GET /route?") {
+                heartbeats += 1;
+                if heartbeats == 3 {
                     return;
                 }
-                "200 OK"
+                if listed { "200 OK" } else { "503 Service Unavailable" }
             } else {
                 assert!(head.starts_with("PUT /v1/ranks "), "{head}");
                 "404 Not Found"

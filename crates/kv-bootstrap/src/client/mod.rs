@@ -40,12 +40,16 @@ const FLUSH_STEP: Duration = Duration::from_millis(20);
 ///   readable, [`next_timeout`](BootstrapClient::next_timeout) is due, or a method was called.
 /// - No method waits for a server, a name server or a lock, with one exception: [`flush`](Self::flush).
 /// - A lookup ends in exactly one event, [`ClientConfig::request_timeout`] after the call at the
-///   latest if `poll` is called then. Equal lookups that are not sent yet share one request.
+///   latest if `poll` is called then. Equal lookups that are not sent yet share one request. The lookups of
+///   [`SglangQuery`] take up to three requests, and `Lives` as long as its page says.
 /// - A registration is renewed after every third of its lease, made again when the server has forgotten
 ///   it, and retried without end. Each failed attempt makes a `PublishFailed` event; while the owner does not
 ///   poll, only the latest such event of a server is kept. If the address is not `host:port`, or the server
 ///   does not accept the secret, the event has the `retry_in` [`Duration::MAX`]: the client gives that
 ///   registration up.
+/// - A record with an offer [`SGLANG_SERVICE`](crate::SGLANG_SERVICE) is registered by `PUT /route` with a server
+///   that does not know `/v1/ranks`, and again whenever that server has lost the registration. SGLang's own server
+///   has no withdrawal: its entry stays until the rank's engine registers anew.
 /// - After `withdraw`, either keep polling until the servers have been told, or call `flush`. A registration
 ///   whose server could not be told ends with its lease.
 pub struct HttpBootstrapClient {

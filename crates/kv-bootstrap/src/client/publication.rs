@@ -26,11 +26,12 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 /// | `Absent` | register | `Present` on 200 |
 /// | `Present` | renew, every third of the lease | `Absent` on 404 |
 /// | `Unlisted` | register by `PUT /route` | `Listed` on 200, `Absent` on 404 |
-/// | `Listed` | ask for the server's health at every heartbeat | `Unlisted` unless 200 |
+/// | `Listed` | `GET /route` for the own rank at every heartbeat | `Unlisted` if the server has lost the rank |
 ///
 /// `Absent` is left for `Unlisted` on 404, if the record has an offer for SGLang's decode workers: the server is
-/// SGLang's own, which has neither `/v1/ranks` nor leases. A server that has failed to answer may have lost the
-/// registration.
+/// SGLang's own, which has neither `/v1/ranks` nor leases. That server counts registrations, so that a rank that
+/// registers twice makes an incomplete engine ready: a rank registers again only if the server does not answer, is
+/// complete without the rank, or has a smaller count than before, and so has restarted.
 ///
 /// After any other answer, or no answer, the state stays, and the step is repeated after a growing pause.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub(crate) struct Publication {
     withdraw: Bytes,
     /// The registration and the heartbeat at SGLang's own server, for a record with an offer for it.
     route: Option<(Bytes, Bytes)>,
+    /// Registrations that SGLang's own server is known to have counted.
+    listed: u32,
     state: State,
     announced: bool,
     /// True if the server may have received the registration.
@@ -89,7 +92,8 @@ impl Publication {
             withdraw: request("DELETE /v1/ranks", host, secret, &key(None))?,
             route: SglangRank::of(record)
                 .and_then(Result::ok)
-                .map(|rank| (sglang::put_route(host, &rank), sglang::get_health(host))),
+                .map(|rank| (sglang::put_route(host, &rank), sglang::get_route(host, &rank))),
+            listed: 0,
             state: State::Absent,
             announced: false,
             sent: false,
@@ -134,17 +138,24 @@ impl Publication {
         config: &ClientConfig,
     ) -> Answered {
         let error = match answer {
-            Ok(response)
-                if response.status == 200 && matches!(self.state, State::Unlisted | State::Listed) =>
-            {
+            Ok(response) if response.status == 200 && self.state == State::Unlisted => {
                 self.step_due = Some(now + config.heartbeat);
                 self.state = State::Listed;
+                self.listed = 1;
                 self.pause = config.retry_first;
                 return self.announce();
             }
-            _ if self.state == State::Listed => {
-                self.state = State::Unlisted;
-                self.step_due = Some(now);
+            answer if self.state == State::Listed => {
+                match sglang::listed(&answer).filter(|listed| *listed >= self.listed) {
+                    Some(listed) => {
+                        self.listed = listed;
+                        self.step_due = Some(now + config.heartbeat);
+                    }
+                    None => {
+                        self.state = State::Unlisted;
+                        self.step_due = Some(now);
+                    }
+                }
                 return Answered::Quiet;
             }
             Ok(response) if response.status == 404 && self.route.is_some() && self.state == State::Absent => {
@@ -238,6 +249,52 @@ mod tests {
         assert!(publication.step(second).unwrap().starts_with(b"PUT /v1/ranks "));
         assert_eq!(publication.answered(second, second, granted(), &config), Answered::Quiet);
         assert!(publication.withdraw().unwrap().starts_with(b"DELETE /v1/ranks "));
+    }
+
+    #[test]
+    fn a_rank_registers_again_with_sglangs_own_server_only_if_that_has_lost_the_rank() {
+        let config = ClientConfig::default();
+        let mut record = record("p", 0, 1, (1, 0), (1, 0), (1, 0));
+        record.offers.push(SglangRank::new("10.0.0.1", 7000, 16).offer());
+        let count = |count: u32| {
+            let text = format!("Prefill server not fully registered yet ({count} workers registered).");
+            answer(503, &text)
+        };
+        let whole = || answer(200, "{}");
+        let unreachable = || Err(BootstrapError::TimedOut);
+        for (answers, kept) in [
+            (vec![count(1), count(3), count(3), whole(), whole()], true),
+            (vec![count(3), count(2)], false),
+            (vec![count(0)], false),
+            (vec![whole(), count(3)], false),
+            (vec![whole(), answer(404, "")], false),
+            (vec![answer(503, "")], false),
+            (vec![whole(), unreachable()], false),
+        ] {
+            let mut publication = Publication::new(1, Time::ZERO, "h:1", &record, &config).unwrap();
+            let mut now = Time::ZERO;
+            for (step, answered) in [("PUT /v1/ranks ", answer(404, "")), ("PUT /route ", answer(200, "OK"))]
+            {
+                assert!(publication.step(now).unwrap().starts_with(step.as_bytes()));
+                publication.answered(now, now, answered, &config);
+            }
+            for answer in answers {
+                now = now + config.heartbeat;
+                assert!(publication.step(now).unwrap().starts_with(b"GET /route?prefill_dp_rank=0&"));
+                assert_eq!(publication.answered(now, now, answer, &config), Answered::Quiet);
+            }
+            assert_eq!(publication.withdraw(), None);
+            let due = if kept { now + config.heartbeat } else { now };
+            assert_eq!(publication.due(), Some(due));
+            let next = publication.step(due).unwrap();
+            assert_eq!(next.starts_with(b"PUT /route "), !kept);
+            // A server of this crate's without SGLang's routes may have taken the address.
+            if !kept {
+                publication.answered(due, due, answer(404, ""), &config);
+                let due = publication.due().unwrap();
+                assert!(publication.step(due).unwrap().starts_with(b"PUT /v1/ranks "));
+            }
+        }
     }
 
     #[test]

@@ -390,9 +390,19 @@ pub(super) fn put_route(host: &str, rank: &SglangRank) -> Bytes {
     send("PUT /route", host, &String::from_utf8_lossy(&rank.encode()))
 }
 
-/// The question whether the engine that is registered with the server lives.
-pub(super) fn get_health(host: &str) -> Bytes {
-    get(host, "/health")
+/// The question whether a rank is still registered with SGLang's own server.
+pub(super) fn get_route(host: &str, rank: &SglangRank) -> Bytes {
+    get(host, &of_rank(rank))
+}
+
+/// How many ranks an answer of `GET /route` says are registered: `u32::MAX` for all of them, `None` if the rank that
+/// was asked for is not.
+pub(super) fn listed(answer: &Result<Response, BootstrapError>) -> Option<u32> {
+    match answer {
+        Ok(response) if response.status == 200 => Some(u32::MAX),
+        Ok(response) if response.status == 503 => registered(&response.body),
+        _ => None,
+    }
 }
 
 fn route([dp, cp, tp, pp]: [i64; 4]) -> String {
