@@ -119,6 +119,12 @@ mod expiry;
 pub mod fuzz;
 mod gauges;
 mod http;
+#[doc(hidden)]
+pub mod net {
+    //! Sockets and names that do not block, for other crates of this framework. Not a public API.
+    pub use crate::client::resolve::{Resolved, Resolver, Target};
+    pub use crate::socket::Socket;
+}
 mod place;
 mod record;
 mod registry;

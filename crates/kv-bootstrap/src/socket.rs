@@ -14,10 +14,10 @@ const MAX_SLICES: usize = 16;
 
 /// A connected stream with its input and output, edge-triggered by mio.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub struct Socket {
     stream: TcpStream,
     /// Bytes that were read. A parser takes away the bytes of a message.
-    pub(crate) input: BytesMut,
+    pub input: BytesMut,
     output: VecDeque<Bytes>,
     unsent: usize,
     readable: bool,
@@ -25,25 +25,27 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream) -> Socket {
+    /// A socket on a stream that is connected, or is being connected.
+    pub fn new(stream: TcpStream) -> Socket {
         // Messages are small and whole; waiting for more to send only delays them.
         let _ = stream.set_nodelay(true);
         let (input, output) = (BytesMut::new(), VecDeque::new());
         Socket { stream, input, output, unsent: 0, readable: true, writable: true }
     }
 
-    pub(crate) fn stream(&mut self) -> &mut TcpStream {
+    /// The stream, to register with a poll and to deregister.
+    pub fn stream(&mut self) -> &mut TcpStream {
         &mut self.stream
     }
 
     /// Notes from an event whether the socket can be read or written.
-    pub(crate) fn ready(&mut self, event: &Event) {
+    pub fn ready(&mut self, event: &Event) {
         self.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
         self.writable |= event.is_writable() || event.is_write_closed() || event.is_error();
     }
 
     /// Queues bytes; [`Socket::flush`] sends them.
-    pub(crate) fn send(&mut self, parts: impl IntoIterator<Item = Bytes>) {
+    pub fn send(&mut self, parts: impl IntoIterator<Item = Bytes>) {
         for part in parts {
             self.unsent += part.len();
             self.output.push_back(part);
@@ -51,12 +53,12 @@ impl Socket {
     }
 
     /// Bytes that are still to be sent.
-    pub(crate) fn unsent(&self) -> usize {
+    pub fn unsent(&self) -> usize {
         self.unsent
     }
 
     /// Sends as many queued bytes as the system takes without blocking.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    pub fn flush(&mut self) -> io::Result<()> {
         while self.writable && self.unsent > 0 {
             let parts = self.output.iter().take(MAX_SLICES);
             let slices: Vec<IoSlice<'_>> = parts.map(|part| IoSlice::new(part)).collect();
@@ -85,7 +87,7 @@ impl Socket {
 
     /// Reads once, at most `scratch.len()` bytes, and returns their number; `None` if there is nothing to
     /// read now, `Some(0)` at the end of the stream.
-    pub(crate) fn read(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
+    pub fn read(&mut self, scratch: &mut [u8]) -> io::Result<Option<usize>> {
         while self.readable {
             match self.stream.read(scratch) {
                 Ok(len) => {
@@ -101,13 +103,13 @@ impl Socket {
     }
 
     /// Drops the bytes that are still to be sent, because the peer will not read them.
-    pub(crate) fn give_up(&mut self) {
+    pub fn give_up(&mut self) {
         self.output.clear();
         self.unsent = 0;
     }
 
     /// Closes the sending direction. The peer's own end of the stream, or its reset, is still to be read.
-    pub(crate) fn finish(&mut self) -> io::Result<()> {
+    pub fn finish(&mut self) -> io::Result<()> {
         self.readable = true;
         self.stream.shutdown(Shutdown::Write)
     }

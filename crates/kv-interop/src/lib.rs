@@ -9,14 +9,25 @@
 //! |---|---|
 //! | [`message`] | what a machine and its transport say to each other |
 //! | [`agents`](Agents) | what the data transport must do with foreign NIXL agents |
+//! | [`transport`](InteropTransport) | NIXL agents and side channels as one transport |
+//! | [`side_channel`](SideChannel) | the server from which vLLM workers fetch the metadata of our ranks |
+//! | `channels`, `zmtp` | ZeroMQ sockets on a worker's poll, and their protocol |
 #![forbid(unsafe_code)]
 #![allow(dead_code)]
 
 mod agents;
 mod cache;
+mod channels;
 mod effects;
 mod flows;
 pub mod message;
 mod sessions;
+mod side_channel;
+mod transport;
+mod zmtp;
 
 pub use agents::Agents;
+pub use channels::{ChannelConfig, ChannelCounts, ChannelError, ChannelGauges};
+pub use side_channel::{SideChannel, SideChannelGauges};
+pub use transport::InteropTransport;
+pub use zmtp::ZmtpError;

@@ -3,7 +3,7 @@
 mod endpoint;
 mod pool;
 mod publication;
-mod resolve;
+pub(crate) mod resolve;
 mod sglang;
 
 use std::collections::{BTreeMap, VecDeque};

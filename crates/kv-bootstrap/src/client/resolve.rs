@@ -18,14 +18,14 @@ const MAX_ADDRS: usize = 8;
 
 /// The host and port of a server address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
+pub struct Target {
     host: String,
     port: u16,
 }
 
 impl Target {
     /// Splits `host:port`; an IPv6 address as host is in brackets. `None` if the text has another form.
-    pub(crate) fn parse(addr: &str) -> Option<Target> {
+    pub fn parse(addr: &str) -> Option<Target> {
         let (host, port) = addr.rsplit_once(':')?;
         let port = port.bytes().all(|byte| byte.is_ascii_digit()).then(|| port.parse().ok())??;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
@@ -42,14 +42,14 @@ impl Target {
     }
 
     /// The socket address, if the host is a numeric address.
-    pub(crate) fn numeric(&self) -> Option<SocketAddr> {
+    pub fn numeric(&self) -> Option<SocketAddr> {
         self.host.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, self.port))
     }
 }
 
 /// Resolves names in the background, on at most eight threads.
 #[derive(Debug)]
-pub(crate) struct Resolver {
+pub struct Resolver {
     waker: Arc<Waker>,
     sender: Sender<Resolved>,
     receiver: Receiver<Resolved>,
@@ -58,17 +58,18 @@ pub(crate) struct Resolver {
 
 /// An answer: the server address that was resolved, and its socket addresses or the reason why there are
 /// none.
-pub(crate) type Resolved = (String, Result<Vec<SocketAddr>, OsError>);
+pub type Resolved = (String, Result<Vec<SocketAddr>, OsError>);
 
 impl Resolver {
-    pub(crate) fn new(waker: Waker) -> Resolver {
+    /// A resolver that wakes its owner with each answer.
+    pub fn new(waker: Waker) -> Resolver {
         let (sender, receiver) = channel();
         Resolver { waker: Arc::new(waker), sender, receiver, running: BTreeSet::new() }
     }
 
     /// Starts to resolve a name. The answer comes out of [`Resolver::next`]. If too many names are being
     /// resolved, nothing happens: the caller asks again when one of their answers has come.
-    pub(crate) fn start(&mut self, addr: &str, target: &Target) {
+    pub fn start(&mut self, addr: &str, target: &Target) {
         if self.running.len() >= MAX_THREADS || !self.running.insert(addr.to_owned()) {
             return;
         }
@@ -90,7 +91,7 @@ impl Resolver {
     }
 
     /// The next answer of a thread, if one has come.
-    pub(crate) fn next(&mut self) -> Option<Resolved> {
+    pub fn next(&mut self) -> Option<Resolved> {
         let resolved = self.receiver.try_recv().ok()?;
         self.running.remove(&resolved.0);
         Some(resolved)
