@@ -29,7 +29,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 15] = [
+    let targets: [(&str, Vec<Vec<u8>>); 17] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -43,6 +43,8 @@ fn main() {
         ("params", params()),
         ("ec_params", ec_params()),
         ("ec_host", ec_host()),
+        ("zmtp", zmtp()),
+        ("side_channel", side_channel()),
         ("machine", scripts("machine", machine::run, cases)),
         ("entries", scripts("entries", machine::run_entries, cases)),
     ];
@@ -368,4 +370,34 @@ fn scripts(target: &str, run: fn(&[u8]) -> Outcome, cases: u64) -> Vec<Vec<u8>> 
     candidates
         .retain(|case| run(case).features.into_iter().filter(|&feature| seen.insert(feature)).count() > 0);
     candidates
+}
+
+/// Streams of PUSH, ROUTER and REQ sockets: greeting, READY, a heartbeat, and messages of several parts.
+fn zmtp() -> Vec<Vec<u8>> {
+    let mut greeting = [0; 64];
+    (greeting[0], greeting[8], greeting[9], greeting[10], greeting[11]) = (0xff, 1, 0x7f, 3, 1);
+    greeting[12..16].copy_from_slice(b"NULL");
+    let stream = |how: u8, socket_type: &str, rest: &[&[u8]]| {
+        let mut ready = b"\x05READY\x0bSocket-Type\0\0\0".to_vec();
+        ready.push(socket_type.len() as u8);
+        ready.extend(socket_type.as_bytes());
+        ready.extend(b"\x08Identity\0\0\0\0");
+        [&[how][..], &greeting, &[4, ready.len() as u8], &ready, &rest.concat()].concat()
+    };
+    let long = [&b"\x02\0\0\0\0\0\0\x01\x2c"[..], &[7; 300]].concat();
+    let ping = b"\x04\x0a\x04PING\0\x0aabc";
+    vec![
+        // This side is REQ, PUSH, PULL, ROUTER; the pieces are of 1, 5, 9 and 33 bytes.
+        stream(0, "ROUTER", &[b"\x01\0\x01\x03one\0\x03two", b"\x01\0", &long]),
+        stream(1 + 4 * 4, "PULL", &[ping, b"\x04\x06\x05OTHER"]),
+        stream(2 + 8 * 4, "PUSH", &[b"\x01\x09KV_STATUS\0\x014", ping, &long]),
+        stream(3 + 32 * 4, "REQ", &[b"\x01\0\0\x11\x93\xc4\x0cget_meta_msg\0\0"]),
+        stream(2, "PUSH", &[b"\x02\xff\xff\xff\xff\xff\xff\xff\xff"]),
+        stream(2, "DEALER", &[]),
+    ]
+}
+
+fn side_channel() -> Vec<Vec<u8>> {
+    let request = |ranks: &[u8]| [&b"\x93\xc4\x0cget_meta_msg"[..], ranks].concat();
+    vec![request(b"\0\0"), request(b"\xcd\x01\0\xce\0\0\0\x07"), b"\x93\xa3msg\0\0".to_vec()]
 }

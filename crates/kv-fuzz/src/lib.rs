@@ -10,6 +10,7 @@
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
 //! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
 //! | `ec_host` | what the server of a host's encoder cache and its ranks read |
+//! | `zmtp`, `side_channel` | what the ZeroMQ sockets of foreign dialects read, and the server of vLLM's handshake |
 //!
 //! The targets are run in two ways: by cargo-fuzz, guided by coverage, from the directory `fuzz` at the root of the
 //! repository; and by the tests of this crate on a stable toolchain, which mutate the corpus in `fuzz/corpus` with a
@@ -51,4 +52,6 @@ pub const DECODERS: &[Target] = &[
     ("params", params),
     ("ec_params", ec_params),
     ("ec_host", ec_host),
+    ("zmtp", zmtp),
+    ("side_channel", side_channel),
 ];

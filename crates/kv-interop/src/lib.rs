@@ -20,6 +20,9 @@ mod cache;
 mod channels;
 mod effects;
 mod flows;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod message;
 mod sessions;
 mod side_channel;

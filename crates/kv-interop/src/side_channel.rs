@@ -182,6 +182,11 @@ pub(crate) fn parse(parts: &[Bytes]) -> Option<(u32, u32)> {
     (envelope.is_empty() && word == ASK && whole).then_some((pp_rank, tp_rank))
 }
 
+/// The request for the metadata of a rank, as vLLM writes it.
+pub(crate) fn request(pp_rank: u32, tp_rank: u32) -> Bytes {
+    rmp_serde::to_vec(&(Bytes::from_static(ASK), pp_rank, tp_rank)).map(Bytes::from).unwrap_or_default()
+}
+
 struct Service {
     poll: Poll,
     server: Server,

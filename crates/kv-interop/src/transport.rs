@@ -241,8 +241,7 @@ impl<A: Agents> Transport for InteropTransport<A> {
 
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
         let Some(waiting) = self.waiting.get_mut(&peer) else {
-            let form = TransportError::Foreign("a frame to a side channel holds no message".to_owned());
-            return self.channels.send(peer, Message::decode(&frame).ok_or(form)?.0);
+            return self.channels.send(peer, Message::decode(&frame).map(|message| message.0));
         };
         let sent = match waiting.notifications.is_empty() {
             true => self.agents.send(peer, frame.clone()),

@@ -181,6 +181,15 @@ impl Client {
         matches!(self.stage, Stage::Resolving).then_some(&self.addr)
     }
 
+    /// How often in a row the port has refused, while the end of the connection is looked into.
+    #[cfg(test)]
+    pub(super) fn refusals(&self) -> Option<u32> {
+        match &self.stage {
+            Stage::Probing(probing) => Some(probing.refused),
+            _ => None,
+        }
+    }
+
     pub(super) fn ready(&mut self, event: &Event) {
         if let Stage::Talking { connection, .. } = &mut self.stage {
             connection.ready(event);

@@ -132,10 +132,12 @@ impl Channels {
         Ok(())
     }
 
-    /// Sends a message when the connection is ready for it.
-    pub(crate) fn send(&mut self, peer: PeerId, parts: Vec<Bytes>) -> Result<(), TransportError> {
+    /// Sends a message when the connection is ready for it. What has no parts is no message.
+    pub(crate) fn send(&mut self, peer: PeerId, parts: Option<Vec<Bytes>>) -> Result<(), TransportError> {
         let key = *self.by_peer.get(&peer).ok_or(TransportError::PeerGone)?;
         let client = self.clients.get_mut(key).ok_or(TransportError::PeerGone)?;
+        let none = || TransportError::Foreign("a frame to a side channel holds no message".to_owned());
+        let parts = parts.filter(|parts| !parts.is_empty()).ok_or_else(none)?;
         client.send(parts, &self.config)?;
         self.active.insert(key);
         Ok(())

@@ -120,6 +120,12 @@ impl Server {
         self.slots.len()
     }
 
+    /// Bytes of unfinished messages that are held.
+    #[cfg(test)]
+    pub(crate) fn buffered(&self) -> usize {
+        self.buffered
+    }
+
     /// Notes that connections wait to be accepted.
     pub(crate) fn acceptable(&mut self) {
         self.accept = Accept::Now;

@@ -85,6 +85,12 @@ impl Session {
         Session { ours, max_message, stage, frames: FrameReader::default(), parts: Vec::new(), len: 0 }
     }
 
+    /// A connection whose handshake is finished.
+    #[cfg(feature = "fuzz")]
+    pub(crate) fn ready(ours: SocketType) -> Session {
+        Session { stage: Stage::Traffic, ..Session::new(ours, MAX_MESSAGE) }
+    }
+
     /// The bytes with which every connection begins.
     pub(crate) fn opening() -> Bytes {
         Bytes::copy_from_slice(&greeting::ours())

@@ -46,7 +46,8 @@ impl Worker {
 
     fn sleep(&mut self, most: Duration) {
         let sleep = self.channels.sleep().unwrap_or(most).min(most);
-        self.poll.poll(&mut Events::with_capacity(4), Some(sleep)).unwrap();
+        // A process that is stopped and continued is interrupted.
+        let _ = self.poll.poll(&mut Events::with_capacity(4), Some(sleep));
     }
 
     /// The next event.

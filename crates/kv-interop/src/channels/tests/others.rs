@@ -42,7 +42,7 @@ fn five_hundred_questions_get_their_answers_from_a_router() {
     // All at once: each is sent when the one before is answered.
     let mut sent = 0;
     for number in 0..MESSAGES {
-        while sent < MESSAGES && worker.channels.send(PEER, message(sent)).is_ok() {
+        while sent < MESSAGES && worker.channels.send(PEER, Some(message(sent))).is_ok() {
             sent += 1;
         }
         assert!(sent > number.min(MESSAGES - 1));
@@ -67,7 +67,7 @@ fn five_hundred_pushed_messages_arrive_at_a_pull_socket_of_others_in_order() {
     worker.channels.push(PEER, &addr).unwrap();
     for number in 0..MESSAGES {
         // What is sent before the connection is there waits.
-        while worker.channels.send(PEER, message(number)) == Err(TransportError::WouldBlock) {
+        while worker.channels.send(PEER, Some(message(number))) == Err(TransportError::WouldBlock) {
             worker.sleep(SOON);
             worker.turn();
         }
@@ -141,18 +141,18 @@ fn the_side_channel_answers_req_sockets_of_others_and_of_ours_with_payload_and_c
     worker.channels.request(PEER, &side_channel.local_addr().to_string()).unwrap();
     let malformed = [&b"x"[..], b"", b"\x93\xc4\x0cget_meta_msG\0\0", b"\x93\xc4\x0cget_meta_msg\0\0\0"];
     for (at, malformed) in (1..).zip(malformed) {
-        worker.channels.send(PEER, vec![Bytes::from_static(malformed)]).unwrap();
+        worker.channels.send(PEER, Some(vec![Bytes::from_static(malformed)])).unwrap();
         worker.until("it is counted", |_| side_channel.gauges().malformed == at);
         // Without an answer, a REQ socket says nothing more: another one takes its place.
         worker.channels.disconnect(PEER);
         worker.channels.request(PEER, &side_channel.local_addr().to_string()).unwrap();
     }
-    worker.channels.send(PEER, vec![question(2)]).unwrap();
+    worker.channels.send(PEER, Some(vec![question(2)])).unwrap();
     worker.until("it is refused", |_| side_channel.gauges().refused == 1);
     side_channel.publish(0, 2, payload(2));
     worker.channels.disconnect(PEER);
     worker.channels.request(PEER, &side_channel.local_addr().to_string()).unwrap();
-    worker.channels.send(PEER, vec![question(2)]).unwrap();
+    worker.channels.send(PEER, Some(vec![question(2)])).unwrap();
     let Event::Answer { parts, .. } = worker.next() else { panic!("no answer") };
     assert_eq!((parts.len(), &parts[0]), (2, &payload(2)));
     assert_eq!(side_channel.gauges().answered, 51);
