@@ -323,3 +323,6 @@ impl<A: Agents> Transport for InteropTransport<A> {
         self.agents.directions(peer)
     }
 }
+
+#[cfg(test)]
+mod tests;
