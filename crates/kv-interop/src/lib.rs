@@ -8,6 +8,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`message`] | what a machine and its transport say to each other |
+//! | [`vllm`] | vLLM's dialect |
 //! | [`agents`](Agents) | what the data transport must do with foreign NIXL agents |
 //! | [`transport`](InteropTransport) | NIXL agents and side channels as one transport |
 //! | [`side_channel`](SideChannel) | the server from which vLLM workers fetch the metadata of our ranks |
@@ -28,6 +29,7 @@ mod sessions;
 mod side_channel;
 mod transport;
 mod zmtp;
+pub mod vllm;
 
 pub use agents::Agents;
 pub use channels::{ChannelConfig, ChannelCounts, ChannelError, ChannelGauges};
