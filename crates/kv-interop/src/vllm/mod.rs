@@ -3,6 +3,7 @@
 mod geometry;
 mod hash;
 mod metadata;
+mod notification;
 
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
