@@ -173,6 +173,12 @@ impl OfRuns for PageList {
     }
 }
 
+impl AsRef<PageList> for PageList {
+    fn as_ref(&self) -> &PageList {
+        self
+    }
+}
+
 impl fmt::Debug for PageList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.runs.iter().map(|run| run.start..run.end());

@@ -180,6 +180,12 @@ impl PartialEq for Pages {
 
 impl Eq for Pages {}
 
+impl AsRef<PageList> for Pages {
+    fn as_ref(&self) -> &PageList {
+        &self.list
+    }
+}
+
 impl fmt::Debug for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pages{:?}", self.list)

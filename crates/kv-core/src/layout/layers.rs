@@ -8,7 +8,7 @@ use crate::layout::RegionRole;
 
 /// The layers of a rank's KV regions. Made once for each worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HeldLayers {
+pub struct HeldLayers {
     /// The layers, as disjoint runs in rising order.
     runs: Vec<Range<u32>>,
     /// Regions that cannot be cut, with the layers of each: all layers of such a region move
@@ -19,7 +19,8 @@ pub(crate) struct HeldLayers {
 }
 
 impl HeldLayers {
-    pub(crate) fn new(geometry: &Geometry) -> HeldLayers {
+    /// The layers of a cache with this geometry.
+    pub fn new(geometry: &Geometry) -> HeldLayers {
         let kv = geometry.regions.iter().enumerate().filter(|(_, region)| region.role == RegionRole::Kv);
         let mut all: Vec<_> = kv.map(|(index, region)| (index, region.layer_range())).collect();
         let untold = all.iter().find(|(_, layers)| layers.is_empty()).map(|(index, _)| *index);
@@ -37,19 +38,19 @@ impl HeldLayers {
     }
 
     /// The first layer of the rank, and one past the last; the rank may lack layers between them.
-    pub(crate) fn hull(&self) -> Range<u32> {
+    pub fn hull(&self) -> Range<u32> {
         let start = self.runs.first().map_or(0, |run| run.start);
         start..self.runs.last().map_or(0, |run| run.end)
     }
 
     /// How many of these layers the rank holds.
-    pub(crate) fn among(&self, layers: &Range<u32>) -> u32 {
+    pub fn among(&self, layers: &Range<u32>) -> u32 {
         let shared = |run: &Range<u32>| run.end.min(layers.end).saturating_sub(run.start.max(layers.start));
         self.runs.iter().map(shared).sum()
     }
 
     /// Checks that the rank holds these layers, and that they can be moved without the others.
-    pub(crate) fn check(&self, layers: &Range<u32>) -> Result<(), LayersError> {
+    pub fn check(&self, layers: &Range<u32>) -> Result<(), LayersError> {
         let held = self.hull();
         let told = layers.clone();
         if let Some(region) = self.untold {

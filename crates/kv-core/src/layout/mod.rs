@@ -26,7 +26,8 @@ use crate::meter::each;
 
 pub(crate) use cells::{Inside, Overlap, holders, overlaps};
 pub(crate) use check::remedy;
-pub(crate) use layers::HeldLayers;
+#[doc(hidden)]
+pub use layers::HeldLayers;
 pub use parallel::Parallel;
 pub use ranks::{Source, consumers, receivers_of, sources};
 pub(crate) use ranks::{gcd, shares};

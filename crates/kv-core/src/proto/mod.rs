@@ -75,4 +75,6 @@ mod tracer;
 pub use crate::command::{Command, Resource};
 pub use io::{Input, Limits, NodeConfig, Output, Timing};
 pub use node::{Node, NodeGauges};
+#[doc(hidden)]
+pub use sending::given::{Given, Writable};
 pub use spoken::{Spoken, SpokenError};

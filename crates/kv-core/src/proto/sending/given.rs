@@ -18,12 +18,13 @@ use crate::page_list::PageList;
 use crate::pages::Pages;
 use crate::proto::run_set::RunSet;
 
-/// Everything that a scheduler has given to one sending session.
-#[derive(Debug, Default)]
+/// Everything that a scheduler has given to one sending session. `P` is what the session keeps of the pages of a
+/// chunk: the pages, or only their list if another part of the machine keeps the pages.
+#[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub(super) struct Given {
+pub struct Given<P = Pages> {
     announced: Option<(usize, Option<AuxIndex>)>,
-    chunks: Vec<Chunk>,
+    chunks: Vec<Chunk<P>>,
     /// How many pages all chunks have together.
     pages: usize,
     /// How many chunks are final in all layers.
@@ -36,9 +37,9 @@ pub(super) struct Given {
 /// The pages of one chunk, their place in the request, and the layers that are final.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-struct Chunk {
+struct Chunk<P> {
     offset: usize,
-    pages: Pages,
+    pages: P,
     layers: Announced,
 }
 
@@ -63,19 +64,32 @@ struct Final {
 
 /// Pages of which some layers, or all, may be written.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Writable<'a> {
+pub struct Writable<'a> {
     /// The pages, in the order of the request.
-    pub(super) pages: &'a PageList,
+    pub pages: &'a PageList,
     /// The number of the first page in the request.
-    pub(super) first: usize,
+    pub first: usize,
     /// The layers that may be written; `None` for all layers of this rank.
-    pub(super) layers: Option<(u32, u32)>,
+    pub layers: Option<(u32, u32)>,
 }
 
-impl Given {
+impl<P> Default for Given<P> {
+    fn default() -> Given<P> {
+        Given {
+            announced: None,
+            chunks: Vec::new(),
+            pages: 0,
+            chunks_final: 0,
+            finals: Vec::new(),
+            complete: false,
+        }
+    }
+}
+
+impl<P: AsRef<PageList>> Given<P> {
     /// The scheduler announces how many pages the request has. False if it has announced that
     /// before.
-    pub(super) fn announce(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> bool {
+    pub fn announce(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> bool {
         let first = self.announced.is_none();
         if first {
             self.announced = Some((num_pages, aux));
@@ -84,19 +98,19 @@ impl Given {
     }
 
     /// The announced number of pages, and the aux row; `None` before the announcement.
-    pub(super) fn announced(&self) -> Option<(usize, Option<AuxIndex>)> {
+    pub fn announced(&self) -> Option<(usize, Option<AuxIndex>)> {
         self.announced
     }
 
     /// The aux row, if the request has one.
-    pub(super) fn aux(&self) -> Option<AuxIndex> {
+    pub fn aux(&self) -> Option<AuxIndex> {
         self.announced.and_then(|(_, aux)| aux)
     }
 
     /// Takes the next pages, of which nothing is final yet. Pages are kept even on an error: they
     /// come back with the others.
-    pub(super) fn begin(&mut self, pages: Pages) -> Result<ChunkId, Cause> {
-        let (offset, sent) = (self.pages, self.pages + pages.len());
+    pub fn begin(&mut self, pages: P) -> Result<ChunkId, Cause> {
+        let (offset, sent) = (self.pages, self.pages + pages.as_ref().len());
         let id = ChunkId(number(self.chunks.len()));
         self.pages = sent;
         self.chunks.push(Chunk { offset, pages, layers: Announced::default() });
@@ -108,7 +122,7 @@ impl Given {
     }
 
     /// Layers of a chunk are final; `None` for all layers of this rank.
-    pub(super) fn finish(
+    pub fn finish(
         &mut self,
         chunk: ChunkId,
         layers: Option<Range<u32>>,
@@ -130,35 +144,35 @@ impl Given {
     }
 
     /// True once all announced pages were given and are final.
-    pub(super) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.complete
     }
 
     /// How many announcements of final layers were made.
-    pub(super) fn finals(&self) -> usize {
+    pub fn finals(&self) -> usize {
         self.finals.len()
     }
 
     /// The pages and layers that this announcement has made writable.
-    pub(super) fn writable(&self, number: usize) -> Option<Writable<'_>> {
+    pub fn writable(&self, number: usize) -> Option<Writable<'_>> {
         let &Final { chunk, layers } = self.finals.get(number)?;
         let chunk = self.chunks.get(chunk)?;
-        Some(Writable { pages: chunk.pages.list(), first: chunk.offset, layers })
+        Some(Writable { pages: chunk.pages.as_ref(), first: chunk.offset, layers })
     }
 
     /// How many pages were given.
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.pages
     }
 
     /// All pages given, in request order.
-    pub(super) fn all_pages(&self) -> PageList {
-        let runs = self.chunks.iter().flat_map(|chunk| chunk.pages.list().runs());
+    pub fn all_pages(&self) -> PageList {
+        let runs = self.chunks.iter().flat_map(|chunk| chunk.pages.as_ref().runs());
         PageList::from_runs(runs.copied()).unwrap_or_default()
     }
 
     /// The chunks as they were given, to be handed back.
-    pub(super) fn into_chunks(self) -> impl Iterator<Item = Pages> {
+    pub fn into_chunks(self) -> impl Iterator<Item = P> {
         self.chunks.into_iter().map(|chunk| chunk.pages)
     }
 }

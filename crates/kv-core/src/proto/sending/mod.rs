@@ -19,7 +19,7 @@ mod attaching;
 mod attempts;
 mod chunks;
 mod former_leases;
-mod given;
+pub(in crate::proto) mod given;
 mod groups;
 mod holder;
 mod letting_go;
