@@ -1,10 +1,19 @@
 //! vLLM's dialect: the protocol of vLLM 0.33's NixlConnector, in pull and in push mode.
 
+mod config;
+mod context;
+mod gauges;
 mod geometry;
 mod hash;
+mod machine;
 mod metadata;
 mod notification;
+mod producer;
+#[cfg(test)]
+mod rig;
 
+pub use config::{VllmConfig, VllmLimits, VllmTiming};
+pub use gauges::{Ignored, VllmGauges};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
 pub use metadata::{MetadataError, NixlAgentMetadata, NixlHandshakePayload};

@@ -1,0 +1,123 @@
+//! What a worker of vLLM's dialect is started with.
+
+use std::time::Duration;
+
+use kv_poll::Listener;
+
+use super::gauges::VllmGauges;
+use super::hash::Compatibility;
+
+/// The settings of a worker that speaks vLLM's dialect. A field whose default does not fit is assigned:
+/// `config.compatibility = Compatibility::Hash(hash)`.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct VllmConfig {
+    /// What the worker shows to vLLM engines as its hash, and expects of them (default: no comparison).
+    pub compatibility: Compatibility,
+    /// Deadlines, leases and retries.
+    pub timing: VllmTiming,
+    /// Bounds on what foreign engines can make the worker remember or do.
+    pub limits: VllmLimits,
+    /// Counts what the worker ignores. Keep a clone to read the numbers.
+    pub gauges: VllmGauges,
+    /// Seed of the machine's random numbers; `None` draws a seed.
+    pub seed: Option<u64>,
+    /// Most sessions open at once (default 131 072).
+    pub max_sessions: usize,
+    /// Commands that wait for the worker before session handles see backpressure (default 4096).
+    pub command_queue: usize,
+    /// The listener to which the worker's thread gives each event; see [`kv_poll::worker::Listener`].
+    pub listener: Option<Listener>,
+}
+
+impl Default for VllmConfig {
+    fn default() -> VllmConfig {
+        VllmConfig {
+            compatibility: Compatibility::Unchecked,
+            timing: VllmTiming::default(),
+            limits: VllmLimits::default(),
+            gauges: VllmGauges::default(),
+            seed: None,
+            max_sessions: 131_072,
+            command_queue: 4096,
+            listener: None,
+        }
+    }
+}
+
+impl VllmConfig {
+    /// The same with some fields changed: `VllmConfig::default().with(|config| config.max_sessions = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+/// Bounds on what foreign engines can make a worker remember or do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VllmLimits {
+    /// Most bytes of one data operation, unless one descriptor alone is longer (default 64 MiB).
+    pub max_post_bytes: u64,
+    /// Most registrations of vLLM receivers that wait for a sender (default 16 384). The oldest one goes first.
+    pub max_registrations: usize,
+    /// Most ranks of vLLM receivers to which the worker keeps a way open (default 4096).
+    pub max_engines: usize,
+}
+
+impl Default for VllmLimits {
+    fn default() -> VllmLimits {
+        VllmLimits { max_post_bytes: 64 << 20, max_registrations: 16_384, max_engines: 4096 }
+    }
+}
+
+impl VllmLimits {
+    /// The same with some fields changed.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VllmTiming {
+    /// How long a session may take, unless its options say otherwise (default 300 s).
+    pub session_deadline: Duration,
+    /// The duration of the lease on pages that wait for a vLLM reader, unless the session's options say otherwise
+    /// (default 30 s; vLLM: `kv_lease_duration`). A heartbeat extends the lease to two thirds of this from then.
+    pub kv_lease_duration: Duration,
+    /// How long after the end of a lease a read of a vLLM engine may still touch the pages (default 30 s). The
+    /// pages of a session that failed under a lease come back after this time, because vLLM's readers cannot be
+    /// told to stop.
+    pub read_bound: Duration,
+    /// How long a registration of a vLLM receiver waits for a sender, from its arrival or from the receiver's last
+    /// heartbeat (default 60 s).
+    pub registration_ttl: Duration,
+    /// How long a side channel may take for one answer (default 5 s, as in vLLM).
+    pub handshake_timeout: Duration,
+}
+
+impl Default for VllmTiming {
+    fn default() -> VllmTiming {
+        VllmTiming {
+            session_deadline: Duration::from_secs(300),
+            kv_lease_duration: kv_core::KV_LEASE_DURATION,
+            read_bound: Duration::from_secs(30),
+            registration_ttl: Duration::from_secs(60),
+            handshake_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl VllmTiming {
+    /// The same with some fields changed: `VllmTiming::default().with(|timing| timing.read_bound = MINUTE)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}

@@ -1,0 +1,167 @@
+//! Pull: vLLM's ranks read the pages of a session, and this worker only waits.
+//!
+//! This worker posts nothing. A reader's rank tells `<id>:<n>` once it has read, and the pages are free when `n`
+//! ranks have told. Meanwhile the pages are pinned under a lease, which the heartbeats of readers extend.
+//!
+//! What vLLM's protocol cannot promise: a reader is never told that the lease is over, and cannot be kept from
+//! reading. So the pages of a session that failed under a lease stay in quarantine until a read that began before
+//! the end of the lease must be over (`read_bound`). A heartbeat in that time shows a reader that still wants the
+//! pages, and extends the quarantine as it would have extended the lease.
+//!
+//! vLLM counts messages. This worker counts the agents that sent them: what one agent tells twice is the same
+//! reader, so that a repeated message never frees pages under another reader. Where messages of one request name
+//! different numbers of readers, the largest counts, and so does the number that the scheduler told.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_core::trace::KvWhat;
+use kv_core::{Cause, Lease, QuarantineReason, SessionId, SessionOptions, Time};
+
+use super::Producer;
+use crate::sessions::Held;
+use crate::vllm::config::VllmTiming;
+use crate::vllm::context::Context;
+use crate::vllm::gauges::Ignored;
+use crate::vllm::notification::HeartbeatIds;
+
+/// Most agents of which is remembered that they have read one request.
+const MAX_AGENTS: usize = 4096;
+/// The longest lease that counts; longer ones are cut, so that multiples do not overflow.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The readers of one session, and the lease under which they read.
+#[derive(Debug)]
+pub(super) struct Readers {
+    lease: Lease,
+    /// Until when the pages are pinned; `None` until they are complete.
+    pinned_until: Option<Time>,
+    /// How many ranks read at least.
+    consumers: usize,
+    /// The agents that have read.
+    done: BTreeSet<Box<str>>,
+    /// True once a reader has shown that the reader knows the request.
+    known: bool,
+}
+
+impl Readers {
+    pub(super) fn new(options: &SessionOptions, receivers: u32, timing: &VllmTiming) -> Readers {
+        let lease = match options.lease {
+            Some(Lease::Fixed(duration)) => Lease::Fixed(duration.min(LONGEST)),
+            Some(lease) => Lease::Renewable(lease.duration().min(LONGEST)),
+            None => Lease::Renewable(timing.kv_lease_duration.min(LONGEST)),
+        };
+        let consumers = receivers.max(1) as usize;
+        Readers { lease, pinned_until: None, consumers, done: BTreeSet::new(), known: false }
+    }
+
+    /// True once the pages are complete.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned_until.is_some()
+    }
+
+    /// Why the pages of the session, which fails now, cannot be handed back yet.
+    pub(super) fn held(&self, now: Time, read_bound: Duration) -> Option<Held> {
+        let readable = self.known || self.is_pinned();
+        let until = self.pinned_until.unwrap_or(now).max(now) + read_bound;
+        readable.then_some(Held { reason: QuarantineReason::ReaderLease, peer: None, until: Some(until) })
+    }
+
+    fn all_done(&self) -> bool {
+        self.done.len() >= self.consumers
+    }
+
+    /// Notes that an agent has read. False if the agent has told before.
+    fn note_done(&mut self, agent: &str, consumers: u32) -> bool {
+        self.known = true;
+        self.consumers = self.consumers.max(consumers as usize);
+        self.done.len() < MAX_AGENTS && self.done.insert(agent.into())
+    }
+}
+
+impl Producer {
+    /// Pins the pages of a session that are complete. Readers may have read before: such a session is over.
+    pub(super) fn pin_if_complete(&mut self, cx: &mut Context, session: SessionId) {
+        let now = cx.now;
+        let Some(sender) = self.sender(session) else { return };
+        if !sender.given.is_complete() || sender.readers.is_pinned() {
+            return;
+        }
+        let until = now + sender.readers.lease.duration();
+        sender.readers.pinned_until = Some(until);
+        let (pages, done) = (sender.given.len(), sender.readers.all_done());
+        self.pages_leased += pages;
+        self.leases.insert((until, session));
+        if done {
+            self.succeed(cx, session);
+        }
+    }
+
+    /// Ends the lease of a session that ends. Returns the session's request.
+    pub(super) fn unpin(&mut self, session: SessionId) -> Option<Arc<str>> {
+        let sender = self.sender(session)?;
+        let (request, pages) = (Arc::clone(&sender.request), sender.given.len());
+        if let Some(until) = sender.readers.pinned_until {
+            self.leases.remove(&(until, session));
+            self.pages_leased -= pages;
+        }
+        Some(request)
+    }
+
+    /// A rank of a vLLM engine has read a request, or does not need it any more.
+    pub(crate) fn read(
+        &mut self,
+        cx: &mut Context,
+        agent: &str,
+        request: &str,
+        consumers: u32,
+    ) -> Result<(), Ignored> {
+        let id = *self.requests.get(request).ok_or(Ignored::UnknownRequest)?;
+        let session = self.sessions.any(id).ok_or(Ignored::UnknownRequest)?;
+        let readers = &mut session.dialect.readers;
+        if !readers.note_done(agent, consumers) {
+            return Err(Ignored::Repeated);
+        }
+        match (readers.all_done(), session.has_ended()) {
+            (true, true) => self.free(cx, id),
+            (true, false) if session.dialect.readers.is_pinned() => self.succeed(cx, id),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A vLLM engine still wants these requests.
+    pub(crate) fn heartbeat(&mut self, cx: &mut Context, ids: &HeartbeatIds) {
+        for request in ids.iter() {
+            if let Some(session) = self.requests.get(request) {
+                self.extend(cx.now, *session);
+            }
+        }
+    }
+
+    fn extend(&mut self, now: Time, id: SessionId) {
+        let Some(session) = self.sessions.any(id) else { return };
+        let held = session.held().cloned();
+        let readers = &mut session.dialect.readers;
+        readers.known = true;
+        let Some(extension) = readers.lease.extension() else { return };
+        if let Some(held) = held {
+            let until = held.until.max(Some(now + extension + self.timing.read_bound));
+            self.sessions.hold(id, Held { until, ..held });
+        } else if let Some(until) = readers.pinned_until.filter(|until| *until < now + extension) {
+            readers.pinned_until = Some(now + extension);
+            self.leases.remove(&(until, id));
+            self.leases.insert((now + extension, id));
+        }
+    }
+
+    /// Fails the sessions whose leases are over.
+    pub(super) fn expire_leases(&mut self, cx: &mut Context) {
+        while let Some(lease) = self.leases.first().copied().filter(|(until, _)| *until <= cx.now) {
+            self.leases.remove(&lease);
+            cx.tell(lease.1, || KvWhat::LeaseExpired);
+            self.fail(cx, lease.1, Cause::LeaseExpired);
+        }
+    }
+}

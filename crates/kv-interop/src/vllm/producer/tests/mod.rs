@@ -1,0 +1,3 @@
+//! Sending sessions under a scripted scheduler, scripted vLLM engines and a scripted clock.
+
+mod pull;
