@@ -234,6 +234,13 @@ pub(crate) fn remedy(field: &str) -> &'static str {
         "layout.groups" | "state_regions" => {
             ": describe the state of both sides by the same groups (Layout::groups), or make a group optional"
         }
+        // Of a vLLM engine, in the names of that engine's settings.
+        "compatibility_hash" => {
+            ": give this worker the engine's version, model and backend, or the engine's hash; or set \
+             enforce_handshake_compat=false on both sides"
+        }
+        "kv_cache_layout" => ": set VLLM_KV_CACHE_LAYOUT=LBHNC at the engine",
+        "block_size" => ": set --block-size at the engine",
         // Of some stage: see `sources`.
         _ if field.starts_with("ranks") => ": all of them must have registered, under one engine id",
         _ => "",

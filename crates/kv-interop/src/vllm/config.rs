@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kv_poll::Listener;
 
+use super::consumer::{SideChannelAddr, VllmReader};
 use super::gauges::VllmGauges;
 use super::hash::Compatibility;
 
@@ -18,6 +19,11 @@ pub struct VllmConfig {
     pub timing: VllmTiming,
     /// Bounds on what foreign engines can make the worker remember or do.
     pub limits: VllmLimits,
+    /// How the worker deals with the engines whose KV the worker takes.
+    pub reader: VllmReader,
+    /// Where vLLM engines find this worker's side channel; `None` for a worker without one. A receiver in push mode
+    /// needs a side channel, because the engine that writes asks there for the worker's memory.
+    pub side_channel: Option<SideChannelAddr>,
     /// Counts what the worker ignores. Keep a clone to read the numbers.
     pub gauges: VllmGauges,
     /// Seed of the machine's random numbers; `None` draws a seed.
@@ -36,6 +42,8 @@ impl Default for VllmConfig {
             compatibility: Compatibility::Unchecked,
             timing: VllmTiming::default(),
             limits: VllmLimits::default(),
+            reader: VllmReader::default(),
+            side_channel: None,
             gauges: VllmGauges::default(),
             seed: None,
             max_sessions: 131_072,

@@ -1,6 +1,7 @@
 //! vLLM's dialect: the protocol of vLLM 0.33's NixlConnector, in pull and in push mode.
 
 mod config;
+mod consumer;
 mod context;
 mod gauges;
 mod geometry;
@@ -13,6 +14,7 @@ mod producer;
 mod rig;
 
 pub use config::{VllmConfig, VllmLimits, VllmTiming};
+pub use consumer::{SideChannelAddr, VllmReader};
 pub use gauges::{Ignored, VllmGauges};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};

@@ -1,0 +1,255 @@
+//! One vLLM engine as a receiver knows it: its ranks, its side channel, its clock, and the sessions that need it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::plan::RegionMap;
+use kv_core::{EngineId, PeerId, SessionId, Time, WorkerId};
+
+use super::lease::EngineClock;
+use crate::cache::ForeignCache;
+
+/// The number of an engine here. An engine that was lost and is met again has another number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EngineNo(u64);
+
+/// What a router says of an engine. Two sessions share a handshake if all of this is the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) engine: EngineId,
+    /// The side channel.
+    pub(super) addr: String,
+    pub(super) tp_size: u32,
+    pub(super) pp_size: u32,
+    /// True if the engine writes, and its memory is not read.
+    pub(super) push: bool,
+}
+
+/// How far the handshake has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The metadata of a rank, by its position, were asked for; an answer is awaited until then.
+    Asking { rank: usize, asked: Time, until: Time },
+    /// The agents are being connected.
+    Joining { until: Time },
+    /// The next try begins then.
+    Resting { until: Time },
+    /// All agents are connected.
+    Ready,
+}
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) key: Key,
+    /// How often the engine had registered its memory, as far as parameters have told.
+    pub(super) generation: u64,
+    pub(super) stage: Stage,
+    pub(super) channel: Option<PeerId>,
+    pub(super) ranks: Vec<Rank>,
+    /// How many tries of the handshake have failed in a row.
+    pub(super) tries: u32,
+    /// The sessions that have not ended.
+    pub(super) users: BTreeSet<SessionId>,
+    /// The sessions that have ended and whose pages are not free.
+    pub(super) ended: BTreeSet<SessionId>,
+    /// Notifications for all ranks that wait for the end of the handshake.
+    pub(super) farewells: Vec<Bytes>,
+    pub(super) clock: Option<EngineClock>,
+    pub(super) last_beat: Option<Time>,
+    /// When the last session ended.
+    pub(super) idle_since: Time,
+    /// True once the engine was lost: no further session gets it.
+    pub(super) lost: bool,
+}
+
+/// One rank of an engine.
+#[derive(Debug)]
+pub(super) struct Rank {
+    pub(super) worker: WorkerId,
+    pub(super) pp_rank: u32,
+    pub(super) tp_rank: u32,
+    pub(super) metadata: Option<super::super::metadata::NixlAgentMetadata>,
+    pub(super) agent: Option<PeerId>,
+    pub(super) connected: bool,
+    /// Where the rank's pages are; `None` for a rank from which nothing is read.
+    pub(super) pages: Option<(ForeignCache, RegionMap)>,
+}
+
+/// Most farewells that wait for a handshake.
+const MAX_FAREWELLS: usize = 4096;
+
+impl Engine {
+    /// Keeps a notification until all agents are connected. The oldest are forgotten if there are very many: the
+    /// engine frees these requests when their leases end.
+    pub(super) fn keep(&mut self, farewell: Bytes) {
+        if self.farewells.len() < MAX_FAREWELLS {
+            self.farewells.push(farewell);
+        }
+    }
+
+    /// The agents that are connected.
+    pub(super) fn agents(&self) -> impl Iterator<Item = PeerId> + '_ {
+        self.ranks.iter().filter(|rank| rank.connected).filter_map(|rank| rank.agent)
+    }
+
+    /// True if no session needs the engine.
+    pub(super) fn is_idle(&self) -> bool {
+        self.users.is_empty() && self.ended.is_empty() && self.farewells.is_empty()
+    }
+
+    /// How many ranks write into this worker's memory, or are read.
+    pub(super) fn is_of_several(&self) -> bool {
+        self.key.tp_size > 1 || self.key.pp_size > 1
+    }
+}
+
+/// All engines that a receiver knows.
+#[derive(Debug)]
+pub(super) struct Engines {
+    max: usize,
+    last: u64,
+    engines: BTreeMap<EngineNo, Engine>,
+    /// The engine that a new session gets.
+    current: BTreeMap<Key, EngineNo>,
+    channels: BTreeMap<PeerId, EngineNo>,
+    agents: BTreeMap<PeerId, (EngineNo, usize)>,
+    timers: BTreeSet<(Time, EngineNo)>,
+    times: BTreeMap<EngineNo, Time>,
+}
+
+impl Engines {
+    pub(super) fn new(max: usize) -> Engines {
+        Engines {
+            max,
+            last: 0,
+            engines: BTreeMap::new(),
+            current: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            agents: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            times: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.engines.len() >= self.max
+    }
+
+    pub(super) fn get(&mut self, no: EngineNo) -> Option<&mut Engine> {
+        self.engines.get_mut(&no)
+    }
+
+    pub(super) fn current(&self, key: &Key) -> Option<EngineNo> {
+        self.current.get(key).copied()
+    }
+
+    /// The engine without sessions that has been without them for the longest time.
+    pub(super) fn idlest(&self) -> Option<EngineNo> {
+        let idle = self.engines.iter().filter(|(_, engine)| engine.is_idle());
+        idle.min_by_key(|(_, engine)| engine.idle_since).map(|(no, _)| *no)
+    }
+
+    pub(super) fn add(&mut self, key: Key, generation: u64, ranks: Vec<Rank>, now: Time) -> EngineNo {
+        self.last += 1;
+        let no = EngineNo(self.last);
+        self.current.insert(key.clone(), no);
+        let engine = Engine {
+            key,
+            generation,
+            stage: Stage::Resting { until: now },
+            channel: None,
+            ranks,
+            tries: 0,
+            users: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            farewells: Vec::new(),
+            clock: None,
+            last_beat: None,
+            idle_since: now,
+            lost: false,
+        };
+        self.engines.insert(no, engine);
+        no
+    }
+
+    /// No further session gets the engine.
+    pub(super) fn give_to_nobody(&mut self, no: EngineNo) {
+        let Some(engine) = self.engines.get_mut(&no) else { return };
+        engine.lost = true;
+        if self.current.get(&engine.key) == Some(&no) {
+            self.current.remove(&engine.key);
+        }
+    }
+
+    /// Forgets the engine, and returns the peers that are to be disconnected.
+    pub(super) fn remove(&mut self, no: EngineNo) -> Vec<PeerId> {
+        self.give_to_nobody(no);
+        self.set_due(no, None);
+        let Some(engine) = self.engines.remove(&no) else { return Vec::new() };
+        let agents = engine.ranks.iter().filter_map(|rank| rank.agent);
+        let peers: Vec<PeerId> = engine.channel.into_iter().chain(agents).collect();
+        for peer in &peers {
+            self.forget_peer(*peer);
+        }
+        peers
+    }
+
+    pub(super) fn add_channel(&mut self, no: EngineNo, peer: PeerId) {
+        self.channels.insert(peer, no);
+    }
+
+    pub(super) fn add_agent(&mut self, no: EngineNo, rank: usize, peer: PeerId) {
+        self.agents.insert(peer, (no, rank));
+    }
+
+    pub(super) fn forget_peer(&mut self, peer: PeerId) {
+        self.channels.remove(&peer);
+        self.agents.remove(&peer);
+    }
+
+    pub(super) fn of_channel(&self, peer: PeerId) -> Option<EngineNo> {
+        self.channels.get(&peer).copied()
+    }
+
+    pub(super) fn of_agent(&self, peer: PeerId) -> Option<(EngineNo, usize)> {
+        self.agents.get(&peer).copied()
+    }
+
+    pub(super) fn of_peer(&self, peer: PeerId) -> Option<EngineNo> {
+        self.of_channel(peer).or_else(|| self.of_agent(peer).map(|(no, _)| no))
+    }
+
+    /// When the engine has to be looked at next.
+    pub(super) fn set_due(&mut self, no: EngineNo, at: Option<Time>) {
+        if let Some(before) = self.times.remove(&no) {
+            self.timers.remove(&(before, no));
+        }
+        if let Some(at) = at {
+            self.times.insert(no, at);
+            self.timers.insert((at, no));
+        }
+    }
+
+    pub(super) fn next_due(&self) -> Option<Time> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// The engines for which the time has come.
+    pub(super) fn due(&self, now: Time) -> Vec<EngineNo> {
+        self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, no)| *no).collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.engines.len()
+    }
+}
+
+/// How long to rest before the next try, after this many that have failed.
+pub(super) fn rest(tries: u32) -> Duration {
+    Duration::from_millis(500) * 2_u32.pow(tries.clamp(1, 8) - 1)
+}

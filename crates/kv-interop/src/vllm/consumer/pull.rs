@@ -1,0 +1,132 @@
+//! Pull: this worker reads the pages of a request, and tells every rank that needs to know.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use kv_core::plan::{Plan, PlanError, RegionMap, Side};
+use kv_core::{Cause, Descriptor, Op, PageList, PeerId, SessionId};
+
+use super::super::context::Context;
+use super::super::notification::done;
+use super::Consumer;
+use super::engine::{EngineNo, Stage};
+use super::handshake::mismatch;
+use super::receiving::Progress;
+use crate::flows::{Ended, descriptors};
+
+/// What is read from one rank: its position, its agent, and the places.
+type Reading = (usize, PeerId, VecDeque<Descriptor>);
+
+impl Consumer {
+    /// Reads the pages of a session, whose engine is ready. A session that has all pages ends at once.
+    pub(super) fn read(&mut self, cx: &mut Context, session: SessionId, pages: &PageList) {
+        if self.is_expired(cx, session) {
+            return self.fail(cx, session, Cause::LeaseExpired);
+        }
+        let readings = match self.plan(session, pages) {
+            Ok(readings) => readings,
+            Err(cause) => return self.fail(cx, session, cause),
+        };
+        if readings.is_empty() {
+            return self.finish(cx, session);
+        }
+        for (rank, agent, places) in readings {
+            let flow = self.flows.start(&mut cx.effects, agent, Op::Read, places, None);
+            self.readings.insert(flow, (session, rank));
+            if let Some(live) = self.sessions.live(session) {
+                live.dialect.flows.insert(flow);
+            }
+        }
+        if let Some(live) = self.sessions.live(session) {
+            live.dialect.progress = Progress::Reading;
+        }
+    }
+
+    fn plan(&mut self, session: SessionId, pages: &PageList) -> Result<Vec<Reading>, Cause> {
+        let Some(live) = self.sessions.live(session) else { return Ok(Vec::new()) };
+        let receiving = &live.dialect;
+        let none = PageList::default();
+        let theirs = receiving.remote.block_ids.first().unwrap_or(&none);
+        let Some(engine) = self.engines.get(receiving.engine) else { return Ok(Vec::new()) };
+        let mut readings = Vec::new();
+        if pages.is_empty() {
+            return Ok(readings);
+        }
+        for (number, rank) in engine.ranks.iter().enumerate() {
+            let (Some((cache, map)), Some(agent)) = (&rank.pages, rank.agent) else { continue };
+            let plan = plan_of(map, pages, receiving.prefix, theirs).map_err(cause_of)?;
+            let places = descriptors(plan, cache);
+            if !places.is_empty() {
+                readings.push((number, agent, places));
+            }
+        }
+        Ok(readings)
+    }
+
+    /// A flow of reads has ended: none of its reads touches memory any more.
+    pub(super) fn reading_ended(&mut self, cx: &mut Context, ended: Ended) {
+        let Some((session, _)) = self.readings.remove(&ended.flow) else { return };
+        let Some(open) = self.sessions.any(session) else { return };
+        open.dialect.flows.remove(&ended.flow);
+        let (over, last) = (open.has_ended(), open.dialect.flows.is_empty());
+        match ended.result {
+            _ if over && last => self.free(cx, session),
+            _ if over => {}
+            Err(error) => self.fail(cx, session, Cause::Post(error)),
+            Ok(_) if last && self.is_expired(cx, session) => self.fail(cx, session, Cause::LeaseExpired),
+            Ok(_) if last => self.finish(cx, session),
+            Ok(_) => {}
+        }
+    }
+
+    /// Tells every rank of the engine, once, that this worker reads a request no more.
+    pub(super) fn release_at_engine(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(open) = self.sessions.any(session) else { return };
+        let receiving = &mut open.dialect;
+        if !receiving.is_pull() || std::mem::replace(&mut receiving.released, true) {
+            return;
+        }
+        let consumers = self.cache.consumers(receiving.remote.tp_size);
+        let bytes = done(receiving.remote.request.as_str(), consumers);
+        let no = receiving.engine;
+        self.tell_ranks(cx, no, bytes);
+    }
+
+    /// Tells all ranks of an engine, now or after the handshake.
+    fn tell_ranks(&mut self, cx: &mut Context, no: EngineNo, bytes: Bytes) {
+        let Some(engine) = self.engines.get(no) else { return };
+        let connected = engine.ranks.iter().all(|rank| rank.connected);
+        if !connected {
+            if !engine.lost && engine.stage != Stage::Ready {
+                engine.keep(bytes);
+            }
+            return;
+        }
+        for agent in engine.agents() {
+            cx.effects.notify(agent, bytes.clone());
+        }
+    }
+}
+
+/// The plan of the pages after the prefix. Where pages have one size, they are the last pages at the engine, as in
+/// vLLM.
+fn plan_of(map: &RegionMap, ours: &PageList, prefix: usize, theirs: &PageList) -> Result<Plan, PlanError> {
+    let count = PlanError::PageCount { local: prefix + ours.len(), remote: theirs.len() };
+    if !map.same_pages() {
+        map.check_counts(prefix + ours.len(), theirs.len())?;
+        return Plan::chunk(map, ours, prefix, theirs);
+    }
+    match theirs.len().checked_sub(ours.len()) {
+        Some(before) if prefix == 0 || prefix == before => Plan::chunk(map, ours, before, theirs),
+        _ => Err(count),
+    }
+}
+
+fn cause_of(error: PlanError) -> Cause {
+    match error {
+        PlanError::PageCount { local, remote } => Cause::PageCount { sent: remote, registered: local },
+        PlanError::Pages { side: Side::Remote, error } => Cause::LeaseOutOfRange(error),
+        PlanError::Pages { side: Side::Local, error } => Cause::BadPages(error),
+        error => Cause::Incompatible(mismatch(error)),
+    }
+}

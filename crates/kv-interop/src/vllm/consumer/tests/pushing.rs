@@ -1,0 +1,211 @@
+//! Push: registrations, completions, and what a vLLM writer may still do.
+
+use kv_core::{KvPoll, SessionId, TransferMode, WayEnd};
+
+use super::rig::{Engine, ONE, Rig, SECOND, Shape};
+use crate::message::Way;
+use crate::vllm::gauges::Ignored;
+use crate::vllm::notification::{Notification, PushRegistration};
+
+const S: SessionId = SessionId(1);
+
+/// A session whose pages 7 and 8 an engine of this shape may write.
+fn registered(ours: Shape, theirs: Shape) -> (Rig, Engine) {
+    let (mut rig, engine) = (Rig::new(ours, TransferMode::Push), Engine::new(theirs));
+    rig.open(1, Rig::remote(&engine, "cmpl-1-0-0123abcd", &[]), |_| ());
+    rig.shake(&engine);
+    rig.init(1, &[7, 8]);
+    (rig, engine)
+}
+
+/// The registrations that were sent.
+fn registrations(rig: &mut Rig) -> Vec<PushRegistration> {
+    let sent = std::mem::take(&mut rig.sent);
+    let decode = |bytes: &[u8]| match Notification::decode(bytes) {
+        Ok(Notification::Registration(found)) => Some(*found),
+        _ => None,
+    };
+    sent.iter().filter_map(|(_, bytes)| decode(bytes)).collect()
+}
+
+fn written(rig: &mut Rig, agent: &str, id: &str, count: u32) -> bool {
+    let known = rig.consumer.written(&mut rig.cx, agent, id, count);
+    rig.drain();
+    known
+}
+
+#[test]
+fn the_pages_are_registered_once_at_every_rank_and_success_needs_every_rank() {
+    let (mut rig, _) = registered(ONE, ONE.tp(2, 0));
+    let found = registrations(&mut rig);
+    assert_eq!((found.len(), &found[0]), (2, &found[1]));
+    let id = found[0].request_id.clone();
+    assert!(
+        id.starts_with("cmpl-1-0-") && id.len() == "cmpl-1-0-".len() + 8 && !id.ends_with("0123abcd"),
+        "{id}"
+    );
+    let expected = PushRegistration {
+        request_id: id.clone(),
+        decode_engine_id: "d-0".to_owned(),
+        decode_host: "10.0.0.9".to_owned(),
+        decode_port: 5601,
+        decode_tp_size: 1,
+        local_block_ids: vec![vec![7, 8]],
+        remote_engine_id: "p-0".to_owned(),
+        remote_host: "10.0.0.1".to_owned(),
+        remote_port: 5600,
+        remote_tp_size: 2,
+        remote_pp_size: 1,
+    };
+    assert_eq!(found[0], expected);
+    let no_regions = |way: &Way| !matches!(way, Way::Agent { regions, .. } if !regions.is_empty());
+    assert!(rig.ways.values().all(no_regions), "nothing of the writer's memory is touched");
+    rig.pass(20 * SECOND);
+    assert!(registrations(&mut rig).is_empty(), "a registration is never repeated");
+    assert!(written(&mut rig, "a", &id, 2));
+    assert_eq!(rig.poll(S), KvPoll::Transferring);
+    assert!(written(&mut rig, "a", &id, 2));
+    assert_eq!((rig.poll(S), rig.cx.gauges.of(Ignored::Repeated)), (KvPoll::Transferring, 1));
+    assert!(written(&mut rig, "b", &id, 2));
+    assert_eq!((rig.poll(S), rig.back[&S], rig.held()), (KvPoll::Success, 2, vec![]));
+    assert!(!written(&mut rig, "b", &id, 2), "the request is over");
+}
+
+#[test]
+fn a_writer_of_fewer_ranks_writes_once_to_each_reader() {
+    let (mut rig, _) = registered(ONE.tp(2, 1), ONE);
+    let id = registrations(&mut rig)[0].request_id.clone();
+    assert!(written(&mut rig, "a", &id, 1));
+    assert_eq!(rig.poll(S), KvPoll::Success);
+}
+
+#[test]
+fn heartbeats_keep_the_request_at_the_writer() {
+    let (mut rig, _) = registered(ONE, ONE);
+    let beat = ("agent p-0 0 0 life 1".to_owned(), "HB:cmpl-1-0-0123abcd".to_owned());
+    assert_eq!(rig.notified()[0], beat);
+    rig.pass(5 * SECOND);
+    assert_eq!(rig.notified(), [beat]);
+}
+
+#[test]
+fn pages_of_an_aborted_request_stay_until_the_writer_is_done_after_all() {
+    let (mut rig, engine) = registered(ONE, ONE);
+    let id = registrations(&mut rig)[0].request_id.clone();
+    rig.abort(1);
+    assert_eq!((rig.poll(S), rig.held(), rig.back.len()), (KvPoll::Failed, vec![(2, None)], 0));
+    rig.notified();
+    rig.pass(1000 * SECOND);
+    assert_eq!(rig.notified(), [], "vLLM has no message that takes a registration back");
+    assert_eq!(rig.held(), [(2, None)]);
+    // The same request again would be taken for this one.
+    rig.open(2, Rig::remote(&engine, "cmpl-1-0-76543210", &[]), |_| ());
+    assert!(rig.cause(SessionId(2)).contains("the same id"), "{}", rig.cause(SessionId(2)));
+    assert!(written(&mut rig, "a", &id, 1));
+    assert_eq!((rig.back[&S], rig.held()), (2, vec![]));
+    rig.open(3, Rig::remote(&engine, "cmpl-1-0-76543210", &[]), |_| ());
+    rig.init(3, &[20]);
+    let next = registrations(&mut rig)[0].request_id.clone();
+    assert_ne!(next, id);
+    assert!(!written(&mut rig, "a", &id, 1), "a late word for the first attempt is not for the second");
+    assert_eq!(rig.poll(SessionId(3)), KvPoll::Transferring);
+    assert!(written(&mut rig, "a", &next, 1));
+    assert_eq!(rig.poll(SessionId(3)), KvPoll::Success);
+}
+
+#[test]
+fn pages_of_an_aborted_request_are_free_once_the_writer_is_dead_and_quiet() {
+    for (ranks, quiet) in [(1, 3), (2, 63)] {
+        let (mut rig, _) = registered(ONE, ONE.tp(ranks, 0));
+        rig.abort(1);
+        let channel = rig.channel();
+        rig.gone(channel, WayEnd::Dead { quiet_after: 3 * SECOND });
+        assert_eq!(rig.held(), [(2, Some(quiet * SECOND))]);
+        rig.pass(quiet * SECOND - SECOND / 2);
+        assert!(rig.back.is_empty());
+        rig.pass(SECOND);
+        assert_eq!((rig.back[&S], rig.held(), rig.consumer.engines.len()), (2, vec![], 0));
+        assert_eq!(rig.closed.len(), rig.ways.len());
+    }
+}
+
+#[test]
+fn the_death_of_the_writer_fails_the_session_and_holds_its_pages_until_it_is_quiet() {
+    let (mut rig, _) = registered(ONE, ONE);
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Dead { quiet_after: 3 * SECOND });
+    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(2, Some(3 * SECOND))]));
+    rig.pass(3 * SECOND);
+    assert_eq!(rig.back[&S], 2);
+}
+
+#[test]
+fn a_lost_agent_proves_nothing_and_the_side_channel_tells_of_the_death_later() {
+    let (mut rig, engine) = registered(ONE, ONE);
+    let agent = *rig.agents().values().next().unwrap();
+    rig.gone(agent, WayEnd::Lost);
+    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(2, None)]));
+    // Another session of the same engine asks anew, beside the lost one.
+    rig.open(2, Rig::remote(&engine, "other", &[]), |_| ());
+    assert_eq!(rig.poll(SessionId(2)), KvPoll::Bootstrapping);
+    let channel = *rig.ways.iter().find(|(_, way)| matches!(way, Way::Request { .. })).unwrap().0;
+    rig.gone(channel, WayEnd::Dead { quiet_after: SECOND });
+    rig.pass(SECOND);
+    assert_eq!(rig.back[&S], 2);
+}
+
+#[test]
+fn a_lost_side_channel_is_asked_again_until_the_writer_is_known_to_be_gone() {
+    let (mut rig, engine) = registered(ONE, ONE);
+    rig.abort(1);
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Lost);
+    rig.sent.clear();
+    // Nobody answers for a long time.
+    rig.pass(600 * SECOND);
+    assert_eq!(rig.held(), [(2, None)]);
+    // Then another process has the port.
+    let next = Engine { life: 2, ..engine };
+    rig.pass(40 * SECOND);
+    let questions = rig.sent.len();
+    assert!(questions > 3, "{questions}");
+    while rig.held() == [(2, None)] {
+        rig.pass(SECOND);
+        rig.answer(&next);
+    }
+    rig.pass(5 * SECOND);
+    assert_eq!((rig.back[&S], rig.held()), (2, vec![]));
+}
+
+#[test]
+fn a_deadline_of_a_registered_request_ends_the_session_and_holds_its_pages() {
+    let (mut rig, engine) = (Rig::new(ONE, TransferMode::Push), Engine::new(ONE));
+    rig.open(1, Rig::remote(&engine, "r", &[]), |options| options.deadline = Some(10 * SECOND));
+    rig.shake(&engine);
+    rig.init(1, &[7]);
+    rig.pass(10 * SECOND);
+    assert!(rig.cause(S).contains("not finished within 10s"), "{}", rig.cause(S));
+    assert_eq!(rig.held(), [(1, None)]);
+}
+
+#[test]
+fn an_abort_before_the_registration_returns_the_pages_at_once() {
+    let (mut rig, engine) = (Rig::new(ONE, TransferMode::Push), Engine::new(ONE));
+    rig.open(1, Rig::remote(&engine, "r", &[]), |_| ());
+    rig.init(1, &[7]);
+    rig.abort(1);
+    assert_eq!((rig.back[&S], rig.held()), (1, vec![]));
+    rig.shake(&engine);
+    assert!(registrations(&mut rig).is_empty());
+}
+
+#[test]
+fn a_worker_without_a_side_channel_registers_nothing() {
+    let (mut rig, engine) = (Rig::new(ONE, TransferMode::Push), Engine::new(ONE));
+    rig.consumer.config.side_channel = None;
+    rig.open(1, Rig::remote(&engine, "r", &[]), |_| ());
+    rig.shake(&engine);
+    rig.init(1, &[7]);
+    assert!(rig.cause(S).contains("side_channel"), "{}", rig.cause(S));
+    assert_eq!((rig.back[&S], registrations(&mut rig).len()), (1, 0));
+}
