@@ -123,7 +123,11 @@ impl RequestId {
     /// assert_eq!(id.base(), "cmpl-abc-0");
     /// ```
     pub fn base(&self) -> &str {
-        let text = self.as_str();
+        RequestId::base_of(self.as_str())
+    }
+
+    /// As [`base`](RequestId::base), of any text.
+    pub fn base_of(text: &str) -> &str {
         let Some(cut) = text.len().checked_sub(9) else { return text };
         match text.as_bytes().get(cut..) {
             Some([b'-', hex @ ..]) if hex.iter().all(u8::is_ascii_hexdigit) => &text[..cut],

@@ -87,6 +87,11 @@ impl Flows {
         id
     }
 
+    /// True if the post is in flight for one of these flows.
+    pub(crate) fn has(&self, post: PostId) -> bool {
+        self.posts.contains_key(&post)
+    }
+
     /// Takes the end of a post; the flow, if that was the flow's last.
     pub(crate) fn posted(
         &mut self,

@@ -28,7 +28,7 @@ pub(crate) struct VllmMachine {
 impl VllmMachine {
     pub(crate) fn new(args: &KvArgs, config: &VllmConfig) -> Result<VllmMachine, CacheError> {
         let cx = Context { gauges: config.gauges.clone(), ..Context::default() };
-        Ok(VllmMachine { cx, producer: Producer::new(args, config) })
+        Ok(VllmMachine { cx, producer: Producer::new(args, config)? })
     }
 
     fn command(&mut self, command: Command) {
@@ -60,7 +60,7 @@ impl VllmMachine {
     /// Takes what arrived from a foreign engine. What nobody expects is counted.
     fn incoming(&mut self, frame: &[u8]) {
         let taken = match Incoming::decode(frame) {
-            Some(Incoming::Message { peer: Some(peer), message }) => self.message(PeerId(peer), message),
+            Some(Incoming::Message { peer: Some(peer), message }) => self.message(PeerId(peer), &message),
             Some(Incoming::Message { peer: None, .. }) => Err(Ignored::NotAsked),
             Some(Incoming::Notification { agent, bytes }) => self.notification(&agent, &bytes),
             None => Err(Ignored::Malformed),
@@ -70,8 +70,9 @@ impl VllmMachine {
         }
     }
 
-    fn message(&mut self, _peer: PeerId, _message: Message) -> Result<(), Ignored> {
-        Err(Ignored::NotAsked)
+    fn message(&mut self, peer: PeerId, message: &Message) -> Result<(), Ignored> {
+        let taken = self.producer.message(&mut self.cx, peer, &message.0);
+        if taken { Ok(()) } else { Err(Ignored::NotAsked) }
     }
 
     fn notification(&mut self, agent: &str, bytes: &Bytes) -> Result<(), Ignored> {
@@ -82,7 +83,7 @@ impl VllmMachine {
                 Ok(())
             }
             Notification::Done { request, count } => producer.read(cx, agent, request, count),
-            Notification::Registration(_) => Err(Ignored::UnknownRequest),
+            Notification::Registration(found) => producer.register(cx, agent, *found),
         }
     }
 }
@@ -101,13 +102,14 @@ impl Machine for VllmMachine {
             Input::Command(command) => self.command(command),
             Input::Frame { frame, .. } => self.incoming(&frame),
             Input::Timeout => self.producer.timeout(&mut self.cx),
-            Input::Posted { .. }
-            | Input::Connected { .. }
-            | Input::ConnectFailed { .. }
-            | Input::PeerGone { .. }
-            | Input::Revoked { .. }
-            | Input::Found { .. }
-            | Input::LookupFailed { .. } => {}
+            Input::Posted { post, result } => drop(self.producer.posted(&mut self.cx, post, result)),
+            Input::Connected { peer, .. } => drop(self.producer.connected(&mut self.cx, peer)),
+            Input::ConnectFailed { peer, error } => {
+                self.producer.lost(&mut self.cx, peer, Some(error));
+            }
+            Input::PeerGone { peer, .. } => drop(self.producer.lost(&mut self.cx, peer, None)),
+            // This machine revokes nothing and looks nothing up.
+            Input::Revoked { .. } | Input::Found { .. } | Input::LookupFailed { .. } => {}
         }
     }
 

@@ -8,7 +8,7 @@ use kv_core::machine::{Input, Machine, Output};
 use kv_core::proto::{Command, Resource};
 use kv_core::{
     Cause, KvArgs, KvPoll, Origin, PageList, PagePool, Pages, PeerId, Quarantine, ReleaseError, Room,
-    SessionId, SessionOptions, Time, TransferError,
+    SessionId, SessionOptions, Time, TransferError, TransferMode,
 };
 
 use super::config::VllmConfig;
@@ -85,9 +85,10 @@ impl Rig {
         self.pool.adopt(PageList::from_pages(pages.iter().copied()).unwrap()).unwrap()
     }
 
-    /// Opens session `number`, which sends request `request`.
-    pub(crate) fn open(&mut self, number: u64, request: &str, options: SessionOptions) -> SessionId {
+    /// Opens session `number`, which sends request `request`; in pull mode if the options do not say.
+    pub(crate) fn open(&mut self, number: u64, request: &str, mut options: SessionOptions) -> SessionId {
         let (session, room) = (SessionId(number), Room::request(request).unwrap());
+        options.mode.get_or_insert(TransferMode::Pull);
         let options = Box::new(options);
         self.command(Command::OpenSender { session, room, receivers: 0, options });
         session

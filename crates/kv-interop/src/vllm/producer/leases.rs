@@ -1,7 +1,9 @@
-//! Pull: vLLM's ranks read the pages of a session, and this worker only waits.
+//! Pull: vLLM's ranks read the pages of a session, and this worker only waits. Both modes: complete pages wait
+//! under a lease.
 //!
 //! This worker posts nothing. A reader's rank tells `<id>:<n>` once it has read, and the pages are free when `n`
-//! ranks have told. Meanwhile the pages are pinned under a lease, which the heartbeats of readers extend.
+//! ranks have told. Meanwhile the pages are pinned under a lease, which the heartbeats of readers extend. In push,
+//! the lease is for the time without a receiver.
 //!
 //! What vLLM's protocol cannot promise: a reader is never told that the lease is over, and cannot be kept from
 //! reading. So the pages of a session that failed under a lease stay in quarantine until a read that began before
@@ -13,15 +15,13 @@
 //! different numbers of readers, the largest counts, and so does the number that the scheduler told.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use kv_core::trace::KvWhat;
-use kv_core::{Cause, Lease, QuarantineReason, SessionId, SessionOptions, Time};
+use kv_core::{Cause, Lease, QuarantineReason, SessionId, Time};
 
-use super::Producer;
+use super::{Producer, Way};
 use crate::sessions::Held;
-use crate::vllm::config::VllmTiming;
 use crate::vllm::context::Context;
 use crate::vllm::gauges::Ignored;
 use crate::vllm::notification::HeartbeatIds;
@@ -31,12 +31,9 @@ const MAX_AGENTS: usize = 4096;
 /// The longest lease that counts; longer ones are cut, so that multiples do not overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The readers of one session, and the lease under which they read.
+/// The readers of one session.
 #[derive(Debug)]
 pub(super) struct Readers {
-    lease: Lease,
-    /// Until when the pages are pinned; `None` until they are complete.
-    pinned_until: Option<Time>,
     /// How many ranks read at least.
     consumers: usize,
     /// The agents that have read.
@@ -46,25 +43,14 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    pub(super) fn new(options: &SessionOptions, receivers: u32, timing: &VllmTiming) -> Readers {
-        let lease = match options.lease {
-            Some(Lease::Fixed(duration)) => Lease::Fixed(duration.min(LONGEST)),
-            Some(lease) => Lease::Renewable(lease.duration().min(LONGEST)),
-            None => Lease::Renewable(timing.kv_lease_duration.min(LONGEST)),
-        };
-        let consumers = receivers.max(1) as usize;
-        Readers { lease, pinned_until: None, consumers, done: BTreeSet::new(), known: false }
-    }
-
-    /// True once the pages are complete.
-    pub(super) fn is_pinned(&self) -> bool {
-        self.pinned_until.is_some()
+    pub(super) fn new(receivers: u32) -> Readers {
+        Readers { consumers: receivers.max(1) as usize, done: BTreeSet::new(), known: false }
     }
 
     /// Why the pages of the session, which fails now, cannot be handed back yet.
-    pub(super) fn held(&self, now: Time, read_bound: Duration) -> Option<Held> {
-        let readable = self.known || self.is_pinned();
-        let until = self.pinned_until.unwrap_or(now).max(now) + read_bound;
+    pub(super) fn held(&self, pinned_until: Option<Time>, now: Time, read_bound: Duration) -> Option<Held> {
+        let readable = self.known || pinned_until.is_some();
+        let until = pinned_until.unwrap_or(now).max(now) + read_bound;
         readable.then_some(Held { reason: QuarantineReason::ReaderLease, peer: None, until: Some(until) })
     }
 
@@ -80,33 +66,41 @@ impl Readers {
     }
 }
 
+/// The lease that a session asks for, no longer than can be counted.
+pub(super) fn sane(lease: Lease) -> Lease {
+    match lease {
+        Lease::Fixed(duration) => Lease::Fixed(duration.min(LONGEST)),
+        lease => Lease::Renewable(lease.duration().min(LONGEST)),
+    }
+}
+
 impl Producer {
-    /// Pins the pages of a session that are complete. Readers may have read before: such a session is over.
+    /// Pins the pages of a session that are complete and have no receiver. Readers may have read before: such a
+    /// session is over.
     pub(super) fn pin_if_complete(&mut self, cx: &mut Context, session: SessionId) {
         let now = cx.now;
         let Some(sender) = self.sender(session) else { return };
-        if !sender.given.is_complete() || sender.readers.is_pinned() {
+        if !sender.given.is_complete() || sender.pinned_until.is_some() || sender.has_receiver() {
             return;
         }
-        let until = now + sender.readers.lease.duration();
-        sender.readers.pinned_until = Some(until);
-        let (pages, done) = (sender.given.len(), sender.readers.all_done());
-        self.pages_leased += pages;
+        let until = now + sender.lease.duration();
+        sender.pinned_until = Some(until);
+        let done = matches!(&sender.way, Way::Read(readers) if readers.all_done());
+        self.pages_leased += sender.given.len();
         self.leases.insert((until, session));
         if done {
             self.succeed(cx, session);
         }
     }
 
-    /// Ends the lease of a session that ends. Returns the session's request.
-    pub(super) fn unpin(&mut self, session: SessionId) -> Option<Arc<str>> {
-        let sender = self.sender(session)?;
-        let (request, pages) = (Arc::clone(&sender.request), sender.given.len());
-        if let Some(until) = sender.readers.pinned_until {
+    /// Ends the lease of a session, if the lease runs.
+    pub(super) fn unpin(&mut self, session: SessionId) {
+        let Some(sender) = self.sender(session) else { return };
+        let pages = sender.given.len();
+        if let Some(until) = sender.pinned_until.take() {
             self.leases.remove(&(until, session));
             self.pages_leased -= pages;
         }
-        Some(request)
     }
 
     /// A rank of a vLLM engine has read a request, or does not need it any more.
@@ -119,13 +113,15 @@ impl Producer {
     ) -> Result<(), Ignored> {
         let id = *self.requests.get(request).ok_or(Ignored::UnknownRequest)?;
         let session = self.sessions.any(id).ok_or(Ignored::UnknownRequest)?;
-        let readers = &mut session.dialect.readers;
+        let ended = session.has_ended();
+        let sender = &mut session.dialect;
+        let Way::Read(readers) = &mut sender.way else { return Err(Ignored::OtherMode) };
         if !readers.note_done(agent, consumers) {
             return Err(Ignored::Repeated);
         }
-        match (readers.all_done(), session.has_ended()) {
+        match (readers.all_done(), ended) {
             (true, true) => self.free(cx, id),
-            (true, false) if session.dialect.readers.is_pinned() => self.succeed(cx, id),
+            (true, false) if sender.pinned_until.is_some() => self.succeed(cx, id),
             _ => {}
         }
         Ok(())
@@ -134,7 +130,8 @@ impl Producer {
     /// A vLLM engine still wants these requests.
     pub(crate) fn heartbeat(&mut self, cx: &mut Context, ids: &HeartbeatIds) {
         for request in ids.iter() {
-            if let Some(session) = self.requests.get(request) {
+            self.registrations.renew(cx.now, request);
+            if let Some(session) = self.requests.get(request).or(self.written_request(request)) {
                 self.extend(cx.now, *session);
             }
         }
@@ -143,14 +140,20 @@ impl Producer {
     fn extend(&mut self, now: Time, id: SessionId) {
         let Some(session) = self.sessions.any(id) else { return };
         let held = session.held().cloned();
-        let readers = &mut session.dialect.readers;
-        readers.known = true;
-        let Some(extension) = readers.lease.extension() else { return };
-        if let Some(held) = held {
+        let sender = &mut session.dialect;
+        let reads = match &mut sender.way {
+            Way::Read(readers) => {
+                readers.known = true;
+                true
+            }
+            Way::Write(_) => false,
+        };
+        let Some(extension) = sender.lease.extension() else { return };
+        if let Some(held) = held.filter(|_| reads) {
             let until = held.until.max(Some(now + extension + self.timing.read_bound));
             self.sessions.hold(id, Held { until, ..held });
-        } else if let Some(until) = readers.pinned_until.filter(|until| *until < now + extension) {
-            readers.pinned_until = Some(now + extension);
+        } else if let Some(until) = sender.pinned_until.filter(|until| *until < now + extension) {
+            sender.pinned_until = Some(now + extension);
             self.leases.remove(&(until, id));
             self.leases.insert((now + extension, id));
         }
@@ -158,10 +161,9 @@ impl Producer {
 
     /// Fails the sessions whose leases are over.
     pub(super) fn expire_leases(&mut self, cx: &mut Context) {
-        while let Some(lease) = self.leases.first().copied().filter(|(until, _)| *until <= cx.now) {
-            self.leases.remove(&lease);
-            cx.tell(lease.1, || KvWhat::LeaseExpired);
-            self.fail(cx, lease.1, Cause::LeaseExpired);
+        while let Some((_, session)) = self.leases.first().copied().filter(|(until, _)| *until <= cx.now) {
+            cx.tell(session, || KvWhat::LeaseExpired);
+            self.fail(cx, session, Cause::LeaseExpired);
         }
     }
 }

@@ -2,16 +2,30 @@
 //! writes the KV into the engine's memory (push).
 //!
 //! ```text
-//! pull: open ─▶ WaitingForInput ─ send ─▶ Transferring ─ complete ─▶ the lease runs; heartbeats extend the lease
-//!         every reader has notified this worker      ─▶ Success, pages back
-//!         the lease or the deadline is over, or abort ─▶ Failed; pages back after `read_bound`
+//! both: open ─▶ WaitingForInput ─ send ─▶ Transferring ─ complete ─▶ the lease runs; heartbeats extend the lease
+//! pull: every reader has notified this worker      ─▶ Success, pages back
+//!       the lease or the deadline is over, or abort ─▶ Failed; pages back after `read_bound`
+//! push: a receiver has registered: no lease; what is final is written
+//!       everything is written                       ─▶ Success, pages back
+//!       a write, the lease or the deadline failed, or abort ─▶ Failed; pages back when the writes have ended
 //! ```
 //!
-//! `leases.rs` keeps the leases of pull.
+//! In both modes a session waits for no receiver before it takes pages, as in vLLM: the router may choose the
+//! receiver when the pages are complete.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `leases.rs` | pull: readers; both modes: leases |
+//! | `writing.rs` | push: one session and its receiver |
+//! | `ranks.rs` | push: the ranks of receivers, from an address to a connected agent |
+//! | `registrations.rs` | push: registrations that come before their sender |
 
 mod leases;
+mod ranks;
+mod registrations;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,21 +34,31 @@ use std::time::Duration;
 
 use kv_core::layout::HeldLayers;
 use kv_core::proto::Given;
-use kv_core::trace::KvWhat;
+use kv_core::trace::{Half, KvWhat};
 use kv_core::{
-    AuxIndex, Cause, ChunkId, KvArgs, KvPoll, PageList, Pages, Phase, Quarantine, ReadyEventError,
-    RequestCacheGroups, Room, SessionId, SessionOptions, Time,
+    AuxIndex, Cause, ChunkId, KvArgs, KvPoll, Lease, PageList, Pages, Phase, Quarantine, ReadyEventError,
+    RequestCacheGroups, RequestId, Room, SessionId, SessionOptions, Time, TransferMode,
 };
 
 use super::config::{VllmConfig, VllmTiming};
 use super::context::Context;
-use crate::sessions::{Due, Held, Sessions};
-use leases::Readers;
+use super::gauges::Ignored;
+use super::geometry::CacheError;
+use crate::flows::{Bounds, FlowId, Flows};
+use crate::sessions::{Due, Sessions};
+use leases::{Readers, sane};
+use ranks::{RankNo, Ranks};
+use registrations::Registrations;
+use writing::Writing;
 
 /// All sending sessions of a worker.
 #[derive(Debug)]
 pub(crate) struct Producer {
     timing: VllmTiming,
+    /// What a session does whose options do not say.
+    mode: TransferMode,
+    engine: Arc<str>,
+    tp_size: u32,
     num_pages: u32,
     held_layers: HeldLayers,
     sessions: Sessions<Sender>,
@@ -44,6 +68,13 @@ pub(crate) struct Producer {
     leases: BTreeSet<(Time, SessionId)>,
     /// How many complete pages are pinned for readers.
     pages_leased: usize,
+    /// The open sessions that write, by the base of their requests.
+    bases: BTreeMap<String, SessionId>,
+    registrations: Registrations,
+    ranks: Ranks,
+    flows: Flows,
+    /// The session of each flow.
+    writers: BTreeMap<FlowId, SessionId>,
     /// True once the worker stops.
     stopping: bool,
 }
@@ -54,21 +85,62 @@ struct Sender {
     /// The id by which vLLM engines name the request.
     request: Arc<str>,
     given: Given<PageList>,
-    readers: Readers,
+    lease: Lease,
+    /// Until when the pages are pinned under the lease; `None` until they are complete, and while they have a
+    /// receiver.
+    pinned_until: Option<Time>,
+    way: Way,
+}
+
+/// How the pages of a session get to the vLLM engine.
+#[derive(Debug)]
+enum Way {
+    /// Pull: the engine reads.
+    Read(Readers),
+    /// Push: this worker writes.
+    Write(Writing),
+}
+
+impl Sender {
+    fn has_receiver(&self) -> bool {
+        matches!(&self.way, Way::Write(writing) if writing.has_receiver())
+    }
+
+    fn phase(&self) -> Phase {
+        match &self.way {
+            Way::Read(_) if self.pinned_until.is_some() => Phase::Transfer,
+            Way::Read(_) => Phase::Rendezvous,
+            Way::Write(writing) => writing.phase(),
+        }
+    }
 }
 
 impl Producer {
-    pub(crate) fn new(args: &KvArgs, config: &VllmConfig) -> Producer {
-        Producer {
-            timing: config.timing,
+    pub(crate) fn new(args: &KvArgs, config: &VllmConfig) -> Result<Producer, CacheError> {
+        let (timing, limits) = (config.timing, config.limits);
+        let bounds = Bounds {
+            descriptors: args.max_sge(),
+            bytes: limits.max_post_bytes,
+            in_flight: args.max_inflight(),
+        };
+        Ok(Producer {
+            timing,
+            mode: args.transfer_mode(),
+            engine: args.worker().engine.as_str().into(),
+            tp_size: args.geometry().parallel.tp_size,
             num_pages: args.geometry().num_pages,
             held_layers: HeldLayers::new(args.geometry()),
             sessions: Sessions::default(),
             requests: BTreeMap::new(),
             leases: BTreeSet::new(),
             pages_leased: 0,
+            bases: BTreeMap::new(),
+            registrations: Registrations::new(limits.max_registrations, timing.registration_ttl),
+            ranks: Ranks::new(args, config)?,
+            flows: Flows::new(bounds),
+            writers: BTreeMap::new(),
             stopping: false,
-        }
+        })
     }
 
     /// True if the session is one of these, even if it has ended and its pages are held.
@@ -94,18 +166,31 @@ impl Producer {
     ) {
         let request: Arc<str> = room.to_string().into();
         let patience = options.deadline.unwrap_or(self.timing.session_deadline);
-        let readers = Readers::new(options, receivers, &self.timing);
-        let sender = Sender { request: Arc::clone(&request), given: Given::default(), readers };
+        let lease = sane(options.lease.unwrap_or(Lease::Renewable(self.timing.kv_lease_duration)));
+        let writes = options.mode.unwrap_or(self.mode) == TransferMode::Push;
+        let way = if writes { Way::Write(Writing::default()) } else { Way::Read(Readers::new(receivers)) };
+        let (given, pinned_until) = (Given::default(), None);
+        let sender = Sender { request: Arc::clone(&request), given, lease, pinned_until, way };
         self.sessions.open(session, room.clone(), cx.now, patience, sender);
+        cx.tell(session, || KvWhat::Opened { room: room.clone(), half: Half::Sender });
         if self.stopping {
             return self.fail(cx, session, Cause::WorkerStopped);
         }
-        if self.requests.contains_key(&request) {
-            // The end of the earlier request would be taken for the end of this one.
-            return self.fail(cx, session, Cause::AmbiguousRoom { room: room.clone(), other: room });
+        let base = RequestId::base_of(&request).to_owned();
+        let other = self.bases.get(&base).filter(|_| writes).or_else(|| self.requests.get(&request)).copied();
+        if let Some(other) = other.and_then(|other| self.sessions.any(other)) {
+            // What vLLM tells of the earlier request would be taken for this one.
+            let other = other.room.clone();
+            return self.fail(cx, session, Cause::AmbiguousRoom { room, other });
         }
-        self.requests.insert(request, session);
+        if writes {
+            self.bases.insert(base, session);
+        }
+        self.requests.insert(Arc::clone(&request), session);
         self.sessions.advance(&mut cx.effects, session, KvPoll::WaitingForInput);
+        if let Some(registered) = self.registrations.take(&request).filter(|_| writes) {
+            self.bind(cx, session, registered);
+        }
     }
 
     pub(crate) fn init(
@@ -122,6 +207,8 @@ impl Producer {
         } else if aux.is_some() {
             // vLLM's protocol moves no aux rows.
             self.fail(cx, session, Cause::AuxOneSided { sender: true, receiver: false });
+        } else {
+            self.advance(cx, session);
         }
     }
 
@@ -179,6 +266,7 @@ impl Producer {
         }
         self.sessions.advance(&mut cx.effects, session, KvPoll::Transferring);
         self.pin_if_complete(cx, session);
+        self.advance(cx, session);
     }
 
     /// The ready event of an announcement has failed: the pages may be half computed.
@@ -206,11 +294,18 @@ impl Producer {
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
         let lease = self.leases.first().map(|(at, _)| *at);
-        lease.into_iter().chain(self.sessions.next_due()).min()
+        let others = [self.sessions.next_due(), self.registrations.next_expiry(), self.ranks.next_timeout()];
+        lease.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     pub(crate) fn timeout(&mut self, cx: &mut Context) {
+        while let Some(news) = self.ranks.overdue(cx) {
+            self.take_news(cx, news);
+        }
         self.expire_leases(cx);
+        for _ in 0..self.registrations.expire(cx.now) {
+            cx.ignore(Ignored::NoRoom);
+        }
         while let Some(due) = self.sessions.due(cx.now) {
             match due {
                 Due::Deadline(session) => {
@@ -227,19 +322,27 @@ impl Producer {
     }
 
     fn succeed(&mut self, cx: &mut Context, session: SessionId) {
-        let Some(request) = self.unpin(session) else { return };
+        let Some(request) = self.close(cx, session) else { return };
+        let ranks = self.take_ranks(session);
         self.sessions.succeed(&mut cx.effects, session);
+        self.ranks.leave(cx, session, &ranks);
         self.forget(session, &request);
     }
 
-    /// Ends a session with this cause. The pages stay as long as a reader may read them.
+    /// Ends a session with this cause. The pages stay as long as a reader may read them, or a write is in flight.
     fn fail(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
+        self.cancel_flows(cx, session);
         let (now, read_bound) = (cx.now, self.timing.read_bound);
         let Some(sender) = self.sender(session) else { return };
-        let phase = if sender.readers.is_pinned() { Phase::Transfer } else { Phase::Rendezvous };
-        let held: Option<Held> = sender.readers.held(now, read_bound);
-        let Some(request) = self.unpin(session) else { return };
-        self.sessions.fail(&mut cx.effects, session, (None, phase, cause), held);
+        let phase = sender.phase();
+        let (peer, held) = match &sender.way {
+            Way::Read(readers) => (None, readers.held(sender.pinned_until, now, read_bound)),
+            Way::Write(writing) => (writing.peer(), writing.held()),
+        };
+        let Some(request) = self.close(cx, session) else { return };
+        let ranks = self.take_ranks(session);
+        self.sessions.fail(&mut cx.effects, session, (peer, phase, cause), held);
+        self.ranks.leave(cx, session, &ranks);
         self.forget(session, &request);
     }
 
@@ -247,8 +350,32 @@ impl Producer {
     fn free(&mut self, cx: &mut Context, session: SessionId) {
         let Some(ended) = self.sessions.any(session) else { return };
         let request = Arc::clone(&ended.dialect.request);
+        let ranks = self.take_ranks(session);
         self.sessions.free(&mut cx.effects, session);
+        self.ranks.leave(cx, session, &ranks);
         self.forget(session, &request);
+    }
+
+    /// Ends the lease of a session that ends, and what waits for the session. Returns the session's request.
+    fn close(&mut self, cx: &mut Context, session: SessionId) -> Option<Arc<str>> {
+        self.unpin(session);
+        let sender = self.sender(session)?;
+        let request = Arc::clone(&sender.request);
+        let Way::Write(writing) = &sender.way else { return Some(request) };
+        let (receiver, base) = (writing.receiver_id(), RequestId::base_of(&request));
+        if self.bases.get(base) == Some(&session) {
+            self.bases.remove(base);
+            self.registrations.end(cx.now, base, receiver);
+        }
+        Some(request)
+    }
+
+    /// The ranks that a session does not need any more: all of them, once no write is in flight.
+    fn take_ranks(&mut self, session: SessionId) -> Vec<RankNo> {
+        match self.sessions.any(session).map(|session| &mut session.dialect.way) {
+            Some(Way::Write(writing)) if writing.held().is_none() => writing.take_ranks(),
+            _ => Vec::new(),
+        }
     }
 
     /// Forgets the request of a session that is no more.

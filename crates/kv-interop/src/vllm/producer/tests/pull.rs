@@ -6,7 +6,7 @@ use kv_core::machine::Machine;
 use kv_core::proto::Command;
 use kv_core::{
     AuxIndex, Cause, ChunkId, FinalLayers, KvPoll, Lease, PageList, PagePool, PagesError, QuarantineReason,
-    RequestCacheGroups, SessionId, SessionOptions,
+    RequestCacheGroups, SessionId, SessionOptions, TransferMode,
 };
 
 use crate::vllm::gauges::Ignored;
@@ -86,7 +86,8 @@ fn the_pages_wait_for_as_many_agents_as_a_message_names() {
 fn the_scheduler_may_demand_more_readers_than_a_message_names() {
     let mut rig = rig();
     let session = SessionId(1);
-    let (room, options) = (kv_core::Room::request("r").unwrap(), Box::default());
+    let options = SessionOptions::default().with(|options| options.mode = Some(TransferMode::Pull));
+    let (room, options) = (kv_core::Room::request("r").unwrap(), Box::new(options));
     rig.command(Command::OpenSender { session, room, receivers: 2, options });
     rig.announce(session, 1);
     rig.send(session, &[1]);

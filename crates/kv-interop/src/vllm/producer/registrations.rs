@@ -1,0 +1,202 @@
+//! Registrations of vLLM receivers that have come before their sender was opened.
+//!
+//! vLLM's engines add a suffix of their own to the id of a request, so the two sides are compared without
+//! suffixes: by the *base* of the id. A second attempt of a client has the base of the first one, and nothing in
+//! a registration says for which attempt the registration is. The rules that keep an attempt's KV from the
+//! receiver of another attempt:
+//!
+//! - Of several registrations with one base, the newest counts.
+//! - A registration is for the sender that is open when the registration comes, or for the next sender that is
+//!   opened before the registration expires. The heartbeats of its receiver renew a registration.
+//! - When a sender ends, every registration of its base is dropped, and the receiver's id of the request is
+//!   remembered: other ranks of the receiver may register late, and are not kept for the next sender.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kv_core::{RequestId, Time};
+
+use crate::vllm::notification::PushRegistration;
+
+/// A registration, and the agent that sent it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Registered {
+    pub(super) agent: String,
+    pub(super) registration: PushRegistration,
+}
+
+/// Registrations that wait for a sender, and receivers whose sender has ended.
+#[derive(Debug)]
+pub(super) struct Registrations {
+    waiting: Expiring<Registered>,
+    /// The receivers' ids of requests that have been served, or whose sender has failed.
+    over: Expiring<()>,
+    ttl: Duration,
+}
+
+impl Registrations {
+    pub(super) fn new(limit: usize, ttl: Duration) -> Registrations {
+        Registrations { waiting: Expiring::new(limit), over: Expiring::new(limit), ttl }
+    }
+
+    /// Keeps a registration for the next sender. False if another registration had to go, for lack of room.
+    pub(super) fn keep(&mut self, now: Time, registered: Registered) -> bool {
+        let base = RequestId::base_of(&registered.registration.request_id).to_owned();
+        self.waiting.insert(base, now + self.ttl, registered)
+    }
+
+    /// The registration for a request, which does not wait any more.
+    pub(super) fn take(&mut self, request: &str) -> Option<Registered> {
+        self.waiting.remove(RequestId::base_of(request))
+    }
+
+    /// The receiver of a request still waits.
+    pub(super) fn renew(&mut self, now: Time, request: &str) {
+        self.waiting.extend(RequestId::base_of(request), now + self.ttl);
+    }
+
+    /// The sender of a request has ended: nothing is kept for the next sender of the request.
+    pub(super) fn end(&mut self, now: Time, request: &str, receiver: Option<String>) {
+        let waiting = self.take(request).map(|registered| registered.registration.request_id);
+        for receiver in receiver.into_iter().chain(waiting) {
+            self.note_over(now, receiver);
+        }
+    }
+
+    /// This receiver's request is served by no sender any more.
+    pub(super) fn note_over(&mut self, now: Time, receiver: String) {
+        self.over.insert(receiver, now + self.ttl, ());
+    }
+
+    /// True if the sender that this receiver's request was for has ended.
+    pub(super) fn is_over(&self, receiver: &str) -> bool {
+        self.over.entries.contains_key(receiver)
+    }
+
+    /// Forgets what has expired. Returns how many registrations found no sender.
+    pub(super) fn expire(&mut self, now: Time) -> usize {
+        self.over.expire(now);
+        self.waiting.expire(now)
+    }
+
+    pub(super) fn next_expiry(&self) -> Option<Time> {
+        let first = |ends: &BTreeSet<(Time, String)>| ends.first().map(|(at, _)| *at);
+        first(&self.waiting.ends).into_iter().chain(first(&self.over.ends)).min()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.waiting.entries.len(), self.over.entries.len())
+    }
+}
+
+/// A bounded table whose entries expire.
+#[derive(Debug)]
+struct Expiring<V> {
+    entries: BTreeMap<String, (Time, V)>,
+    ends: BTreeSet<(Time, String)>,
+    limit: usize,
+}
+
+impl<V> Expiring<V> {
+    fn new(limit: usize) -> Expiring<V> {
+        Expiring { entries: BTreeMap::new(), ends: BTreeSet::new(), limit: limit.max(1) }
+    }
+
+    /// Puts an entry in, in the place of the entry with the same key. False if the entry that would have expired
+    /// first had to go.
+    fn insert(&mut self, key: String, until: Time, value: V) -> bool {
+        self.remove(&key);
+        let full = self.entries.len() >= self.limit;
+        if full && let Some((_, first)) = self.ends.pop_first() {
+            self.entries.remove(&first);
+        }
+        self.ends.insert((until, key.clone()));
+        self.entries.insert(key, (until, value));
+        !full
+    }
+
+    fn remove(&mut self, key: &str) -> Option<V> {
+        let (until, value) = self.entries.remove(key)?;
+        self.ends.remove(&(until, key.to_owned()));
+        Some(value)
+    }
+
+    fn extend(&mut self, key: &str, until: Time) {
+        if let Some((before, _)) = self.entries.get_mut(key) {
+            self.ends.remove(&(*before, key.to_owned()));
+            *before = until.max(*before);
+            self.ends.insert((*before, key.to_owned()));
+        }
+    }
+
+    fn expire(&mut self, now: Time) -> usize {
+        let mut expired = 0;
+        while self.ends.first().is_some_and(|(until, _)| *until <= now) {
+            if let Some((_, key)) = self.ends.pop_first() {
+                expired += usize::from(self.entries.remove(&key).is_some());
+            }
+        }
+        expired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vllm::notification::tests::registration;
+    use crate::vllm::rig::{SECOND, at};
+
+    fn of(receiver: &str) -> Registered {
+        let registration = PushRegistration { request_id: receiver.to_owned(), ..registration() };
+        Registered { agent: "d".to_owned(), registration }
+    }
+
+    #[test]
+    fn the_newest_registration_of_a_base_is_taken_once() {
+        let mut waiting = Registrations::new(8, 10 * SECOND);
+        assert!(waiting.keep(at(0), of("r-00000001")));
+        assert!(waiting.keep(at(1), of("r-00000002")));
+        assert!(waiting.keep(at(1), of("other")));
+        assert_eq!(waiting.len(), (2, 0));
+        assert_eq!(waiting.take("r-ffffffff"), Some(of("r-00000002")));
+        assert_eq!((waiting.take("r-ffffffff"), waiting.take("r")), (None, None));
+        assert_eq!(waiting.take("other-12345678"), Some(of("other")));
+    }
+
+    #[test]
+    fn a_registration_expires_unless_its_receiver_sends_heartbeats() {
+        let mut waiting = Registrations::new(8, 10 * SECOND);
+        waiting.keep(at(0), of("a"));
+        waiting.keep(at(0), of("b"));
+        waiting.renew(at(5), "a-00000001");
+        waiting.renew(at(3), "a");
+        assert_eq!(waiting.next_expiry(), Some(at(10)));
+        assert_eq!((waiting.expire(at(9)), waiting.expire(at(10))), (0, 1));
+        assert_eq!(waiting.next_expiry(), Some(at(15)));
+        assert_eq!(waiting.expire(at(15)), 1);
+        assert_eq!((waiting.next_expiry(), waiting.len()), (None, (0, 0)));
+    }
+
+    #[test]
+    fn a_full_table_forgets_what_would_expire_first() {
+        let mut waiting = Registrations::new(2, 10 * SECOND);
+        waiting.keep(at(0), of("a"));
+        waiting.keep(at(1), of("b"));
+        assert!(!waiting.keep(at(2), of("c")));
+        assert_eq!((waiting.take("a"), waiting.len().0), (None, 2));
+        assert!(waiting.keep(at(2), of("c-00000009")), "the same base takes the place of the first");
+    }
+
+    #[test]
+    fn nothing_of_an_ended_request_is_kept_and_its_receivers_are_known_for_a_while() {
+        let mut waiting = Registrations::new(8, 10 * SECOND);
+        waiting.keep(at(0), of("r-00000002"));
+        waiting.end(at(1), "r-ffffffff", Some("r-00000001".to_owned()));
+        assert!(waiting.is_over("r-00000001") && waiting.is_over("r-00000002") && !waiting.is_over("r"));
+        assert_eq!(waiting.take("r"), None);
+        waiting.expire(at(11));
+        assert!(!waiting.is_over("r-00000001"));
+        assert_eq!(waiting.len(), (0, 0));
+    }
+}
