@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`message`] | what a machine and its transport say to each other |
 //! | [`vllm`] | vLLM's dialect |
+//! | [`sglang`] | SGLang's protocol, as prefill and as decode side |
 //! | [`agents`](Agents) | what the data transport must do with foreign NIXL agents |
 //! | [`transport`](InteropTransport) | NIXL agents and side channels as one transport |
 //! | [`side_channel`](SideChannel) | the server from which vLLM workers fetch the metadata of our ranks |
@@ -30,6 +31,7 @@ mod side_channel;
 mod transport;
 mod zmtp;
 pub mod vllm;
+pub mod sglang;
 
 pub use agents::Agents;
 pub use channels::{ChannelConfig, ChannelCounts, ChannelError, ChannelGauges};

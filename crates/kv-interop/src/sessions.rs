@@ -146,8 +146,8 @@ impl<S> Sessions<S> {
         let Some(session) = self.live(id) else { return };
         session.status = if error.is_some() { KvPoll::Failed } else { KvPoll::Success };
         let deadline = session.deadline;
-        let lends = session.lent.iter().any(|resource| !resource.amounts().is_empty());
-        let held = held.filter(|_| lends);
+        // A request without pages may still have an aux row.
+        let held = held.filter(|_| !session.lent.is_empty());
         session.held.clone_from(&held);
         self.timers.remove(&(deadline, id));
         effects.end(id, error);

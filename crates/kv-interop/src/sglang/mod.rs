@@ -1,0 +1,16 @@
+//! SGLang's protocol: what its workers push to each other's sockets, and the machine that speaks with them.
+
+mod aux_rows;
+mod cache;
+mod codec;
+mod config;
+mod machine;
+mod rank;
+mod ranks;
+mod receiver;
+#[cfg(test)]
+mod tests;
+
+pub use aux_rows::{AUX_ITEM_LENS, AuxBuffers, AuxRooms, room_of_row, write_room};
+pub use config::{SglangConfig, SglangConfigError, SglangLimits, SglangTiming};
+pub use machine::{SglangCounters, SglangMachine};
