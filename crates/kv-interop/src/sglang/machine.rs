@@ -3,11 +3,12 @@
 use kv_core::machine::{Input, Machine, Output};
 use kv_core::proto::{Command, Resource};
 use kv_core::trace::KvWhat;
-use kv_core::{KvArgs, KvPoll, Quarantine, SessionId, Time, TransferError};
+use kv_core::{Cause, KvArgs, KvPoll, Quarantine, Time, TransferError};
 
 use super::codec::{Registration, SglangMessage};
 use super::config::{SglangConfig, SglangConfigError};
 use super::receiver::Receiving;
+use super::sender::Sending;
 use crate::effects::Effects;
 use crate::message::Incoming;
 
@@ -27,10 +28,20 @@ use crate::message::Incoming;
 ///   or is proven dead. SGLang's prefill rank acknowledges no abort after a write that NIXL refused; such pages
 ///   stay in quarantine until that process has ended.
 /// - SGLang's prefill engine does not tell when its scheduler aborts a request: the deadline ends the session.
+///
+/// # As the prefill side
+///
+/// - The scheduler gives all pages of a request, as with the native protocol; the pages of the decode rank's
+///   prefix are not written.
+/// - Every sender needs an aux row, in which the server has written the room ([`write_room`](super::write_room)).
+/// - A chunk is written when all its layers are final.
+/// - A decode rank is told of a success or a failure, and its abort is acknowledged, once no post of this worker
+///   writes for the request any more.
 pub struct SglangMachine {
     now: Time,
     effects: Effects,
     receiving: Receiving,
+    sending: Sending,
     counters: SglangCounters,
 }
 
@@ -72,6 +83,7 @@ impl SglangMachine {
         Ok(SglangMachine {
             now: Time::ZERO,
             effects: Effects::default(),
+            sending: Sending::new(cache.clone(), args, (timing, limits)),
             receiving: Receiving::new(cache, registration, aux_rooms, (timing, limits), seed),
             counters: SglangCounters::default(),
         })
@@ -91,12 +103,40 @@ impl SglangMachine {
             Command::InitReceiver { session, pages, aux } => {
                 self.receiving.init(effects, now, session, (pages, aux));
             }
-            Command::Abort { session } => self.receiving.abort(effects, now, session),
-            Command::Shutdown => self.receiving.shut_down(effects, now),
+            Command::OpenSender { session, room, receivers, options } => {
+                self.sending.open(effects, now, (session, room, receivers), &options);
+            }
+            Command::InitSender { session, num_pages, aux } => {
+                self.sending.init(effects, session, (num_pages, aux));
+            }
+            Command::BeginChunk { session, chunk } => {
+                self.sending.begin(effects, session, chunk);
+            }
+            Command::Send { session, chunk } => {
+                if let Some(chunk) = self.sending.begin(effects, session, chunk) {
+                    self.sending.finish(effects, session, (chunk, None));
+                }
+            }
+            Command::LayersFinal { session, layers } => {
+                self.sending.finish(effects, session, (layers.chunk, layers.layers));
+            }
+            Command::ReadyEventFailed { session, chunk, error } => {
+                self.sending.not_ready(effects, session, Cause::ReadyEvent { chunk, error });
+            }
+            Command::Abort { session } => {
+                self.receiving.abort(effects, now, session);
+                self.sending.abort(effects, session);
+            }
+            Command::Shutdown => {
+                self.receiving.shut_down(effects, now);
+                self.sending.shut_down(effects);
+            }
+            Command::RequestCacheGroups { session, groups } if self.sending.knows(session) => {
+                self.sending.refuse_groups(effects, (session, groups));
+            }
             Command::RequestCacheGroups { session, groups } => {
                 self.receiving.refuse_groups(effects, now, (session, groups));
             }
-            _ => {}
         }
     }
 
@@ -110,7 +150,9 @@ impl SglangMachine {
         let expected = match message {
             Some(SglangMessage::Status(status)) => self.receiving.told(effects, now, status),
             Some(SglangMessage::AbortAck(ack)) => self.receiving.stopped(effects, now, &ack),
-            Some(_) => false,
+            Some(SglangMessage::Registration(registration)) => self.sending.register(effects, *registration),
+            Some(SglangMessage::Request(request)) => self.sending.request(effects, now, request),
+            Some(SglangMessage::Abort(abort)) => self.sending.aborted(effects, &abort),
             None => {
                 self.counters.malformed += 1;
                 return;
@@ -137,18 +179,24 @@ impl Machine for SglangMachine {
             Input::Frame { frame, .. } => self.arrived(&frame),
             Input::Connected { peer, .. } => self.receiving.connected(effects, now, peer),
             Input::ConnectFailed { peer, error } => {
-                self.receiving.connect_failed(effects, now, peer, &error);
+                if !self.sending.connect_failed(effects, peer, &error) {
+                    self.receiving.connect_failed(effects, now, peer, &error);
+                }
             }
             Input::PeerGone { peer, end } => {
-                self.receiving.gone(effects, now, (peer, end));
+                if !self.sending.gone(effects, (peer, end)) {
+                    self.receiving.gone(effects, now, (peer, end));
+                }
             }
             Input::Found { lookup, ranks } => self.receiving.found(effects, now, lookup, ranks),
             Input::LookupFailed { lookup, error } => {
                 self.receiving.lookup_failed(effects, now, lookup, &error);
             }
-            Input::Posted { .. } | Input::Revoked { .. } | Input::Timeout => {}
+            Input::Posted { post, result } => self.sending.posted(effects, post, result),
+            Input::Revoked { .. } | Input::Timeout => {}
         }
         self.receiving.tick(&mut self.effects, now);
+        self.sending.tick(&mut self.effects, now);
     }
 
     fn poll_output(&mut self) -> Option<Output<KvPoll, Resource, TransferError>> {
@@ -156,10 +204,11 @@ impl Machine for SglangMachine {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        self.receiving.next_due()
+        [self.receiving.next_due(), self.sending.next_due()].into_iter().flatten().min()
     }
 
     fn quarantine(&self) -> Vec<Quarantine> {
-        self.receiving.quarantine(self.now)
+        let all = self.receiving.quarantine(self.now).into_iter().chain(self.sending.quarantine(self.now));
+        Quarantine::gather(all, |a, b| a.saturating_add(b))
     }
 }

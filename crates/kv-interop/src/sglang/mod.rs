@@ -8,6 +8,7 @@ mod machine;
 mod rank;
 mod ranks;
 mod receiver;
+mod sender;
 #[cfg(test)]
 mod tests;
 

@@ -32,6 +32,7 @@ use crate::effects::Effects;
 use crate::sessions::{Due, Sessions};
 use finding::Finder;
 use prefills::Prefills;
+pub(super) use prefills::host_port;
 use session::Receive;
 
 /// The receiving sessions of a machine.
@@ -73,11 +74,6 @@ impl Receiving {
             generation: seed >> 1,
             stopping: false,
         }
-    }
-
-    /// True if the session is one of this half of the machine.
-    pub(super) fn knows(&mut self, session: SessionId) -> bool {
-        self.sessions.any(session).is_some()
     }
 
     /// Does what time brings.
