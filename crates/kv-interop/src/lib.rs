@@ -27,11 +27,11 @@ mod flows;
 pub mod fuzz;
 pub mod message;
 mod sessions;
+pub mod sglang;
 mod side_channel;
 mod transport;
-mod zmtp;
 pub mod vllm;
-pub mod sglang;
+mod zmtp;
 
 pub use agents::Agents;
 pub use channels::{ChannelConfig, ChannelCounts, ChannelError, ChannelGauges};
