@@ -53,7 +53,7 @@ impl<P> Pool<P> {
                 }
             }
         }
-        while let Some((addr, found)) = self.resolver.next() {
+        while let Some((addr, found)) = self.resolver.next_answer() {
             if let Some(endpoint) = self.by_addr.get(&addr).and_then(|key| self.endpoints.get_mut(*key)) {
                 endpoint.resolved(now, &self.config, found, outcomes);
             }

@@ -67,7 +67,7 @@ impl Resolver {
         Resolver { waker: Arc::new(waker), sender, receiver, running: BTreeSet::new() }
     }
 
-    /// Starts to resolve a name. The answer comes out of [`Resolver::next`]. If too many names are being
+    /// Starts to resolve a name. The answer comes out of [`Resolver::next_answer`]. If too many names are being
     /// resolved, nothing happens: the caller asks again when one of their answers has come.
     pub fn start(&mut self, addr: &str, target: &Target) {
         if self.running.len() >= MAX_THREADS || !self.running.insert(addr.to_owned()) {
@@ -91,7 +91,7 @@ impl Resolver {
     }
 
     /// The next answer of a thread, if one has come.
-    pub fn next(&mut self) -> Option<Resolved> {
+    pub fn next_answer(&mut self) -> Option<Resolved> {
         let resolved = self.receiver.try_recv().ok()?;
         self.running.remove(&resolved.0);
         Some(resolved)

@@ -208,7 +208,7 @@ impl Channels {
 
     /// Passes the resolver's answers to the clients that wait for them.
     fn take_addresses(&mut self, now: Instant, events: &mut Vec<Event>) {
-        while let Some((name, found)) = self.resolver.next() {
+        while let Some((name, found)) = self.resolver.next_answer() {
             let found = found.unwrap_or_default();
             // An answer makes room for another name.
             let resolving = |client: &Client| client.resolving().map(|addr| *addr == *name);
