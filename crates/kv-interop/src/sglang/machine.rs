@@ -5,6 +5,7 @@ use kv_core::proto::{Command, Resource};
 use kv_core::trace::KvWhat;
 use kv_core::{Cause, KvArgs, KvPoll, Quarantine, Time, TransferError};
 
+use super::cache::OurCache;
 use super::codec::{Registration, SglangMessage};
 use super::config::{SglangConfig, SglangConfigError};
 use super::receiver::Receiving;
@@ -59,6 +60,11 @@ impl SglangMachine {
     /// The machine of a worker. Fails if SGLang's protocol cannot express the worker's cache.
     pub fn new(args: &KvArgs, config: SglangConfig) -> Result<SglangMachine, SglangConfigError> {
         let cache = config.check(args)?;
+        Ok(SglangMachine::of(args, config, cache))
+    }
+
+    /// The machine of a worker whose cache was checked.
+    pub(super) fn of(args: &KvArgs, config: SglangConfig, cache: OurCache) -> SglangMachine {
         let SglangConfig { agent, metadata, pull: (ip, port), aux_rooms, timing, limits, seed, .. } = config;
         let kv = || cache.order.iter().filter_map(|at| cache.regions.get(*at));
         let parallel = cache.geometry.parallel;
@@ -80,13 +86,13 @@ impl SglangMachine {
             dcp_size: 1,
             dcp_rank: 0,
         };
-        Ok(SglangMachine {
+        SglangMachine {
             now: Time::ZERO,
             effects: Effects::default(),
             sending: Sending::new(cache.clone(), args, (timing, limits)),
             receiving: Receiving::new(cache, registration, aux_rooms, (timing, limits), seed),
             counters: SglangCounters::default(),
-        })
+        }
     }
 
     /// What the machine has dropped so far.

@@ -5,13 +5,14 @@ mod cache;
 mod codec;
 mod config;
 mod machine;
-mod rank;
 mod ranks;
 mod receiver;
 mod sender;
+mod start;
 #[cfg(test)]
 mod tests;
 
 pub use aux_rows::{AUX_ITEM_LENS, AuxBuffers, AuxRooms, room_of_row, write_room};
 pub use config::{SglangConfig, SglangConfigError, SglangLimits, SglangTiming};
 pub use machine::{SglangCounters, SglangMachine};
+pub use start::{SglangSettings, SglangStartError, start};

@@ -10,7 +10,8 @@ use crate::regions::place::Place;
 pub struct ForeignRegion {
     /// The address of the first byte, in the agent's process.
     pub addr: u64,
-    /// Length in bytes. The agent must have registered the whole range in one piece.
+    /// Length in bytes, or [`REST`](ForeignRegion::REST). The agent must have registered the whole range in one
+    /// piece.
     pub len: u64,
     /// Bytes from the beginning of an item (a page of a layer, say) to the beginning of the next item:
     /// descriptors of single items are cheaper. 0 if there are no items.
@@ -22,6 +23,10 @@ pub struct ForeignRegion {
 }
 
 impl ForeignRegion {
+    /// The length of a region that reaches to the end of the registration in which `addr` lies: for peers that do
+    /// not tell lengths.
+    pub const REST: u64 = u64::MAX;
+
     pub(crate) fn of(place: &Place) -> ForeignRegion {
         let Place { addr, len, item_len, kind, device } = *place;
         ForeignRegion { addr, len, item_len, memory: kind, device }

@@ -48,6 +48,7 @@ pub(crate) fn places(
         let (got, max) = (regions.len(), MAX_REGIONS);
         return Err(ForeignError::Size { field: "regions.len", got, min: 0, max });
     }
+    let regions: Vec<ForeignRegion> = regions.iter().map(|region| measured(registered, *region)).collect();
     let ranges: Vec<Registered> = regions.iter().map(Registered::of).collect();
     if let Some(region) = first_outside(registered, &ranges, || {})
         && let Some(&ForeignRegion { addr, len, memory, device, .. }) = regions.get(region)
@@ -55,6 +56,16 @@ pub(crate) fn places(
         return Err(ForeignError::Region { region, memory, device, addr, len });
     }
     Ok(regions.iter().map(ForeignRegion::place).collect())
+}
+
+/// The region with a length, if it has none: up to the end of the registration in which the region begins.
+fn measured(registered: &[Registered], region: ForeignRegion) -> ForeignRegion {
+    if region.len != ForeignRegion::REST {
+        return region;
+    }
+    let byte = Registered { len: 1, ..Registered::of(&region) };
+    let end = registered.iter().filter(|range| range.covers(&byte)).map(Registered::end).max();
+    ForeignRegion { len: end.map_or(0, |end| end - region.addr), ..region }
 }
 
 /// The first of these ranges that has no bytes, or is inside none of the registered ranges. Both lists come
@@ -101,6 +112,22 @@ mod tests {
     fn naive(registered: &[Registered], ranges: &[Registered]) -> Option<usize> {
         let inside = |range: &Registered| range.len > 0 && registered.iter().any(|one| one.covers(range));
         ranges.iter().position(|range| !inside(range))
+    }
+
+    #[test]
+    fn a_region_without_a_length_reaches_to_the_end_of_its_registration() {
+        let registered = [range(MemoryKind::Dram, 0, 1000, 640), range(MemoryKind::Dram, 0, 1640, 640)];
+        let region = |addr| ForeignRegion {
+            addr,
+            len: ForeignRegion::REST,
+            item_len: 64,
+            memory: MemoryKind::Dram,
+            device: 0,
+        };
+        let lens = places(&registered, &[region(1000), region(1704)]).unwrap();
+        assert_eq!(lens.iter().map(|place| place.len).collect::<Vec<_>>(), [640, 576]);
+        let outside = places(&registered, &[region(1000), region(2280)]).unwrap_err();
+        assert!(matches!(outside, ForeignError::Region { region: 1, .. }), "{outside}");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The prefill engine that a lookup has found: whether its cache fits, and which of its ranks serve this worker.
 
+use kv_bootstrap::SglangRank;
 use kv_core::{BootstrapError, Cause, Incarnation, Mismatch, RankRecord, WorkerId};
 
 use crate::sglang::cache::OurCache;
-use crate::sglang::rank::Rank;
 use crate::sglang::ranks::{Targets, mismatch, unique_rank};
 
 /// One life of a prefill rank, by its address.
@@ -27,18 +27,16 @@ pub(crate) struct Serving {
 
 /// The prefill ranks that serve this worker, and how many decode ranks register with each of them. Fails if the
 /// engine's cache does not fit, or if a rank is missing.
-pub(super) fn serving(
-    ours: &OurCache,
-    records: &[RankRecord],
-    replica_given: bool,
-) -> Result<(Vec<Serving>, u32), Cause> {
+pub(super) fn serving(ours: &OurCache, records: &[RankRecord]) -> Result<(Vec<Serving>, u32), Cause> {
     let first = records.first().ok_or(Cause::Bootstrap(BootstrapError::UnknownRank))?;
     let targets = Targets::new(&ours.geometry.parallel, &first.parallel, ours.latent);
     let targets = targets.map_err(Cause::Incompatible)?;
     let mut serving = Vec::new();
     for record in records {
-        let rank = Rank::of(record)?;
-        check(ours, &rank, replica_given).map_err(Cause::Incompatible)?;
+        let rank = SglangRank::of(record).ok_or(Cause::Bootstrap(BootstrapError::UnknownRank))?;
+        let malformed = |_| Cause::Bootstrap(BootstrapError::Malformed("the sglang offer of a rank"));
+        let rank = rank.map_err(malformed)?;
+        check(ours, &rank).map_err(Cause::Incompatible)?;
         let Some(dummy) = targets.role_of(&rank.parallel) else { continue };
         let place = Place { ip: rank.rank_ip, port: rank.rank_port, incarnation: record.incarnation };
         let (worker, unique) = (record.worker.clone(), unique_rank(&rank.parallel));
@@ -51,7 +49,7 @@ pub(super) fn serving(
     Ok((serving, targets.required))
 }
 
-fn check(ours: &OurCache, rank: &Rank, replica_given: bool) -> Result<(), Mismatch> {
+fn check(ours: &OurCache, rank: &SglangRank) -> Result<(), Mismatch> {
     let page_size = u64::from(ours.geometry.page_size);
     if rank.page_size != page_size {
         return Err(mismatch("page_size (--page-size)", page_size, rank.page_size));
@@ -64,22 +62,20 @@ fn check(ours: &OurCache, rank: &Rank, replica_given: bool) -> Result<(), Mismat
     {
         return Err(mismatch("kv_layout", here, there));
     }
+    if let Some(layout) = &rank.dsv41_spec_layout {
+        return Err(mismatch("dsv41_spec_layout", "none", layout));
+    }
     for (field, set) in [
-        ("enable_kv_cache_sharding (--enable-kv-cache-sharding)", rank.enable_kv_cache_sharding),
-        ("enable_dsa_cache_layer_split", rank.enable_dsa_cache_layer_split),
+        ("enable_kv_cache_sharding (--enable-kv-cache-sharding)", rank.kv_cache_sharding),
+        ("enable_dsa_cache_layer_split", rank.dsa_cache_layer_split),
     ] {
-        if set == Some(true) {
+        if set {
             return Err(mismatch(field, false, true));
         }
     }
-    if let Some(policy) = rank.decode_allocation_policy.as_ref().filter(|policy| *policy != "early") {
+    if rank.decode_allocation_policy != "early" {
         let field = "decode_allocation_policy (--disaggregation-decode-allocation-policy)";
-        return Err(mismatch(field, "early", policy));
-    }
-    let method = rank.load_balance_method.as_deref().unwrap_or("follow_bootstrap_room");
-    if rank.parallel.dp_size > 1 && !replica_given && method != "follow_bootstrap_room" {
-        let ours = "follow_bootstrap_room, or prefill_dp_rank in the session's options";
-        return Err(mismatch("load_balance_method (--load-balance-method)", ours, method));
+        return Err(mismatch(field, "early", &rank.decode_allocation_policy));
     }
     Ok(())
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kv_bootstrap::{SglangQuery, SglangRank};
 use kv_core::machine::Output;
-use kv_core::{BootstrapError, LookupId, RankQuery, RankRecord, Replica, SessionId, Time, WorkerRole};
+use kv_core::{BootstrapError, LookupId, RankRecord, Replica, SessionId, Time};
 
 use crate::effects::Effects;
-use crate::sglang::rank::SERVICE;
 
 /// The addresses that sessions have asked.
 #[derive(Debug, Default)]
@@ -31,8 +31,17 @@ struct Address {
 #[derive(Debug)]
 struct Known {
     until: Time,
-    replicas: u32,
-    ranks: BTreeMap<u32, Vec<RankRecord>>,
+    /// The number of replicas, if the room tells which one serves a request; otherwise each room is asked for.
+    replicas: Option<u32>,
+    ranks: BTreeMap<Replica, Vec<RankRecord>>,
+}
+
+/// The replica by its number, where the number of replicas tells the number.
+fn numbered(replica: Replica, replicas: Option<u32>) -> Replica {
+    match (replica, replicas) {
+        (Replica::Modulo(room), Some(replicas)) => Replica::Rank((room % u64::from(replicas.max(1))) as u32),
+        (replica, _) => replica,
+    }
 }
 
 impl Finder {
@@ -48,14 +57,10 @@ impl Finder {
         address.known.take_if(|known| known.until <= now);
         let mut replica = replica;
         if let Some(known) = &address.known {
-            let number = match replica {
-                Replica::Rank(rank) => rank,
-                Replica::Modulo(number) => (number % u64::from(known.replicas.max(1))) as u32,
-            };
-            if let Some(ranks) = known.ranks.get(&number) {
+            replica = numbered(replica, known.replicas);
+            if let Some(ranks) = known.ranks.get(&replica) {
                 return Some(ranks.clone());
             }
-            replica = Replica::Rank(number);
         }
         address.waiting.push(session);
         if !address.in_flight && address.retry.is_none() {
@@ -70,7 +75,7 @@ impl Finder {
         let Some(address) = self.addresses.get_mut(addr) else { return };
         (address.in_flight, address.retry) = (true, None);
         self.asked.insert(lookup, (addr.to_owned(), replica));
-        let query = RankQuery { role: WorkerRole::Prefill, service: SERVICE.to_owned(), replica };
+        let query = SglangQuery::Ranks(replica).into();
         effects.push(Output::Lookup { lookup, addr: addr.to_owned(), query });
     }
 
@@ -85,17 +90,15 @@ impl Finder {
         let Some((addr, replica)) = self.asked.remove(&lookup) else { return Vec::new() };
         let Some(address) = self.addresses.get_mut(&addr) else { return Vec::new() };
         (address.in_flight, address.error) = (false, None);
-        let replicas = ranks.first().map_or(1, |rank| rank.parallel.dp_size);
-        let number = match replica {
-            Replica::Rank(rank) => rank,
-            Replica::Modulo(number) => (number % u64::from(replicas.max(1))) as u32,
-        };
+        let rank = ranks.first().and_then(SglangRank::of).and_then(Result::ok);
+        let follows = |rank: &SglangRank| rank.follow_bootstrap_room || rank.parallel.dp_size == 1;
+        let replicas = rank.filter(follows).map(|rank| rank.parallel.dp_size);
         let until = now + lifetime;
         let known = address.known.get_or_insert_with(|| Known { until, replicas, ranks: BTreeMap::new() });
         if known.replicas != replicas {
             *known = Known { until, replicas, ranks: BTreeMap::new() };
         }
-        known.ranks.insert(number, ranks);
+        known.ranks.insert(numbered(replica, replicas), ranks);
         std::mem::take(&mut address.waiting)
     }
 

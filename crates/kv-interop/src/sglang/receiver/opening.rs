@@ -27,7 +27,6 @@ impl Receiving {
             room: number,
             addr,
             replica: options.prefill_dp_rank.map_or(Replica::Modulo(number), Replica::Rank),
-            replica_given: options.prefill_dp_rank.is_some(),
             prefix: options.prefix_pages,
             given: None,
             sources: Vec::new(),
@@ -59,9 +58,9 @@ impl Receiving {
     /// Looks for the ranks that serve a session.
     fn find(&mut self, effects: &mut Effects, now: Time, session: SessionId) {
         let Some(receive) = self.sessions.live(session).map(|session| &session.dialect) else { return };
-        let (addr, replica, given) = (receive.addr.clone(), receive.replica, receive.replica_given);
+        let (addr, replica) = (receive.addr.clone(), receive.replica);
         let Some(records) = self.finder.find(effects, now, (session, &addr, replica)) else { return };
-        match serving(&self.cache, &records, given) {
+        match serving(&self.cache, &records) {
             Ok((ranks, required)) => {
                 let new = ranks.iter().filter(|rank| !self.prefills.contains(&rank.place)).count();
                 self.prefills.prune(effects, self.limits.prefill_ranks.saturating_sub(new));

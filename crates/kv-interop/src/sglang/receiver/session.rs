@@ -21,8 +21,6 @@ pub(super) struct Receive {
     pub(super) room: u64,
     pub(super) addr: String,
     pub(super) replica: Replica,
-    /// True if the session's options name the replica.
-    pub(super) replica_given: bool,
     /// How many pages of the request this worker has already.
     pub(super) prefix: usize,
     pub(super) given: Option<Given>,

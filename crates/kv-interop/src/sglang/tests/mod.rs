@@ -2,6 +2,7 @@
 
 mod receiving;
 mod refusals;
+mod sending;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,8 +13,8 @@ use kv_core::machine::{Input, Machine, Output, SessionResource};
 use kv_core::proto::{Command, Resource};
 use kv_core::{
     AuxIndex, Directions, Incarnation, KvArgs, KvPoll, LookupId, PageList, PagePool, Pages, Parallel, PeerId,
-    Quarantine, RankQuery, RankRecord, Region, RegionRole, Room, ServiceOffer, SessionId, SessionOptions,
-    Time, TransferError, WayEnd, WorkerId, WorkerRole, WriteFence,
+    Post, PostId, Quarantine, RankQuery, RankRecord, Region, RegionRole, Room, ServiceOffer, SessionId,
+    SessionOptions, Time, TransferError, WayEnd, WorkerId, WorkerRole, WriteFence,
 };
 
 use super::*;
@@ -37,6 +38,9 @@ struct Rig {
     said: Vec<(PeerId, Vec<String>)>,
     lookups: Vec<(LookupId, RankQuery)>,
     disconnected: Vec<PeerId>,
+    posts: Vec<(PeerId, Post)>,
+    cancelled: Vec<PostId>,
+    permits: Vec<PeerId>,
     /// What each session was told, and how many pages came back.
     states: BTreeMap<SessionId, Vec<KvPoll>>,
     failures: BTreeMap<SessionId, TransferError>,
@@ -80,6 +84,9 @@ impl Rig {
             said: Vec::new(),
             lookups: Vec::new(),
             disconnected: Vec::new(),
+            posts: Vec::new(),
+            cancelled: Vec::new(),
+            permits: Vec::new(),
             states: BTreeMap::new(),
             failures: BTreeMap::new(),
             back: BTreeMap::new(),
@@ -111,6 +118,12 @@ impl Rig {
                     *self.back.entry(session).or_default() += pages;
                     let Resource::Pages(pages) = resource else { continue };
                     self.pool.release(pages).unwrap();
+                }
+                Output::Post { peer, post } => self.posts.push((peer, post)),
+                Output::Cancel { post } => self.cancelled.push(post),
+                Output::Permit { peer, until } => {
+                    assert_eq!(until, Time::MAX);
+                    self.permits.push(peer);
                 }
                 other => panic!("{other:?}"),
             }
