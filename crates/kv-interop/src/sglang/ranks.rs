@@ -23,7 +23,8 @@ impl Targets {
         if here.max(there) % here.min(there) != 0 {
             return Err(mismatch("attn_tp_size (--tp-size)", here, there));
         }
-        if ours.pp_size != theirs.pp_size && ours.pp_size > 1 {
+        // SGLang pairs the regions of stages with those of a whole model only where regions hold latents.
+        if ours.pp_size != theirs.pp_size && (ours.pp_size > 1 || !latent) {
             return Err(mismatch("pp_size (--pp-size)", ours.pp_size, theirs.pp_size));
         }
         let rank = ours.tp_rank % here;
@@ -86,10 +87,12 @@ mod tests {
         assert_eq!(targets((1, 0), 2, true), (vec![0, 1], 1, Some(0)), "rank 1 is a dummy");
         let refused = Targets::new(&place(2, 0, 1), &place(3, 0, 1), false).unwrap_err();
         assert_eq!(refused, mismatch("attn_tp_size (--tp-size)", 2, 3));
-        let stages = Targets::new(&place(1, 0, 1), &place(1, 0, 3), false).unwrap();
+        let stages = Targets::new(&place(1, 0, 1), &place(1, 0, 3), true).unwrap();
         assert_eq!((stages.pp.clone(), stages.count()), (vec![2, 1, 0], 3));
-        let refused = Targets::new(&place(1, 0, 2), &place(1, 0, 3), false).unwrap_err();
-        assert_eq!(refused, mismatch("pp_size (--pp-size)", 2, 3));
+        for (ours, latent) in [(2, true), (1, false)] {
+            let refused = Targets::new(&place(1, 0, ours), &place(1, 0, 3), latent).unwrap_err();
+            assert_eq!(refused, mismatch("pp_size (--pp-size)", ours, 3));
+        }
     }
 
     #[test]

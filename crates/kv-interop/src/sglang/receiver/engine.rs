@@ -1,7 +1,11 @@
 //! The prefill engine that a lookup has found: whether its cache fits, and which of its ranks serve this worker.
+//!
+//! A prefill rank of SGLang stops to serve anybody when a registration does not fit. What a rank tells the bootstrap
+//! server is therefore compared before the rank hears anything. The rank does not tell the number of its layers and
+//! heads: both sides must be configured with the same model.
 
 use kv_bootstrap::SglangRank;
-use kv_core::{BootstrapError, Cause, Incarnation, Mismatch, RankRecord, WorkerId};
+use kv_core::{BootstrapError, Cause, Incarnation, MemoryKind, Mismatch, Parallel, RankRecord, WorkerId};
 
 use crate::sglang::cache::OurCache;
 use crate::sglang::ranks::{Targets, mismatch, unique_rank};
@@ -31,6 +35,7 @@ pub(super) fn serving(ours: &OurCache, records: &[RankRecord]) -> Result<(Vec<Se
     let first = records.first().ok_or(Cause::Bootstrap(BootstrapError::UnknownRank))?;
     let targets = Targets::new(&ours.geometry.parallel, &first.parallel, ours.latent);
     let targets = targets.map_err(Cause::Incompatible)?;
+    check_memory(ours, &first.parallel).map_err(Cause::Incompatible)?;
     let mut serving = Vec::new();
     for record in records {
         let rank = SglangRank::of(record).ok_or(Cause::Bootstrap(BootstrapError::UnknownRank))?;
@@ -47,6 +52,18 @@ pub(super) fn serving(ours: &OurCache, records: &[RankRecord]) -> Result<(Vec<Se
         return Err(Cause::Incompatible(found));
     }
     Ok((serving, targets.required))
+}
+
+/// SGLang cuts heads only for memory of devices.
+fn check_memory(ours: &OurCache, theirs: &Parallel) -> Result<(), Mismatch> {
+    let kv = &ours.geometry.regions[ours.geometry.kv_regions()];
+    let host = kv.iter().any(|region| region.memory != MemoryKind::Vram);
+    let (here, there) = (ours.geometry.parallel.tp_size, theirs.tp_size);
+    if here != there && host && !ours.latent {
+        let theirs = format!("VRAM, where attn_tp_size differs ({here} here, {there} there)");
+        return Err(mismatch("kv_data_mem_kinds", "DRAM", theirs));
+    }
+    Ok(())
 }
 
 fn check(ours: &OurCache, rank: &SglangRank) -> Result<(), Mismatch> {

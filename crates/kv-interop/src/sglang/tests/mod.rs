@@ -12,9 +12,9 @@ use bytes::Bytes;
 use kv_core::machine::{Input, Machine, Output, SessionResource};
 use kv_core::proto::{Command, Resource};
 use kv_core::{
-    AuxIndex, Directions, Incarnation, KvArgs, KvPoll, LookupId, PageList, PagePool, Pages, Parallel, PeerId,
-    Post, PostId, Quarantine, RankQuery, RankRecord, Region, RegionRole, Room, ServiceOffer, SessionId,
-    SessionOptions, Time, TransferError, WayEnd, WorkerId, WorkerRole, WriteFence,
+    AuxIndex, Directions, Incarnation, KvArgs, KvPoll, LookupId, MemoryKind, PageList, PagePool, Pages,
+    Parallel, PeerId, Post, PostId, Quarantine, RankQuery, RankRecord, Region, RegionRole, Room,
+    ServiceOffer, SessionId, SessionOptions, Time, TransferError, WayEnd, WorkerId, WorkerRole, WriteFence,
 };
 
 use super::*;
@@ -49,9 +49,13 @@ struct Rig {
 
 /// Arguments of a rank with the aux buffers of SGLang: one layer, 16 tokens a page, 64 pages.
 fn args(place: Parallel) -> KvArgs {
-    let kv = Region::dram(RegionRole::Kv, 0x1_0000, 64 * 64, 64);
+    args_in(MemoryKind::Dram, place)
+}
+
+fn args_in(memory: MemoryKind, place: Parallel) -> KvArgs {
+    let kv = |at| Region::dram(RegionRole::Kv, at, 64 * 64, 64).memory(memory, 0);
     let mut args = KvArgs::builder("ours", place.tp_rank).pages(64, 16).dtype("f16").parallel(place);
-    args = args.region(kv).region(Region::dram(RegionRole::Kv, 0x2_0000, 64 * 64, 64));
+    args = args.region(kv(0x1_0000)).region(kv(0x2_0000));
     for (buffer, len) in (0..).zip(AUX_ITEM_LENS) {
         args = args.region(Region::dram(RegionRole::Aux, 0x10_0000 + buffer * 0x1_0000, 8 * len, len));
     }

@@ -59,7 +59,7 @@ fn a_prefill_rank_is_registered_once_and_told_the_pages_of_each_request() {
 
 #[test]
 fn success_needs_a_word_of_every_rank_that_writes_and_none_of_dummies() {
-    let mut rig = Rig::decode(&args(tp(1, 0)));
+    let mut rig = Rig::decode(&args_in(MemoryKind::Vram, tp(1, 0)));
     let session = rig.open(1, 9);
     rig.answer((0..2).map(|n| rank(tp(2, n), 7001 + n as u16, 5, plain())).collect());
     rig.connect();

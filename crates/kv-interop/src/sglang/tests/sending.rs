@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sglang::codec::{Registration, Request};
-use kv_core::{ChunkId, FinalLayers, Holds, MemoryKind, QuarantineReason, TransportError};
+use kv_core::{ChunkId, FinalLayers, Holds, QuarantineReason, TransportError};
 
 const DECODE: (&str, u16) = ("10.0.0.3", 5001);
 
