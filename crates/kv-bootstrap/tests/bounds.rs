@@ -130,7 +130,7 @@ fn a_text_that_is_too_long_is_named_with_its_length_and_the_maximum() {
     let refused = once(addr, "PUT", "/v1/ranks", Some(&named.to_string()));
     assert_eq!(refused.status, 400);
     let error = refused.json()["error"].as_str().unwrap().to_owned();
-    assert!(error.contains("engine_id") && error.contains("100000") && error.contains("128"), "{error}");
+    assert!(error.contains("engine_id") && error.contains("100000") && error.contains("512"), "{error}");
     assert!(error.len() < 300, "the text is not sent back");
     assert_eq!(gauges(&server).ranks, 0);
 }
