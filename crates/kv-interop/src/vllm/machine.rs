@@ -4,9 +4,10 @@ use bytes::Bytes;
 use kv_core::machine::{Input, Machine};
 use kv_core::proto::{Command, Resource};
 use kv_core::trace::{Event, KvWhat};
-use kv_core::{Cause, KvArgs, KvPoll, PeerId, Phase, Quarantine, Time, TransferError};
+use kv_core::{KvArgs, KvPoll, PeerId, Quarantine, Time, TransferError};
 
 use super::config::VllmConfig;
+use super::consumer::Consumer;
 use super::context::Context;
 use super::gauges::Ignored;
 use super::geometry::CacheError;
@@ -23,16 +24,18 @@ use crate::message::{Incoming, Message};
 pub(crate) struct VllmMachine {
     cx: Context,
     producer: Producer,
+    consumer: Consumer,
 }
 
 impl VllmMachine {
     pub(crate) fn new(args: &KvArgs, config: &VllmConfig) -> Result<VllmMachine, CacheError> {
         let cx = Context { gauges: config.gauges.clone(), ..Context::default() };
-        Ok(VllmMachine { cx, producer: Producer::new(args, config)? })
+        let (producer, consumer) = (Producer::new(args, config)?, Consumer::new(args, config)?);
+        Ok(VllmMachine { cx, producer, consumer })
     }
 
     fn command(&mut self, command: Command) {
-        let (cx, producer) = (&mut self.cx, &mut self.producer);
+        let VllmMachine { cx, producer, consumer } = self;
         match command {
             Command::OpenSender { session, room, receivers, options } => {
                 producer.open(cx, session, (room, receivers), &options);
@@ -46,14 +49,42 @@ impl VllmMachine {
             Command::ReadyEventFailed { session, chunk, error } => {
                 producer.ready_event_failed(cx, session, chunk, error);
             }
-            Command::OpenReceiver { session, room, .. } => {
-                let cause = Cause::Protocol("this machine has no receivers");
-                cx.effects.end(session, Some(TransferError::new(room, Phase::Bootstrap, cause)));
+            Command::OpenReceiver { session, room, bootstrap_addr, options } => {
+                consumer.open(cx, session, (room, bootstrap_addr), *options);
             }
-            Command::InitReceiver { session, pages, .. } => cx.effects.release(session, pages.into()),
-            Command::RequestCacheGroups { session, groups } => producer.groups(cx, session, groups),
-            Command::Abort { session } => producer.abort(cx, session),
-            Command::Shutdown => producer.stop(cx),
+            Command::InitReceiver { session, pages, aux } => consumer.init(cx, session, pages, aux),
+            Command::RequestCacheGroups { session, groups } if producer.has(session) => {
+                producer.groups(cx, session, groups);
+            }
+            Command::RequestCacheGroups { session, groups } => consumer.groups(cx, session, groups),
+            Command::Abort { session } => {
+                producer.abort(cx, session);
+                consumer.abort(cx, session);
+            }
+            Command::Shutdown => {
+                producer.stop(cx);
+                consumer.stop(cx);
+            }
+        }
+    }
+
+    /// Takes what became of a post or of a way. Each half ignores what it has not begun.
+    fn transport(&mut self, input: Input<Command>) {
+        let VllmMachine { cx, producer, consumer } = self;
+        match input {
+            Input::Posted { post, result } if producer.has_post(post) => producer.posted(cx, post, result),
+            Input::Posted { post, result } => consumer.posted(cx, post, result),
+            Input::Connected { peer, .. } => {
+                let _ = producer.connected(cx, peer) || consumer.connected(cx, peer);
+            }
+            Input::ConnectFailed { peer, error } => {
+                let _ = consumer.connect_failed(cx, peer, &error) || producer.lost(cx, peer, Some(error));
+            }
+            Input::PeerGone { peer, end } => {
+                let _ = producer.lost(cx, peer, None) || consumer.peer_gone(cx, peer, end);
+            }
+            // This machine revokes nothing and looks nothing up.
+            _ => {}
         }
     }
 
@@ -71,17 +102,20 @@ impl VllmMachine {
     }
 
     fn message(&mut self, peer: PeerId, message: &Message) -> Result<(), Ignored> {
-        let taken = self.producer.message(&mut self.cx, peer, &message.0);
+        let VllmMachine { cx, producer, consumer } = self;
+        let taken = producer.message(cx, peer, &message.0) || consumer.message(cx, peer, &message.0);
         if taken { Ok(()) } else { Err(Ignored::NotAsked) }
     }
 
     fn notification(&mut self, agent: &str, bytes: &Bytes) -> Result<(), Ignored> {
-        let (cx, producer) = (&mut self.cx, &mut self.producer);
+        let VllmMachine { cx, producer, consumer } = self;
         match Notification::decode(bytes).map_err(|_| Ignored::Malformed)? {
             Notification::Heartbeat(ids) => {
                 producer.heartbeat(cx, &ids);
                 Ok(())
             }
+            // The ids of receivers have a suffix that this worker draws: no sender has the same id by chance.
+            Notification::Done { request, count } if consumer.written(cx, agent, request, count) => Ok(()),
             Notification::Done { request, count } => producer.read(cx, agent, request, count),
             Notification::Registration(found) => producer.register(cx, agent, *found),
         }
@@ -101,15 +135,11 @@ impl Machine for VllmMachine {
         match input {
             Input::Command(command) => self.command(command),
             Input::Frame { frame, .. } => self.incoming(&frame),
-            Input::Timeout => self.producer.timeout(&mut self.cx),
-            Input::Posted { post, result } => drop(self.producer.posted(&mut self.cx, post, result)),
-            Input::Connected { peer, .. } => drop(self.producer.connected(&mut self.cx, peer)),
-            Input::ConnectFailed { peer, error } => {
-                self.producer.lost(&mut self.cx, peer, Some(error));
+            Input::Timeout => {
+                self.producer.timeout(&mut self.cx);
+                self.consumer.timeout(&mut self.cx);
             }
-            Input::PeerGone { peer, .. } => drop(self.producer.lost(&mut self.cx, peer, None)),
-            // This machine revokes nothing and looks nothing up.
-            Input::Revoked { .. } | Input::Found { .. } | Input::LookupFailed { .. } => {}
+            input => self.transport(input),
         }
     }
 
@@ -118,7 +148,7 @@ impl Machine for VllmMachine {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        self.producer.next_timeout()
+        self.producer.next_timeout().into_iter().chain(self.consumer.next_timeout()).min()
     }
 
     fn leased(&self) -> usize {
@@ -126,7 +156,9 @@ impl Machine for VllmMachine {
     }
 
     fn quarantine(&self) -> Vec<Quarantine> {
-        self.producer.quarantine(self.cx.now)
+        let (now, count) = (self.cx.now, usize::saturating_add);
+        let both = self.producer.quarantine(now).into_iter().chain(self.consumer.quarantine(now));
+        Quarantine::gather(both, count)
     }
 
     fn listen(&mut self, on: bool) {

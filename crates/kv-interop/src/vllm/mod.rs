@@ -12,6 +12,7 @@ mod notification;
 mod producer;
 #[cfg(test)]
 mod rig;
+mod start;
 
 pub use config::{VllmConfig, VllmLimits, VllmTiming};
 pub use consumer::{SideChannelAddr, VllmReader};
@@ -19,3 +20,4 @@ pub use gauges::{Ignored, VllmGauges};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
 pub use metadata::{MetadataError, NixlAgentMetadata, NixlHandshakePayload};
+pub use start::{VllmStartError, start};

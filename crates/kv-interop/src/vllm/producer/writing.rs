@@ -297,18 +297,16 @@ impl Producer {
         }
     }
 
-    /// Takes the end of a post. False if the post is not of this part.
-    pub(crate) fn posted(
-        &mut self,
-        cx: &mut Context,
-        post: PostId,
-        result: Result<(), TransportError>,
-    ) -> bool {
-        let known = self.flows.has(post);
+    /// True if the post is of this part.
+    pub(crate) fn has_post(&self, post: PostId) -> bool {
+        self.flows.has(post)
+    }
+
+    /// Takes the end of a post of this part.
+    pub(crate) fn posted(&mut self, cx: &mut Context, post: PostId, result: Result<(), TransportError>) {
         if let Some(ended) = self.flows.posted(&mut cx.effects, post, result) {
             self.flow_ended(cx, ended);
         }
-        known
     }
 
     fn flow_ended(&mut self, cx: &mut Context, Ended { flow, result }: Ended) {

@@ -283,14 +283,18 @@ fn an_abort_during_a_write_keeps_the_pages_until_the_write_has_ended() {
 fn a_failed_write_fails_the_session_and_the_next_one_asks_the_side_channel_anew() {
     let mut rig = rig((1, 0));
     let session = rig.open(1, "r", push());
-    rig.announce(session, 2);
-    rig.register("d-0", &of("r", 1, &[5, 6]));
+    rig.announce(session, 3);
+    rig.register("d-0", &of("r", 1, &[5, 6, 7]));
     let agent = rig.shake_hands(1)[0];
     rig.send(session, &[1]);
+    rig.send(session, &[2]);
     let posts = rig.posts();
     rig.posted(&posts[0].1, Err(TransportError::PeerGone));
-    assert_eq!(rig.told(session), (Failed, &[1][..]));
+    assert_eq!(rig.told(session), (Failed, &[][..]));
     assert_eq!(rig.cause(session), Some(Cause::Post(TransportError::PeerGone)));
+    assert!(!rig.disconnected(agent), "the other write is in flight");
+    rig.posted(&posts[1].1, Ok(()));
+    assert_eq!(rig.back(session), [1, 2]);
     assert!(rig.disconnected(agent));
     let next = sent(&mut rig, 2, "q", &[1]);
     rig.register("d-0", &of("q", 1, &[5]));

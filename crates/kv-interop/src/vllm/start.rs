@@ -1,0 +1,128 @@
+//! How a worker that speaks vLLM's dialect starts.
+
+use std::os::fd::RawFd;
+
+use kv_core::{
+    BootstrapClient, BootstrapError, BootstrapEvent, Incarnation, KvArgs, LookupId, RankQuery, RankRecord,
+    Time, TransferMode, TransportError,
+};
+use kv_poll::worker::{Listener, Setup, attach};
+use kv_poll::{StartError, Worker};
+
+use super::config::VllmConfig;
+use super::consumer::SideChannelAddr;
+use super::geometry::{CacheError, own_metadata};
+use super::machine::VllmMachine;
+use super::metadata::NixlHandshakePayload;
+use crate::agents::Agents;
+use crate::side_channel::SideChannel;
+use crate::transport::InteropTransport;
+
+/// Why a worker that speaks vLLM's dialect did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VllmStartError {
+    /// vLLM's protocol cannot express the cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The transport's agent has no metadata.
+    #[error("the NIXL agent has no metadata: {0}")]
+    Metadata(TransportError),
+    /// The worker's thread could not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// Starts the worker of one rank towards vLLM engines. Schedulers use the worker like every other, with vLLM's
+/// names for things:
+///
+/// - The room of a sender is this engine's id of the request, which routers carry as `remote_request_id`. The
+///   room of a receiver is the `remote_request_id`, and its bootstrap address is the side channel of the engine
+///   that has the KV; the rest of what a router says goes into
+///   [`SessionOptions::remote`](kv_core::SessionOptions::remote).
+/// - Sessions do what [`KvArgs::transfer_mode`] says unless their options say otherwise;
+///   [`Auto`](TransferMode::Auto) is pull here. The mode of the arguments is a part of the hash that vLLM compares.
+/// - The numbers of a sender's pages are the block ids that routers carry.
+///
+/// Registers the regions of `args` with the transport, and publishes the rank at the side channel, which ranks of
+/// one process share. The rank stays there after the worker has stopped: [`SideChannel::withdraw`] ends that. A
+/// worker that only receives in pull mode needs no side channel, and then its cache need not be arranged as vLLM's
+/// ranks would read it.
+pub fn start<A: Agents + Send + 'static>(
+    mut config: VllmConfig,
+    args: KvArgs,
+    mut transport: InteropTransport<A>,
+    side_channel: Option<&SideChannel>,
+) -> Result<Worker, VllmStartError> {
+    attach(&mut transport, args.regions())?;
+    let [seed, incarnation] = [random()?, random()?];
+    config.seed.get_or_insert(seed);
+    if let Some(side_channel) = side_channel {
+        config.side_channel = config.side_channel.or_else(|| reachable(side_channel));
+        let agent = transport.agents().agent_metadata().map_err(VllmStartError::Metadata)?;
+        let metadata = own_metadata(&args, agent, config.compatibility.attn_backend_name())?;
+        let payload = NixlHandshakePayload {
+            compatibility_hash: config.compatibility.shown(shown_mode(&args)),
+            agent_metadata_bytes: metadata.encode(),
+        };
+        let place = args.geometry().parallel;
+        side_channel.publish(place.pp_rank, place.tp_rank, payload.encode());
+    }
+    let machine = VllmMachine::new(&args, &config)?;
+    let listeners = args.verbose().then(Listener::stderr).into_iter().chain(config.listener);
+    let setup = Setup::new(args.worker().clone()).with(|setup| {
+        setup.listeners = listeners.collect();
+        setup.max_sessions = config.max_sessions;
+        setup.command_queue = config.command_queue;
+    });
+    let who = (args, Incarnation::from_random(incarnation));
+    Ok(Worker::with_machine(Box::new(machine), who, setup, transport, Box::new(NoServer::default()))?)
+}
+
+/// The mode in the hash. vLLM knows no mode besides these two.
+fn shown_mode(args: &KvArgs) -> TransferMode {
+    match args.transfer_mode() {
+        TransferMode::Push => TransferMode::Push,
+        TransferMode::Pull | TransferMode::Auto => TransferMode::Pull,
+    }
+}
+
+/// The address of a side channel, if the address is one that peers can be told.
+fn reachable(side_channel: &SideChannel) -> Option<SideChannelAddr> {
+    let bound = side_channel.local_addr();
+    let addr = SideChannelAddr { host: bound.ip().to_string(), port: bound.port() };
+    (!bound.ip().is_unspecified()).then_some(addr)
+}
+
+fn random() -> Result<u64, StartError> {
+    Ok(u64::from_le_bytes(kv_host::random().map_err(StartError::Os)?))
+}
+
+/// The client of a worker without a bootstrap server: vLLM's routers say where an engine is.
+#[derive(Debug, Default)]
+struct NoServer {
+    asked: Vec<LookupId>,
+}
+
+impl BootstrapClient for NoServer {
+    fn publish(&mut self, _now: Time, _addr: &str, _record: RankRecord) {}
+
+    fn withdraw(&mut self, _now: Time) {}
+
+    fn lookup(&mut self, _now: Time, lookup: LookupId, _addr: &str, _query: &RankQuery) {
+        self.asked.push(lookup);
+    }
+
+    fn poll(&mut self, _now: Time) -> Option<BootstrapEvent> {
+        let lookup = self.asked.pop()?;
+        Some(BootstrapEvent::Failed { lookup, error: BootstrapError::UnknownRank })
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn as_raw_fd(&self) -> Option<RawFd> {
+        None
+    }
+}
