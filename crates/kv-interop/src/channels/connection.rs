@@ -12,7 +12,7 @@ use rustix::net::sockopt;
 use crate::zmtp::{Heard, Session, SocketType, ZmtpError, write_message};
 
 /// Most reads of one turn, before the owner continues with other connections.
-const READS_PER_TURN: usize = 16;
+const READS_PER_TURN: usize = 4;
 /// A host that has vanished without a word is noticed after this silence, …
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 /// … and this many questions without an answer, …

@@ -16,7 +16,7 @@ pub(crate) mod server;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
@@ -39,6 +39,8 @@ pub use gauges::{ChannelCounts, ChannelGauges};
 
 const WAKER: Token = Token(usize::MAX);
 const LISTENER: Token = Token(usize::MAX - 1);
+/// How long clients make progress in one turn, before the listening socket does.
+const TURN: Duration = Duration::from_micros(300);
 /// Bytes that one read takes from the system at most.
 pub(crate) const SCRATCH: usize = 64 << 10;
 
@@ -63,6 +65,8 @@ pub(crate) struct Channels {
     by_peer: BTreeMap<PeerId, usize>,
     /// Clients that may have something to do.
     active: BTreeSet<usize>,
+    /// The client with which the next turn begins.
+    next: usize,
     /// When clients have something to do that no event tells.
     timers: BTreeSet<(Instant, usize)>,
     server: Option<Server>,
@@ -90,6 +94,7 @@ impl Channels {
             clients: Slab::new(),
             by_peer: BTreeMap::new(),
             active: BTreeSet::new(),
+            next: 0,
             timers: BTreeSet::new(),
             server,
             scratch: vec![0; SCRATCH],
@@ -199,7 +204,15 @@ impl Channels {
             self.active.insert(key);
         }
         self.take_addresses(now, events);
-        for key in std::mem::take(&mut self.active) {
+        let mut before = std::mem::take(&mut self.active);
+        let mut due: VecDeque<usize> = before.split_off(&self.next).into_iter().chain(before).collect();
+        while let Some(key) = due.pop_front() {
+            if now.elapsed() >= TURN {
+                self.next = key;
+                self.active.insert(key);
+                self.active.extend(due);
+                return;
+            }
             let Some(former) = self.clients.get(key).map(|client| client.deadline) else { continue };
             let advanced = self.with(key, now, events, |client, context| client.advance(context));
             self.settle(key, former, advanced, events);

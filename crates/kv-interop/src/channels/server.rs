@@ -21,8 +21,9 @@ use crate::zmtp::SocketType;
 
 /// Most connections accepted in one turn, before the open connections are served.
 const ACCEPTS_PER_TURN: usize = 64;
-/// Most connections that are served in one turn.
-const SERVED_PER_TURN: usize = 64;
+/// How long connections are served in one turn, before the owner does something else. A connection that has begun
+/// its turn finishes it.
+const TURN: Duration = Duration::from_micros(300);
 /// How long to wait when the process has no descriptor left for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -120,6 +121,12 @@ impl Server {
         self.slots.len()
     }
 
+    /// Entries of the list of connections whose handshake may not be finished.
+    #[cfg(test)]
+    pub(crate) fn shaking(&self) -> usize {
+        self.shaking.len()
+    }
+
     /// Bytes of unfinished messages that are held.
     #[cfg(test)]
     pub(crate) fn buffered(&self) -> usize {
@@ -167,9 +174,13 @@ impl Server {
             }
         }
         self.accept(context);
-        for _ in 0..self.active.len().min(SERVED_PER_TURN) {
+        let begun = Instant::now();
+        for _ in 0..self.active.len() {
             let Some(key) = self.active.pop_front() else { break };
             self.serve(key, context);
+            if begun.elapsed() >= TURN {
+                break;
+            }
         }
     }
 
@@ -264,6 +275,12 @@ impl Server {
         self.accepted += 1;
         let number = self.accepted;
         entry.insert(Slot { connection, number, held: 0, queued: false });
+        if self.shaking.len() > 2 * self.bounds.connections {
+            // Most are of connections that are over, behind one that is idle.
+            let mut shaking = std::mem::take(&mut self.shaking);
+            shaking.retain(|(_, key, number)| self.is_shaking(*key, *number));
+            self.shaking = shaking;
+        }
         self.shaking.push_back((context.now + self.bounds.handshake, key, number));
         self.activate(key);
     }

@@ -123,6 +123,7 @@ fn notifications_that_an_agent_has_no_room_for_are_sent_later_in_their_order() {
     // With room for some, the others go on waiting, and so does what is sent now.
     here.agents.room = 3;
     assert_eq!(polled(&mut here), []);
+    here.agents.room = 1;
     here.send(AGENT, said(taken)).unwrap();
     here.agents.room = usize::MAX;
     assert_eq!(polled(&mut here), []);

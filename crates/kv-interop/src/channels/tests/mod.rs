@@ -4,8 +4,6 @@ mod ends;
 mod hostile;
 mod others;
 
-use std::collections::VecDeque;
-
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 
