@@ -43,7 +43,8 @@ const ANSWERS: u64 = 1 << 62;
 /// - [`connect_by`](Transport::connect_by) takes the [offer of a `Way`](Way::offer). A connection is made in the
 ///   background, and what is sent meanwhile waits. A way that cannot be opened ends with
 ///   [`PeerGone`](TransportEvent::PeerGone) as [`Lost`](kv_core::WayEnd::Lost), without another try: after the
-///   first refusal, or after [`connect_timeout`](ChannelConfig::connect_timeout).
+///   first refusal, or after [`connect_timeout`](ChannelConfig::connect_timeout). The port of a `Push` peer has
+///   been bound by the process that told the port: two refusals in a row are the proof that the process is dead.
 /// - A side channel takes the frames of a [`Message`]: a `Request` peer sends them one at a time, each after the
 ///   answer to the one before, so that a question without an answer holds up those behind it until the peer is
 ///   disconnected. An agent takes raw notifications. What the agent's allowance has no room for waits here, up

@@ -14,7 +14,9 @@
 //!   closed before its listening socket. The port is tried again, for two seconds at most.
 //! - **Accepted and greeted, accepted in silence, or any other answer**: nothing is proven.
 //!
-//! A first connection that is refused proves nothing either: maybe nobody listens there yet.
+//! A first connection of a REQ socket that is refused proves nothing either: maybe nobody listens there yet. The
+//! address of a PULL socket is known only from a process that has bound the port: a refusal of a first connection
+//! to such a port is looked into as the end of a connection is.
 //!
 //! What is proven concerns the process that has bound the port. If another process of the same engine writes,
 //! [`quiet_after`](super::ChannelConfig::quiet_after) must cover the time in which that process notices.
@@ -240,12 +242,26 @@ impl Client {
     /// Connects the first of these addresses that can be tried.
     fn connect(&mut self, mut addrs: VecDeque<SocketAddr>, context: &Context<'_>) -> Step {
         while let Some(addr) = addrs.pop_front() {
-            if let Ok(stream) = open(addr, context) {
-                self.stage = Stage::Connecting { stream, addr, rest: addrs };
-                return Step::Next;
+            match open(addr, context) {
+                Ok(stream) => {
+                    self.stage = Stage::Connecting { stream, addr, rest: addrs };
+                    return Step::Next;
+                }
+                Err(error) if addrs.is_empty() => return self.not_connected(addr, error.kind(), context),
+                Err(_) => {}
             }
         }
         Step::End(WayEnd::Lost)
+    }
+
+    /// The last address cannot be connected.
+    fn not_connected(&mut self, addr: SocketAddr, error: io::ErrorKind, context: &Context<'_>) -> Step {
+        if self.kind != Kind::Push || self.leaving || error != io::ErrorKind::ConnectionRefused {
+            return Step::End(WayEnd::Lost);
+        }
+        let until = context.now + PROBING;
+        self.stage = Stage::Probing(Probing { addr, stream: None, refused: 0, until });
+        self.refused(context)
     }
 
     fn connecting(&mut self, context: &mut Context<'_>) -> Step {
@@ -266,6 +282,9 @@ impl Client {
                     self.deadline = Some(context.now + context.config.handshake_timeout);
                 }
                 Step::Next
+            }
+            Stage::Connecting { rest, addr, .. } if rest.is_empty() => {
+                self.not_connected(addr, connected.err().unwrap_or(io::ErrorKind::Other), context)
             }
             Stage::Connecting { rest, .. } => self.connect(rest, context),
             _ => Step::End(WayEnd::Lost),

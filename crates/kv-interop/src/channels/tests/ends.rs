@@ -116,9 +116,12 @@ fn the_death_of_a_silent_process_is_noticed_and_proven_on_both_kinds_of_ways() {
         assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
         process.child.wait().unwrap();
 
-        // A first connection that is refused proves nothing, and the id can be used again.
+        // The ids can be used again. A first connection that is refused proves nothing of a socket that nobody may
+        // have bound yet, and the same as a connection that ends of a socket that was bound.
         worker.channels.request(peers[0], &process.router).unwrap();
         assert_eq!(worker.next(), Event::Gone { peer: peers[0], end: WayEnd::Lost });
+        worker.channels.push(peers[1], &process.pull).unwrap();
+        assert_eq!(worker.next(), Event::Gone { peer: peers[1], end: DEAD });
     }
 }
 
