@@ -276,3 +276,67 @@ fn a_stopping_worker_ends_its_sessions_and_opens_none() {
     rig.hear(&["ABORT_ACK", "9", "0", GENERATION]);
     assert_eq!(rig.back(session), Some(3));
 }
+
+/// How a session is ended, in every phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Abort,
+    Deadline,
+    Shutdown,
+    Lost,
+    Dead,
+}
+
+#[test]
+fn whatever_ends_a_session_in_whatever_phase_ends_it_once_with_all_pages_back() {
+    let phases = ["looking", "connecting", "waiting for pages", "written to"];
+    for (phase, name) in phases.into_iter().enumerate() {
+        for end in [End::Abort, End::Deadline, End::Shutdown, End::Lost, End::Dead] {
+            let mut rig = Rig::decode(&args(tp(1, 0)));
+            let options = SessionOptions::default().with(|options| options.deadline = Some(5 * QUIET));
+            let session = rig.open_with(1, 9, options);
+            let given = if phase == 2 { 0 } else { 3 };
+            if given > 0 {
+                rig.init(session, &[3, 4, 7], 5);
+            }
+            if phase > 0 {
+                rig.answer(vec![rank(tp(1, 0), 7001, 5, plain())]);
+            }
+            let peer = rig.ways.first().map(|(peer, _)| *peer);
+            if phase > 1 {
+                rig.connect();
+            }
+            rig.hear(&["KV_STATUS", "9", "4", "7", ""]);
+            rig.hear(&["KV_STATUS", "9", "junk", "0", ""]);
+            rig.hear(&["ABORT_ACK", "9", "0", GENERATION]);
+            rig.said();
+            match (end, peer) {
+                (End::Abort, _) => rig.abort(session),
+                (End::Deadline, _) => rig.wait(5 * QUIET),
+                (End::Shutdown, _) => rig.input(Input::Command(Command::Shutdown)),
+                (_, None) => continue,
+                (End::Lost, Some(peer)) => rig.gone(peer, WayEnd::Lost),
+                (End::Dead, Some(peer)) => rig.gone(peer, DEAD),
+            }
+            assert!(rig.states(session).ends_with("Failed"), "{name} {end:?}");
+            let told = rig.said().iter().filter(|(_, said)| said[0] == "ABORT").count();
+            let speaks = phase > 1 && !matches!(end, End::Lost | End::Dead);
+            assert_eq!(told, usize::from(speaks), "{name} {end:?}");
+            let held = phase == 3;
+            assert_eq!(rig.back(session).unwrap_or(0), if held { 0 } else { given }, "{name} {end:?}");
+            assert_eq!(rig.quarantine().len(), usize::from(held), "{name} {end:?}");
+            if end == End::Dead {
+                rig.wait(QUIET);
+            }
+            if end == End::Lost && held {
+                rig.wait(QUIET);
+                rig.connect();
+            }
+            rig.hear(&["ABORT_ACK", "9", "0", GENERATION]);
+            assert_eq!(rig.back(session).unwrap_or(0), given, "{name} {end:?}");
+            assert_eq!((rig.quarantine().len(), rig.pool.num_out()), (0, 0), "{name} {end:?}");
+            let next = rig.open(2, 9);
+            assert_eq!(rig.cause(next).is_empty(), end != End::Shutdown, "the room is free: {name} {end:?}");
+        }
+    }
+}

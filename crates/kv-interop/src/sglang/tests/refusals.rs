@@ -40,6 +40,10 @@ fn a_prefill_engine_that_does_not_fit_is_refused_by_field_and_values() {
     );
     assert_eq!(cause(tp(3, 0), plain()), differs("attn_tp_size (--tp-size)", "2", "3"));
     assert_eq!(
+        cause(tp(4, 0), plain()),
+        differs("kv_data_mem_kinds", "DRAM", "VRAM, where attn_tp_size differs (2 here, 4 there)")
+    );
+    assert_eq!(
         cause(tp(2, 1), plain()),
         differs("ranks that serve this rank", "1", "0")
             + ": all of them must have registered, under one engine id"
