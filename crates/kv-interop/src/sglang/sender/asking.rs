@@ -95,7 +95,7 @@ impl Sending {
             return Some(Cause::Incompatible(found));
         }
         let page_size = u64::from(self.cache.geometry.page_size);
-        if request.prefix_tokens % page_size != 0 {
+        if !request.prefix_tokens.is_multiple_of(page_size.max(1)) {
             let ours = format!("whole pages of {page_size} tokens");
             return Some(Cause::Incompatible(mismatch("decode_prefix_len", ours, request.prefix_tokens)));
         }
