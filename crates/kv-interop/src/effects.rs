@@ -25,6 +25,11 @@ impl Effects {
         self.out.pop_front()
     }
 
+    /// True if the next output hands something back that this session was lent.
+    pub(crate) fn releases(&self, of: SessionId) -> bool {
+        matches!(self.out.front(), Some(Output::Release { session, .. }) if *session == of)
+    }
+
     /// Opens a way, under a peer id that was never used before.
     pub(crate) fn connect(&mut self, way: &Way) -> PeerId {
         self.peers += 1;

@@ -29,6 +29,7 @@ pub mod message;
 mod sessions;
 pub mod sglang;
 mod side_channel;
+mod telling;
 mod transport;
 pub mod vllm;
 mod zmtp;

@@ -1,7 +1,7 @@
 //! The machine of a worker that speaks vLLM's dialect: routes every input to the half that is concerned.
 
 use bytes::Bytes;
-use kv_core::machine::{Input, Machine};
+use kv_core::machine::{Input, Machine, Output};
 use kv_core::proto::{Command, Resource};
 use kv_core::trace::{Event, KvWhat};
 use kv_core::{KvArgs, KvPoll, PeerId, Quarantine, Time, TransferError};
@@ -15,6 +15,7 @@ use super::notification::Notification;
 use super::producer::Producer;
 use crate::effects::Out;
 use crate::message::{Incoming, Message};
+use crate::telling::Telling;
 
 /// The machine of one rank towards vLLM engines: senders, whose KV vLLM engines take, and receivers, which take the
 /// KV of vLLM engines.
@@ -23,6 +24,7 @@ use crate::message::{Incoming, Message};
 #[derive(Debug)]
 pub(crate) struct VllmMachine {
     cx: Context,
+    telling: Telling,
     producer: Producer,
     consumer: Consumer,
 }
@@ -31,11 +33,11 @@ impl VllmMachine {
     pub(crate) fn new(args: &KvArgs, config: &VllmConfig) -> Result<VllmMachine, CacheError> {
         let cx = Context { gauges: config.gauges.clone(), ..Context::default() };
         let (producer, consumer) = (Producer::new(args, config)?, Consumer::new(args, config)?);
-        Ok(VllmMachine { cx, producer, consumer })
+        Ok(VllmMachine { cx, telling: Telling::default(), producer, consumer })
     }
 
     fn command(&mut self, command: Command) {
-        let VllmMachine { cx, producer, consumer } = self;
+        let VllmMachine { cx, producer, consumer, .. } = self;
         match command {
             Command::OpenSender { session, room, receivers, options } => {
                 producer.open(cx, session, (room, receivers), &options);
@@ -70,7 +72,7 @@ impl VllmMachine {
 
     /// Takes what became of a post or of a way. Each half ignores what it has not begun.
     fn transport(&mut self, input: Input<Command>) {
-        let VllmMachine { cx, producer, consumer } = self;
+        let VllmMachine { cx, producer, consumer, .. } = self;
         match input {
             Input::Posted { post, result } if producer.has_post(post) => producer.posted(cx, post, result),
             Input::Posted { post, result } => consumer.posted(cx, post, result),
@@ -102,13 +104,13 @@ impl VllmMachine {
     }
 
     fn message(&mut self, peer: PeerId, message: &Message) -> Result<(), Ignored> {
-        let VllmMachine { cx, producer, consumer } = self;
+        let VllmMachine { cx, producer, consumer, .. } = self;
         let taken = producer.message(cx, peer, &message.0) || consumer.message(cx, peer, &message.0);
         if taken { Ok(()) } else { Err(Ignored::NotAsked) }
     }
 
     fn notification(&mut self, agent: &str, bytes: &Bytes) -> Result<(), Ignored> {
-        let VllmMachine { cx, producer, consumer } = self;
+        let VllmMachine { cx, producer, consumer, .. } = self;
         match Notification::decode(bytes).map_err(|_| Ignored::Malformed)? {
             Notification::Heartbeat(ids) => {
                 producer.heartbeat(cx, &ids);
@@ -133,18 +135,33 @@ impl Machine for VllmMachine {
     fn handle(&mut self, now: Time, input: Input<Command>) {
         self.cx.now = now;
         match input {
-            Input::Command(command) => self.command(command),
+            Input::Command(command) => {
+                self.telling.command(&mut self.cx.log, now, &command);
+                self.command(command);
+            }
             Input::Frame { frame, .. } => self.incoming(&frame),
             Input::Timeout => {
                 self.producer.timeout(&mut self.cx);
                 self.consumer.timeout(&mut self.cx);
             }
-            input => self.transport(input),
+            input => {
+                if let Input::Posted { post, result } = &input {
+                    self.telling.posted(&mut self.cx.log, now, *post, result);
+                }
+                self.transport(input);
+            }
         }
     }
 
     fn poll_output(&mut self) -> Option<Out> {
-        self.cx.effects.poll()
+        let out = self.cx.effects.poll()?;
+        let Context { log, effects, now, .. } = &mut self.cx;
+        let held = match &out {
+            Output::Status { session, .. } => self.producer.has(*session) || self.consumer.has(*session),
+            _ => false,
+        };
+        self.telling.output(log, *now, &out, effects, held);
+        Some(out)
     }
 
     fn next_timeout(&self) -> Option<Time> {

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use kv_core::layout::HeldLayers;
 use kv_core::proto::Given;
-use kv_core::trace::{Half, KvWhat};
+use kv_core::trace::KvWhat;
 use kv_core::{
     AuxIndex, Cause, ChunkId, KvArgs, KvPoll, Lease, PageList, Pages, Phase, Quarantine, ReadyEventError,
     RequestCacheGroups, RequestId, Room, SessionId, SessionOptions, Time, TransferMode,
@@ -168,11 +168,13 @@ impl Producer {
         let patience = options.deadline.unwrap_or(self.timing.session_deadline);
         let lease = sane(options.lease.unwrap_or(Lease::Renewable(self.timing.kv_lease_duration)));
         let writes = options.mode.unwrap_or(self.mode) == TransferMode::Push;
-        let way = if writes { Way::Write(Writing::default()) } else { Way::Read(Readers::new(receivers)) };
+        let way = match writes {
+            true => Way::Write(Writing::new(options.tokens)),
+            false => Way::Read(Readers::new(receivers)),
+        };
         let (given, pinned_until) = (Given::default(), None);
         let sender = Sender { request: Arc::clone(&request), given, lease, pinned_until, way };
         self.sessions.open(session, room.clone(), cx.now, patience, sender);
-        cx.tell(session, || KvWhat::Opened { room: room.clone(), half: Half::Sender });
         if self.stopping {
             return self.fail(cx, session, Cause::WorkerStopped);
         }

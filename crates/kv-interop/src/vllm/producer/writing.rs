@@ -36,8 +36,10 @@ use crate::vllm::geometry::differs;
 use crate::vllm::notification::{PushRegistration, done};
 
 /// What is kept of a session that writes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Writing {
+    /// How many tokens the request has, if the scheduler told.
+    tokens: Option<usize>,
     receiver: Option<Receiver>,
     /// The flows in flight, each with its target's position; `None` for a receiver that was replaced.
     flows: BTreeMap<FlowId, Option<usize>>,
@@ -69,6 +71,10 @@ struct Target {
 }
 
 impl Writing {
+    pub(super) fn new(tokens: Option<usize>) -> Writing {
+        Writing { tokens, receiver: None, flows: BTreeMap::new(), ranks: BTreeSet::new() }
+    }
+
     pub(super) fn has_receiver(&self) -> bool {
         self.receiver.is_some()
     }
@@ -282,7 +288,8 @@ impl Producer {
             let Some(map) = self.ranks.map(target.rank, writable.layers)? else { return Ok(()) };
             let Some(reached) = self.ranks.reached(target.rank) else { return Ok(()) };
             let announced = given.announced().map_or(0, |(pages, _)| pages);
-            let first = first_page(&map, announced, receiver.pages.len())?;
+            let total = writing.tokens.map(|tokens| reached.cache.geometry.pages_of(tokens));
+            let first = first_page(&map, announced, receiver.pages.len(), total)?;
             let plan = Plan::suffix(&map, (writable.pages, writable.first), (&receiver.pages, first))?;
             let all: VecDeque<Descriptor> = descriptors(plan, &reached.cache);
             target.next_final += 1;
@@ -387,16 +394,25 @@ fn blocks(registration: &PushRegistration) -> Result<PageList, Cause> {
         .map_err(|_| Cause::Protocol("the registered blocks are too many"))
 }
 
-/// The number of the receiver's first block within the request: the receiver's blocks are the last ones.
-fn first_page(map: &RegionMap, announced: usize, registered: usize) -> Result<usize, PlanError> {
+/// The number of the receiver's first block within the request: the receiver's blocks are the last ones. `total` is
+/// the number of the receiver's blocks for the whole request, where the scheduler has told how many tokens there are.
+fn first_page(
+    map: &RegionMap,
+    announced: usize,
+    registered: usize,
+    total: Option<usize>,
+) -> Result<usize, PlanError> {
     let differs = PlanError::PageCount { local: announced, remote: registered };
-    if registered == 0 || map.check_counts(announced, registered).is_ok() {
+    if registered == 0 {
         return Ok(0);
     }
-    // Where the receiver's blocks are smaller, nobody knows how many of them the last page here fills.
     let most = map.peer_pages(announced);
-    if most > announced {
-        return Err(differs);
-    }
-    most.checked_sub(registered).ok_or(differs)
+    let total = match total.filter(|total| map.check_counts(announced, *total).is_ok()) {
+        Some(total) => total,
+        None if map.check_counts(announced, registered).is_ok() => registered,
+        // Where the receiver's blocks are smaller, nobody knows how many of them the last page here fills.
+        None if most > announced => return Err(differs),
+        None => most,
+    };
+    total.checked_sub(registered).ok_or(differs)
 }

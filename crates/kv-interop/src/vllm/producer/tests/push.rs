@@ -232,6 +232,65 @@ fn pages_with_room_between_them_are_written_one_by_one() {
 }
 
 #[test]
+fn smaller_blocks_of_a_receiver_with_a_prefix_are_placed_by_the_number_of_tokens() {
+    // Two pages of 16 tokens here are up to four blocks of 8 there; of 25 tokens, four, and of 24, three.
+    for (tokens, second_half) in [(Some(25), Some(true)), (Some(24), Some(false)), (None, None)] {
+        let mut rig = rig((1, 0));
+        let session = rig.open(1, "r", push().with(|options| options.tokens = tokens));
+        rig.announce(session, 2);
+        rig.send(session, &[1, 2]);
+        rig.register("d-0", &of("r", 1, &[5]));
+        let (channel, _) = rig.asked()[0];
+        let mut theirs = told((1, 0), "d-0");
+        (theirs.block_size, theirs.num_blocks) = (8, 20);
+        theirs.region_num_blocks = None;
+        (theirs.block_lens, theirs.block_strides) = (vec![PAGE / 2; 2], vec![PAGE / 2; 2]);
+        rig.answer(channel, HASH, &theirs);
+        let agent = rig.agent();
+        rig.connected(agent);
+        let posts = rig.posts();
+        let Some(second_half) = second_half else {
+            assert_eq!(rig.cause(session), Some(Cause::PageCount { sent: 2, registered: 1 }));
+            continue;
+        };
+        // The one block is the last one of the request: the second or the first half of the second page, of which
+        // each head's tokens lie side by side.
+        let half_head = PAGE / 4 / 2;
+        let begin = if second_half { half_head } else { 0 };
+        let from: Vec<u64> = posts[0].1.descriptors.iter().map(|one| one.local_offset - 2 * PAGE).collect();
+        assert_eq!(from[..4], [0, 1, 2, 3].map(|head| head * 2 * half_head + begin));
+    }
+}
+
+#[test]
+fn a_listener_is_told_what_a_session_does_from_its_opening_to_its_end() {
+    let mut rig = rig((1, 0));
+    rig.machine.listen(true);
+    let session = sent(&mut rig, 1, "r", &[1]);
+    rig.register("d-0", &of("r", 1, &[5]));
+    rig.shake_hands(1);
+    let posts = rig.posts();
+    rig.now = at(2);
+    rig.posted(&posts[0].1, Ok(()));
+    let aborted = rig.open(2, "q", push());
+    rig.abort(aborted);
+    let mut names = Vec::new();
+    while let Some(event) = rig.machine.poll_trace() {
+        names.push((event.who.session.is_some_and(|of| of == session), event.what.name()));
+    }
+    let own: Vec<&str> = names.iter().filter(|(own, _)| *own).map(|(_, name)| *name).collect();
+    let states =
+        ["opened", "chunk_given", "state", "state", "receiver_came", "ended", "pages_back", "closed"];
+    let mut sorted = (own.clone(), states.to_vec());
+    sorted.0.sort_unstable();
+    sorted.1.sort_unstable();
+    assert_eq!(sorted.0, sorted.1);
+    assert_eq!(own.last(), Some(&"closed"));
+    let rest: Vec<&str> = names.iter().filter(|(own, _)| !*own).map(|(_, name)| *name).collect();
+    assert_eq!(rest, ["post_started", "post_ended", "opened", "state", "failed", "closed"]);
+}
+
+#[test]
 fn without_a_receiver_the_lease_ends_the_session_and_heartbeats_extend_it() {
     let mut rig = rig((1, 0));
     let session = sent(&mut rig, 1, "r-00000001", &[1]);
