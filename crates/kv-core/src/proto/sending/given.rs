@@ -161,7 +161,7 @@ impl<P: AsRef<PageList>> Given<P> {
     }
 
     /// How many pages were given.
-    pub fn len(&self) -> usize {
+    pub fn num_pages(&self) -> usize {
         self.pages
     }
 
@@ -245,7 +245,7 @@ mod tests {
         assert!(!given.announce(5, None), "announced twice");
         assert_eq!((given.announced(), given.aux()), (Some((4, Some(AuxIndex(2)))), Some(AuxIndex(2))));
         let (one, two) = (given.begin(pages(0)).unwrap(), given.begin(pages(2)).unwrap());
-        assert_eq!((given.len(), given.finals(), given.is_complete()), (4, 0, false));
+        assert_eq!((given.num_pages(), given.finals(), given.is_complete()), (4, 0, false));
         given.finish(two, None, &held).unwrap();
         given.finish(one, Some(0..1), &held).unwrap();
         assert!(!given.is_complete(), "a layer of the first chunk is not final");

@@ -25,7 +25,7 @@ impl SendSession {
         Quarantine {
             peer: target.and_then(|target| cx.peers.get(target.peer)).map(|peer| peer.worker().clone()),
             reason,
-            pages: self.given.len(),
+            pages: self.given.num_pages(),
             items: self.groups.as_ref().map_or(0, |groups| groups.len()),
             sessions: 1,
             ends_within: until.map(|until| until - cx.fx.now()),

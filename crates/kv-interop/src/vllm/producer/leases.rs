@@ -86,7 +86,7 @@ impl Producer {
         let until = now + sender.lease.duration();
         sender.pinned_until = Some(until);
         let done = matches!(&sender.way, Way::Read(readers) if readers.all_done());
-        self.pages_leased += sender.given.len();
+        self.pages_leased += sender.given.num_pages();
         self.leases.insert((until, session));
         if done {
             self.succeed(cx, session);
@@ -96,7 +96,7 @@ impl Producer {
     /// Ends the lease of a session, if the lease runs.
     pub(super) fn unpin(&mut self, session: SessionId) {
         let Some(sender) = self.sender(session) else { return };
-        let pages = sender.given.len();
+        let pages = sender.given.num_pages();
         if let Some(until) = sender.pinned_until.take() {
             self.leases.remove(&(until, session));
             self.pages_leased -= pages;

@@ -98,7 +98,7 @@ enum Way {
     /// Pull: the engine reads.
     Read(Readers),
     /// Push: this worker writes.
-    Write(Writing),
+    Write(Box<Writing>),
 }
 
 impl Sender {
@@ -169,7 +169,7 @@ impl Producer {
         let lease = sane(options.lease.unwrap_or(Lease::Renewable(self.timing.kv_lease_duration)));
         let writes = options.mode.unwrap_or(self.mode) == TransferMode::Push;
         let way = match writes {
-            true => Way::Write(Writing::new(options.tokens)),
+            true => Way::Write(Box::new(Writing::new(options.tokens))),
             false => Way::Read(Readers::new(receivers)),
         };
         let (given, pinned_until) = (Given::default(), None);

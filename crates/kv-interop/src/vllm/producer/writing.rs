@@ -228,9 +228,8 @@ impl Producer {
         let Some(sender) = self.sessions.live(session).map(|session| &mut session.dialect) else {
             return false;
         };
-        let Way::Write(Writing { receiver: Some(receiver), ranks, .. }) = &mut sender.way else {
-            return false;
-        };
+        let Way::Write(writing) = &mut sender.way else { return false };
+        let Writing { receiver: Some(receiver), ranks, .. } = &mut **writing else { return false };
         if receiver.ready {
             return true;
         }
