@@ -104,6 +104,27 @@ impl OwnCache {
         (self.geometry.parallel.tp_size / tp_size.max(1)).max(1)
     }
 
+    /// True for one of the ranks of this engine that share one rank of a vLLM engine of `tp_size` ranks.
+    pub(crate) fn speaks_for_all(&self, tp_size: u32) -> bool {
+        self.geometry.parallel.tp_rank.is_multiple_of(self.consumers(tp_size))
+    }
+
+    /// Refuses a vLLM rank that could not write into this cache: vLLM's writers would say nothing. Their blocks must be
+    /// made of whole blocks of this cache, and lie in the same order.
+    pub(crate) fn check_writer(&self, theirs: &NixlAgentMetadata, tp_size: u32) -> Result<(), Mismatch> {
+        let ours = self.geometry.kernel_page_size();
+        let shared = self.consumers(tp_size) > 1 && !self.latent;
+        if !theirs.block_size.is_multiple_of(ours) || shared && theirs.block_size != ours {
+            return Err(differs("block_size", ours, theirs.block_size));
+        }
+        match shown_layout(self) {
+            _ if self.latent => Ok(()),
+            Ok(shown) if shown == theirs.kv_cache_layout => Ok(()),
+            Ok(shown) => Err(differs("kv_cache_layout", shown, &theirs.kv_cache_layout)),
+            Err(error) => Err(differs(&error.field, error.ours, error.needed)),
+        }
+    }
+
     /// The cache of a vLLM rank. Every length is compared with the one that this worker's cache demands.
     pub(crate) fn foreign(&self, theirs: &NixlAgentMetadata, place: Place) -> Result<ForeignCache, Mismatch> {
         let axes = self.axes_of(&theirs.kv_cache_layout)?;

@@ -136,6 +136,9 @@ impl Consumer {
             let (tp_rank, pp_rank) = (rank.tp_rank, rank.pp_rank);
             let place = Place { tp_size, tp_rank, pp_size, pp_rank, first_layer };
             caches.push(self.cache.foreign(metadata, place)?);
+            if push {
+                self.cache.check_writer(metadata, tp_size)?;
+            }
         }
         let own = &self.cache.geometry;
         let geometries: Vec<&Geometry> = caches.iter().map(|cache| &cache.geometry).collect();

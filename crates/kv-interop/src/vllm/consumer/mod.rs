@@ -63,11 +63,13 @@ pub(crate) struct Consumer {
     flows: Flows,
     /// The session and the rank, by its position in the engine, of each flow that reads.
     readings: BTreeMap<FlowId, (SessionId, usize)>,
-    /// The sessions whose registration a vLLM engine has, by this worker's id of the request.
+    /// The sessions into whose pages a vLLM engine writes, by this worker's id of the request.
     registered: BTreeMap<String, SessionId>,
     /// The requests of all sessions, open ones and those whose pages are held: two sessions for one request would
     /// take each other's ends for their own.
     requests: BTreeMap<(EngineId, String), SessionId>,
+    /// How often each request was opened, by its id without suffix.
+    opened: BTreeMap<(EngineId, String), u32>,
     random: SplitMix64,
     stopping: bool,
 }
@@ -86,6 +88,7 @@ impl Consumer {
             readings: BTreeMap::new(),
             registered: BTreeMap::new(),
             requests: BTreeMap::new(),
+            opened: BTreeMap::new(),
             random: SplitMix64::new(config.seed),
             stopping: false,
             config,

@@ -1,14 +1,20 @@
 //! Push: a vLLM engine writes the pages of a request into this worker's memory.
 //!
-//! A registration is sent once, to every rank that writes. A second one would be dangerous: vLLM keeps a
-//! registration that comes after the write has begun, for ever, and gives it the KV of a later request with the
-//! same id. vLLM has no message that takes a registration back. The pages of a registered request are therefore
-//! the engine's until every rank has notified this worker, or until the engine is dead.
+//! A registration is sent once, by one rank of those that share a vLLM rank, because the vLLM rank writes to all of
+//! them. A second one would be dangerous: vLLM keeps a registration that comes after the write has begun, for ever,
+//! and gives it the KV of a later request with the same id. vLLM has no message that takes a registration back. The
+//! pages of a registered request are therefore the engine's until every rank has notified this worker, or until the
+//! engine is dead.
 //!
-//! Each session has an id of its own at the engine: the id of the request with a fresh suffix, so that no
-//! notification for an earlier session is taken for this one's.
+//! Each session has an id of its own at the engine: the id of the request with another suffix, so that no
+//! notification for an earlier session is taken for this one's. All ranks of this engine must have the same id: they
+//! compute the suffix from what all of them know. A rank that shares its vLLM rank may be written before its own
+//! handshake has ended. All ranks must be given the same pages, as by an `EngineGroup`, which also returns no page
+//! before every rank has returned it.
 
-use kv_core::{Cause, KvPoll, PageList, SessionId};
+use kv_core::hash::Fnv1a;
+use kv_core::random::mix;
+use kv_core::{Cause, KvPoll, PageList, RemoteRequest, SessionId};
 
 use super::super::context::Context;
 use super::super::gauges::Ignored;
@@ -16,6 +22,9 @@ use super::super::geometry::differs;
 use super::super::notification::PushRegistration;
 use super::Consumer;
 use super::receiving::{Progress, host_and_port};
+
+/// Most requests of which is known how often they were opened.
+const MAX_OPENED: usize = 1 << 16;
 
 impl Consumer {
     /// Tells the ranks of a session's engine where to write.
@@ -28,13 +37,12 @@ impl Consumer {
             // vLLM's own receivers register nothing either; the engine frees the request when its lease ends.
             return self.finish(cx, session);
         }
-        let request_id = self.new_request_id(session);
         let Some(live) = self.sessions.live(session) else { return };
         let receiving = &mut live.dialect;
         let Some(engine) = self.engines.get(receiving.engine) else { return };
         let Some((remote_host, remote_port)) = host_and_port(&engine.key.addr) else { return };
         let registration = PushRegistration {
-            request_id: request_id.clone(),
+            request_id: receiving.own_id.clone(),
             decode_engine_id: self.config.engine_id.clone(),
             decode_host: own.host,
             decode_port: own.port,
@@ -46,24 +54,41 @@ impl Consumer {
             remote_tp_size: engine.key.tp_size,
             remote_pp_size: engine.key.pp_size,
         };
-        let bytes = registration.encode();
-        for agent in engine.agents() {
-            cx.effects.notify(agent, bytes.clone());
+        if self.cache.speaks_for_all(engine.key.tp_size) {
+            let bytes = registration.encode();
+            for agent in engine.agents() {
+                cx.effects.notify(agent, bytes.clone());
+            }
         }
-        receiving.progress = Progress::Registered { id: request_id.clone(), written: Default::default() };
-        self.registered.insert(request_id, session);
+        receiving.progress = Progress::Registered;
+        self.end_if_written(cx, session);
     }
 
-    /// The request's id without its suffix, and a suffix that no session here has.
-    fn new_request_id(&mut self, session: SessionId) -> String {
-        let base = self.sessions.any(session).map(|open| open.dialect.remote.request.base().to_owned());
-        let base = base.unwrap_or_default();
+    /// The id of a new session at the engine: the request's id without its suffix, and a suffix that depends on how
+    /// often the request was opened here.
+    pub(super) fn new_request_id(&mut self, remote: &RemoteRequest) -> String {
+        let base = remote.request.base();
+        // Ranks of one engine know the same numbers; a rank that is alone need not be predictable.
+        let alone = self.cache.geometry.parallel.tp_size == 1;
+        let mut salt = if alone { self.random.bits() } else { 0 };
+        if self.opened.len() >= MAX_OPENED {
+            self.opened.clear();
+        }
+        let opened = self.opened.entry((remote.engine.clone(), base.to_owned())).or_default();
+        *opened += 1;
+        let mut hash = Fnv1a::new();
+        for text in [&self.config.engine_id, remote.engine.as_str(), remote.request.as_str()] {
+            hash.write(text.as_bytes());
+            hash.write(&[0]);
+        }
+        hash.write(&opened.to_le_bytes());
         loop {
-            let suffix = self.random.bits() as u32;
+            let suffix = mix(hash.finish() ^ salt) as u32;
             let id = format!("{base}-{suffix:08x}");
             if !self.registered.contains_key(&id) {
                 return id;
             }
+            salt = salt.wrapping_add(1);
         }
     }
 
@@ -71,18 +96,26 @@ impl Consumer {
     pub(super) fn rank_has_written(&mut self, cx: &mut Context, session: SessionId, agent: &str, ranks: u32) {
         let own = self.cache.geometry.parallel.tp_size.max(1);
         let Some(open) = self.sessions.any(session) else { return };
-        let (over, receiving) = (open.has_ended(), &mut open.dialect);
-        let Progress::Registered { written, .. } = &mut receiving.progress else { return };
-        if !written.insert(agent.to_owned()) {
+        let receiving = &mut open.dialect;
+        if !receiving.written.insert(agent.to_owned()) {
             return cx.ignore(Ignored::Repeated);
         }
-        let needed = receiving.remote.pp_size.max(1) as usize * (ranks / own).max(1) as usize;
-        if written.len() < needed {
+        receiving.writers = receiving.remote.pp_size.max(1) as usize * (ranks / own).max(1) as usize;
+        self.end_if_written(cx, session);
+    }
+
+    /// Ends a session into whose pages every rank has written, or hands its pages back if the session has ended.
+    fn end_if_written(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(open) = self.sessions.any(session) else { return };
+        let receiving = &open.dialect;
+        if !receiving.is_written() {
             return;
         }
-        match over {
-            true => self.free(cx, session),
-            false => self.finish(cx, session),
+        match (open.has_ended(), &receiving.progress) {
+            (true, _) => self.free(cx, session),
+            (false, Progress::Registered) => self.finish(cx, session),
+            // The pages are not known here yet.
+            (false, _) => {}
         }
     }
 

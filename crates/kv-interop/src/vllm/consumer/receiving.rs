@@ -33,6 +33,12 @@ pub(super) struct Receiving {
     pub(super) progress: Progress,
     /// The reads of this worker that have not ended.
     pub(super) flows: BTreeSet<FlowId>,
+    /// The id of the request at an engine that writes, which the engine's notifications name.
+    pub(super) own_id: String,
+    /// The agents that have written.
+    pub(super) written: BTreeSet<String>,
+    /// How many agents write, as far as agents have said.
+    pub(super) writers: usize,
     /// True once the engine was told that this worker reads the request no more.
     pub(super) released: bool,
 }
@@ -45,17 +51,17 @@ pub(super) enum Progress {
     /// This worker reads.
     Reading,
     /// The engine may write.
-    Registered {
-        /// The id of the request here, which the engine's notifications name.
-        id: String,
-        /// The agents that have notified this worker.
-        written: BTreeSet<String>,
-    },
+    Registered,
 }
 
 impl Receiving {
     pub(super) fn is_pull(&self) -> bool {
         self.mode == TransferMode::Pull
+    }
+
+    /// True if every rank of the engine has written.
+    pub(super) fn is_written(&self) -> bool {
+        self.writers > 0 && self.written.len() >= self.writers
     }
 }
 
@@ -74,6 +80,7 @@ impl Consumer {
             Ok(found) => found,
             Err(cause) => return refuse(cx, session, room, cause),
         };
+        let own_id = self.new_request_id(&remote);
         let name = (remote.engine.clone(), name_of(mode, &remote));
         if let Some(other) = self.requests.get(&name).copied() {
             let other = self.sessions.any(other).map_or_else(|| room.clone(), |open| open.room.clone());
@@ -93,8 +100,14 @@ impl Consumer {
             lease,
             progress: Progress::Waiting,
             flows: BTreeSet::new(),
+            own_id: own_id.clone(),
+            written: BTreeSet::new(),
+            writers: 0,
             released: false,
         };
+        if mode == TransferMode::Push {
+            self.registered.insert(own_id, session);
+        }
         self.sessions.open(session, room, cx.now, patience, receiving);
         let Some(engine) = self.engines.get(no) else { return };
         engine.users.insert(session);
@@ -255,10 +268,13 @@ impl Consumer {
             ready.map_or((false, None), |(ready, rank)| (ready, rank.map(|rank| rank.worker.clone())));
         let held = |reason, until| Some(Held { reason, peer: peer.clone(), until });
         let held = match &receiving.progress {
-            Progress::Reading if !receiving.flows.is_empty() => held(QuarantineReason::OwnPosts, None),
-            Progress::Registered { .. } if quiet.is_some() => held(QuarantineReason::WayLost, quiet),
-            Progress::Registered { .. } => held(QuarantineReason::Unacknowledged, None),
-            _ => None,
+            Progress::Reading if receiving.flows.is_empty() => None,
+            Progress::Reading => held(QuarantineReason::OwnPosts, None),
+            _ if receiving.is_written() => None,
+            Progress::Waiting if receiving.written.is_empty() => None,
+            // The engine writes to this rank, too, if another rank of this engine has registered.
+            _ if quiet.is_some() => held(QuarantineReason::WayLost, quiet),
+            _ => held(QuarantineReason::Unacknowledged, None),
         };
         let phase = match receiving.progress {
             Progress::Waiting if !ready => Phase::Handshake,
@@ -290,8 +306,8 @@ impl Consumer {
     fn forget_names(&mut self, session: SessionId) {
         let Some(open) = self.sessions.any(session) else { return };
         let receiving = &open.dialect;
-        if let Progress::Registered { id, .. } = &receiving.progress {
-            self.registered.remove(id);
+        if self.registered.get(&receiving.own_id) == Some(&session) {
+            self.registered.remove(&receiving.own_id);
         }
         let name = (receiving.remote.engine.clone(), name_of(receiving.mode, &receiving.remote));
         self.requests.remove(&name);

@@ -72,11 +72,68 @@ fn the_pages_are_registered_once_at_every_rank_and_success_needs_every_rank() {
 }
 
 #[test]
-fn a_writer_of_fewer_ranks_writes_once_to_each_reader() {
-    let (mut rig, _) = registered(ONE.tp(2, 1), ONE);
-    let id = registrations(&mut rig)[0].request_id.clone();
+fn ranks_that_share_a_writer_register_once_under_one_id_and_each_is_written() {
+    let (mut first, _) = registered(ONE.tp(2, 0), ONE);
+    let (mut second, _) = registered(ONE.tp(2, 1), ONE);
+    let id = registrations(&mut first)[0].request_id.clone();
+    assert!(registrations(&mut second).is_empty(), "vLLM would keep the second registration for ever");
+    for rig in [&mut first, &mut second] {
+        assert!(written(rig, "a", &id, 1));
+        assert_eq!((rig.poll(S), rig.back[&S]), (KvPoll::Success, 2));
+    }
+    // Another try of the same request has another id, again the same on both ranks.
+    let ids = [first, second].map(|mut rig| {
+        rig.open(2, Rig::remote(&Engine::new(ONE), "cmpl-1-0-0123abcd", &[]), |_| ());
+        rig.consumer.registered.keys().next().cloned().unwrap()
+    });
+    assert_eq!(ids[0], ids[1]);
+    assert_ne!(ids[0], id);
+}
+
+#[test]
+fn a_rank_that_another_rank_has_registered_may_be_written_before_its_own_handshake_ends() {
+    let open = |shape: Shape| {
+        let (mut rig, engine) = (Rig::new(shape, TransferMode::Push), Engine::new(ONE));
+        rig.open(1, Rig::remote(&engine, "r", &[]), |_| ());
+        let id = rig.consumer.registered.keys().next().cloned().unwrap();
+        (rig, engine, id)
+    };
+    let (mut rig, engine, id) = open(ONE.tp(2, 1));
     assert!(written(&mut rig, "a", &id, 1));
-    assert_eq!(rig.poll(S), KvPoll::Success);
+    assert_eq!(rig.poll(S), KvPoll::Bootstrapping);
+    rig.shake(&engine);
+    rig.init(1, &[7]);
+    assert_eq!((rig.poll(S), rig.back[&S]), (KvPoll::Success, 1));
+    // A writer of two stages has written from one: the other one will write, too.
+    let (mut rig, engine) = (Rig::new(ONE.tp(2, 1), TransferMode::Push), Engine::new(ONE));
+    rig.open(1, Rig::remote(&engine, "r", &[]).with(|remote| remote.pp_size = 2), |_| ());
+    let id = rig.consumer.registered.keys().next().cloned().unwrap();
+    rig.init(1, &[7]);
+    assert!(written(&mut rig, "a", &id, 1));
+    rig.abort(1);
+    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(1, None)]));
+    assert!(written(&mut rig, "b", &id, 1));
+    assert_eq!((rig.back[&S], rig.held()), (1, vec![]));
+}
+
+#[test]
+fn a_writer_that_vllm_would_leave_silent_is_refused_with_the_field() {
+    let small = Shape { page_size: 8, ..ONE };
+    let packed = Shape { axes: kv_core::layout::NHD_PACKED, ..ONE };
+    for (ours, theirs, field) in [
+        (small, ONE, None),
+        (ONE, small, Some("block_size")),
+        (small.tp(2, 0), ONE, Some("block_size")),
+        (packed, packed, None),
+        (packed, ONE, Some("kv_cache_layout")),
+    ] {
+        let (rig, _) = registered(ours, theirs);
+        let found = rig.failures.get(&S).map(|error| match &error.cause {
+            kv_core::Cause::Incompatible(mismatch) => mismatch.field.clone(),
+            other => panic!("{other}"),
+        });
+        assert_eq!(found.as_deref(), field);
+    }
 }
 
 #[test]
