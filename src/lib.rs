@@ -16,6 +16,7 @@
 //! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
 //! | encoder cache | `encoder_cache` (kv-ec; feature `encoder-cache`) | embeddings by content hash: region, worker, connector |
+//! | dialects | `interop` (kv-interop; feature `interop`) | workers that speak vLLM's or SGLang's protocol to unmodified engines |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
 //!
 //! # What is stable
@@ -252,6 +253,8 @@ pub use kv_poll::{EngineGroupError, StartError};
 pub use kv_bootstrap as bootstrap;
 #[cfg(feature = "encoder-cache")]
 pub use kv_ec as encoder_cache;
+#[cfg(feature = "interop")]
+pub use kv_interop as interop;
 pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;
