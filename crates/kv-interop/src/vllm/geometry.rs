@@ -109,12 +109,16 @@ impl OwnCache {
         self.geometry.parallel.tp_rank.is_multiple_of(self.consumers(tp_size))
     }
 
-    /// Refuses a vLLM rank that could not write into this cache: vLLM's writers would say nothing. Their blocks must be
-    /// made of whole blocks of this cache, and lie in the same order.
+    /// Refuses a vLLM rank that could not write into this cache, or would write it wrongly, and say nothing. Blocks
+    /// must lie in the same order and have one size. A writer cuts a larger block into equal runs of bytes: these are
+    /// blocks of this cache only if the tokens of a block lie outermost, or if there is one head.
     pub(crate) fn check_writer(&self, theirs: &NixlAgentMetadata, tp_size: u32) -> Result<(), Mismatch> {
         let ours = self.geometry.kernel_page_size();
+        let one_head = self.latent || self.geometry.kv_heads == 1;
+        let by_token = one_head || matches!(theirs.kv_cache_layout.as_str(), "LBNHC" | "BLNHC");
         let shared = self.consumers(tp_size) > 1 && !self.latent;
-        if !theirs.block_size.is_multiple_of(ours) || shared && theirs.block_size != ours {
+        let cut = by_token && !shared && theirs.block_size.is_multiple_of(ours);
+        if theirs.block_size != ours && !cut {
             return Err(differs("block_size", ours, theirs.block_size));
         }
         match shown_layout(self) {

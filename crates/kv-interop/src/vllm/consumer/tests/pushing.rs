@@ -121,7 +121,9 @@ fn a_writer_that_vllm_would_leave_silent_is_refused_with_the_field() {
     let small = Shape { page_size: 8, ..ONE };
     let packed = Shape { axes: kv_core::layout::NHD_PACKED, ..ONE };
     for (ours, theirs, field) in [
-        (small, ONE, None),
+        (small, ONE, Some("block_size")),
+        (Shape { total_heads: 1, ..small }, Shape { total_heads: 1, ..ONE }, None),
+        (Shape { axes: kv_core::layout::NHD_PACKED, ..small }, packed, None),
         (ONE, small, Some("block_size")),
         (small.tp(2, 0), ONE, Some("block_size")),
         (packed, packed, None),
