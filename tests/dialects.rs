@@ -123,7 +123,10 @@ fn args(dialect: Dialect, engine: &str, memory: &HostMemory) -> KvArgs {
 fn start(nixl: &Nixl, dialect: Dialect, role: WorkerRole, server: &str) -> Side {
     let aux: u64 = dialect.aux().iter().sum();
     let memory = Arc::new(HostMemory::new(KV_BYTES + (aux * u64::from(ROWS)) as usize).unwrap());
-    let config = NixlConfig::default().with(|config| config.foreign_bytes = 16 << 20);
+    let config = NixlConfig::default().with(|config| {
+        config.foreign_bytes = 16 << 20;
+        config.uuid_name = dialect != Dialect::Native;
+    });
     let mut transport = NixlTransport::new(nixl, config).unwrap();
     transport.add_memory(&memory).unwrap();
     let args = args(dialect, &format!("{role:?}"), &memory);
@@ -285,22 +288,29 @@ fn serve(prefill: &Side, decode: &Side, sizes: &[usize], aborted: &[usize]) -> [
     let (mut free, mut in_rows) = ((0..PAGES).collect::<Vec<_>>(), BTreeMap::new());
     let [mut sent, mut received] = [Outcomes::new(), Outcomes::new()];
     let mut routed: Vec<(usize, Routed)> = Vec::new();
+    let (mut keys, mut doomed) = (Vec::new(), Vec::new());
     for number in 0..sizes.len() {
         let room = prefill.dialect.room(number);
-        sending.push(number, Outgoing::new(&prefill.addr, room.clone())).unwrap();
+        keys.push(sending.push(number, Outgoing::new(&prefill.addr, room.clone())).unwrap());
         if prefill.dialect.mode() == TransferMode::Push {
             routed.push((number, route(prefill, &room, None)));
         }
     }
     let deadline = Instant::now() + PATIENCE;
     while sent.len() < sizes.len() || received.len() < sizes.len() {
-        assert!(Instant::now() < deadline, "{:?}, {:?}", sending.counts(), receiving.counts());
+        let counts = (sending.counts(), receiving.counts());
+        let failures = || keys.iter().map(|key| sending.failure(*key)).collect::<Vec<_>>();
+        assert!(Instant::now() < deadline, "{counts:?}; {:?}; received {received:?}", failures());
         for (number, (addr, room, options)) in routed.drain(..) {
             let incoming = Incoming::new(&addr, room, Demand::new(sizes[number], 0));
             let key = receiving.push(number, incoming.with(|incoming| incoming.options = options)).unwrap();
             if aborted.contains(&number) {
-                assert!(receiving.abort(key));
+                doomed.push(key);
             }
+        }
+        // A sender hears of a receiver that gives up only once the receiver has met the sender.
+        if receiving.counts().handshake == 0 {
+            doomed.drain(..).for_each(|key| assert!(receiving.abort(key)));
         }
         let Ok(()) = sending.step(changes(&prefill.manager));
         while let Some(key) = sending

@@ -46,6 +46,11 @@ pub struct NixlConfig {
     /// quarter. Notifications without room are dropped and counted. The transport does not sleep while a
     /// notification waits.
     pub foreign_bytes: usize,
+    /// Gives the transport's agent a name as vLLM and SGLang name their agents, a random UUID (default no). Such
+    /// a transport is a foreign agent for everybody: for transports of this crate, too, which reach it by
+    /// [`connect_foreign`](crate::NixlTransport::connect_foreign) only. Workers that speak a foreign dialect need
+    /// such a name where both ends of a connection may be workers of this framework.
+    pub uuid_name: bool,
     /// Most posts that were accepted and whose end was not reported yet (default 65 536).
     pub max_posts: usize,
     /// Allows READ over TCP (default no). Such a READ is slow, and a reader that dies in the middle may take
@@ -85,6 +90,7 @@ impl Default for NixlConfig {
             prepared_items: 1 << 16,
             outbound_bytes: 4 << 20,
             foreign_bytes: 0,
+            uuid_name: false,
             max_posts: 1 << 16,
             reads_over_tcp: false,
             max_peers: 1024,

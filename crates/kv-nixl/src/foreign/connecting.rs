@@ -4,7 +4,7 @@ use bytes::Bytes;
 use kv_core::{PeerId, TransportError};
 use kv_host::Life;
 
-use crate::agent::name::{FORM, agent_name, is_of_a_transport};
+use crate::agent::name::{FORM, is_of_a_transport};
 use crate::connections::id::RemoteId;
 use crate::connections::remote::{Remote, Stage};
 use crate::foreign::agent_metadata::{AgentMetadata, Digests};
@@ -19,7 +19,7 @@ use crate::transport::NixlTransport;
 impl NixlTransport {
     /// The name of this transport's agent, by which foreign agents address the transport.
     pub fn agent_name(&self) -> String {
-        agent_name(self.token)
+        self.name.clone()
     }
 
     /// The metadata of this transport's agent as NIXL writes it (the result of `get_agent_metadata` in

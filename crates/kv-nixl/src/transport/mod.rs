@@ -28,7 +28,7 @@ use kv_host::{Frozen, Host, OsError, ProcessIdentity, random};
 use rustix::event::epoll;
 
 use crate::agent::engine::Engine;
-use crate::agent::name::agent_name;
+use crate::agent::name::{agent_name, uuid_name};
 use crate::config::NixlConfig;
 use crate::connections::id::RemoteId;
 use crate::connections::origins::Origins;
@@ -57,6 +57,8 @@ pub struct NixlTransport {
     pub(crate) requests: Vec<Request>,
     pub(crate) engine: Engine,
     pub(crate) token: u64,
+    /// The name of the agent: made of the token, or a UUID.
+    pub(crate) name: String,
     /// This host and this process, as far as the kernel says.
     pub(crate) process: (Host, ProcessIdentity),
     pub(crate) reach: Reach,
@@ -136,11 +138,13 @@ impl NixlTransport {
             let data = epoll::EventData::new_u64(RINGING);
             epoll::add(&wakes, doorbell, data, epoll::EventFlags::IN).is_ok()
         });
-        let engine = Engine::new(nixl, &agent_name(token), &config)?;
+        let name = if config.uuid_name { uuid_name(random()?) } else { agent_name(token) };
+        let engine = Engine::new(nixl, &name, &config)?;
         Ok(NixlTransport {
             nixl: nixl.clone(),
             engine,
             token,
+            name,
             process: (Host::here().unwrap_or_default(), ProcessIdentity::here().unwrap_or_default()),
             reach: Reach::here(&config),
             memories: Vec::new(),
@@ -210,7 +214,7 @@ impl NixlTransport {
 impl fmt::Debug for NixlTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NixlTransport")
-            .field("name", &agent_name(self.token))
+            .field("name", &self.name)
             .field("backend", &self.config.backend)
             .field("regions", &self.regions.len())
             .field("peers", &self.peers.len())
