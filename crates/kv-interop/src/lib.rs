@@ -26,6 +26,8 @@ mod flows;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod message;
+#[cfg(test)]
+mod replay;
 mod sessions;
 pub mod sglang;
 mod side_channel;

@@ -7,6 +7,8 @@ mod config;
 mod machine;
 mod ranks;
 mod receiver;
+#[cfg(test)]
+mod recordings;
 mod sender;
 mod start;
 #[cfg(test)]

@@ -11,6 +11,8 @@ mod metadata;
 mod notification;
 mod producer;
 #[cfg(test)]
+mod recordings;
+#[cfg(test)]
 mod rig;
 mod start;
 
