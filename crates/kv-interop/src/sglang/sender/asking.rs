@@ -172,8 +172,12 @@ impl Sending {
         if let Some(session) = self.rooms.session(abort.room) {
             let Some(open) = self.sessions.any(session) else { return false };
             let target = open.dialect.targets.iter_mut().find(|target| target.endpoint == *endpoint);
-            // A rank that is not one of the room's may not end the room.
             let Some(target) = target else {
+                // While ranks are missing, the rank may be one of the room's that has given up before its request,
+                // and the others wait in vain. Once all are there, another rank may not end the room.
+                if !open.dialect.attached {
+                    self.fail(effects, session, (None, cause()));
+                }
                 self.acknowledge(effects, endpoint, abort);
                 return true;
             };
