@@ -23,6 +23,11 @@
 //! [`Worlds::Ec`] are worlds of the second service, the encoder cache ([`kv_ec::EcMachine`]): the same network,
 //! with producers that save entries and consumers that fetch them by the hash of their content.
 //!
+//! [`Worlds::Dialect`] are worlds of foreign protocols ([`Dialect`]): this framework's own prefill and decode
+//! machines of vLLM's or SGLang's protocol, over a network of their own, in which side channels behave as ZeroMQ's
+//! sockets and agents as NIXL's. Their promises, and what those protocols cannot promise, stand in
+//! `interop/mod.rs`.
+//!
 //! [`VirtualTransport`] is the transport of these worlds without the rest, for the conformance suite, which
 //! real transports pass, too.
 //!
@@ -59,6 +64,7 @@ mod clock;
 mod counters;
 mod ec;
 pub mod exhaust;
+mod interop;
 mod kv;
 pub mod net;
 mod planted;
@@ -72,6 +78,9 @@ pub use clock::Clock;
 pub use counters::{Kinds, Tally};
 pub use ec::params::EcParams;
 pub use ec::stats::EcCounters;
+pub use interop::Dialect;
+pub use interop::params::DialectParams;
+pub use interop::stats::DialectCounters;
 pub use kv::params::Params;
 pub use kv::stats::KvCounters;
 pub use net::NetCounters;

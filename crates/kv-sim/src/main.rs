@@ -11,7 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use kv_sim::exhaust::{EntryScope, Outcome, Scope, explore, explore_entries, hunt};
-use kv_sim::{Campaign, EcParams, Options, Params, Planted, Report, Worlds, run_campaign, run_seed};
+use kv_sim::{
+    Campaign, Dialect, DialectParams, EcParams, Options, Params, Planted, Report, Worlds, run_campaign,
+    run_seed,
+};
 
 /// Runs the transfer protocol under simulated faults, and looks for broken promises.
 #[derive(Debug, Parser)]
@@ -24,8 +27,10 @@ struct Args {
     #[arg(long, default_value_t = 0, value_name = "SEED")]
     start: u64,
     /// The worlds to run: kv (of the KV cache), ec (of the encoder cache), or all: as many worlds of the KV
-    /// cache as there are seeds, and then a quarter as many of the encoder cache.
-    #[arg(long, value_name = "SERVICE", default_value = "all", value_parser = ["kv", "ec", "all"])]
+    /// cache as there are seeds, and then a quarter as many of the encoder cache. Beside these: vllm-pull,
+    /// vllm-push or sglang (of that foreign protocol), or interop (of all three).
+    #[arg(long, value_name = "WORLDS", default_value = "all",
+        value_parser = ["kv", "ec", "vllm-pull", "vllm-push", "sglang", "interop", "all"])]
     worlds: String,
     /// How many threads to use [default: one for each core].
     #[arg(long, value_name = "THREADS")]
@@ -73,19 +78,34 @@ fn main() -> ExitCode {
     // Panics of nodes are violations, and are reported as such.
     std::panic::set_hook(Box::new(|_| {}));
     let options = Options { planted: args.plant, max_events: args.steps, ..Options::default() };
-    let of_entries = args.worlds == "ec" || args.plant.is_some_and(Planted::is_of_entries);
-    let worlds = if of_entries { Worlds::Ec } else { Worlds::Kv };
-    let options = Options { worlds, ..options };
-    match args.seed {
-        Some(seed) => replay(seed, &args, options),
-        None if args.worlds == "all" && args.plant.is_none() => {
-            let found = campaign(&args, args.seeds, options);
-            if found == ExitCode::SUCCESS {
-                return campaign(&args, args.seeds.div_ceil(4), Options { worlds: Worlds::Ec, ..options });
-            }
-            found
+    let all = worlds(&args);
+    if let Some(seed) = args.seed {
+        return replay(seed, &args, Options { worlds: all[0], ..options });
+    }
+    for worlds in all {
+        let few = args.worlds == "all" && worlds != Worlds::Kv;
+        let seeds = if few { args.seeds.div_ceil(4) } else { args.seeds };
+        let found = campaign(&args, seeds, Options { worlds, ..options });
+        if found != ExitCode::SUCCESS {
+            return found;
         }
-        None => campaign(&args, args.seeds, options),
+    }
+    ExitCode::SUCCESS
+}
+
+/// The kinds of worlds that are run. A planted bug is looked for in one kind.
+fn worlds(args: &Args) -> Vec<Worlds> {
+    let dialects = || Dialect::ALL.into_iter().map(Worlds::Dialect);
+    let named = dialects().find(|worlds| name(*worlds) == args.worlds);
+    match (args.worlds.as_str(), args.plant) {
+        (_, Some(planted)) if planted.is_of_entries() => vec![Worlds::Ec],
+        (_, Some(planted)) if planted.dialect().is_some() => {
+            named.or(planted.dialect().map(Worlds::Dialect)).into_iter().collect()
+        }
+        ("ec", _) => vec![Worlds::Ec],
+        ("interop", _) => dialects().collect(),
+        ("all", None) => vec![Worlds::Kv, Worlds::Ec],
+        _ => vec![named.unwrap_or(Worlds::Kv)],
     }
 }
 
@@ -93,6 +113,7 @@ fn name(worlds: Worlds) -> &'static str {
     match worlds {
         Worlds::Kv => "kv",
         Worlds::Ec => "ec",
+        Worlds::Dialect(dialect) => dialect.name(),
     }
 }
 
@@ -143,6 +164,7 @@ fn replay(seed: u64, args: &Args, options: Options) -> ExitCode {
     match options.worlds {
         Worlds::Kv => println!("{:#?}", Params::draw(seed)),
         Worlds::Ec => println!("{:#?}", EcParams::draw(seed)),
+        Worlds::Dialect(dialect) => println!("{:#?}", DialectParams::draw(seed, dialect)),
     }
     let report = run_seed(seed, Options { keep, ..options });
     for line in report.trace.lines() {

@@ -1,6 +1,8 @@
 //! The table of planted bugs: what each bug gets wrong, which invariant must catch it, and in which worlds it
 //! shows.
 
+use crate::interop::Dialect;
+
 macro_rules! planted {
     ($($(#[$doc:meta])* $name:ident: $invariant:ident in $($place:expr),+;)*) => {
         /// A bug that can be planted in a simulated world.
@@ -35,11 +37,26 @@ macro_rules! planted {
 pub const SEEDS: &str = "seeds";
 /// Stands for the worlds of the encoder cache that seeds draw.
 pub const ENTRIES: &str = "entries";
+/// Stands for the worlds of vLLM's pull mode that seeds draw.
+pub const VLLM_PULL: &str = "vllm-pull";
+/// Stands for the worlds of vLLM's push mode that seeds draw.
+pub const VLLM_PUSH: &str = "vllm-push";
+/// Stands for the worlds of SGLang's protocol that seeds draw.
+pub const SGLANG: &str = "sglang";
 
 impl Planted {
     /// The small world, if any, in which the exhaustive check must find the bug.
     pub fn scope(self) -> Option<&'static str> {
-        self.places().iter().copied().find(|place| ![SEEDS, ENTRIES].contains(place))
+        let drawn = |place: &&str| {
+            [SEEDS, ENTRIES].contains(place) || Dialect::ALL.iter().any(|dialect| dialect.name() == *place)
+        };
+        self.places().iter().copied().find(|place| !drawn(place))
+    }
+
+    /// The dialect in whose worlds the bug shows, if the bug shows in no world of this framework's own protocol.
+    pub fn dialect(self) -> Option<Dialect> {
+        let name = self.places().first()?;
+        Dialect::ALL.iter().copied().find(|dialect| dialect.name() == *name)
     }
 
     /// True if the bug shows in worlds of the encoder cache only.
@@ -227,4 +244,22 @@ planted! {
     RefusedFalsely: refusals_are_true in ENTRIES;
     /// Each of the sessions that want an entry makes a request of its own.
     EachSessionAsks: one_transfer_for_an_entry in ENTRIES;
+    /// A descriptor of a post is not moved.
+    DescriptorSkipped: dialect_bytes_are_right in VLLM_PULL, VLLM_PUSH, SGLANG;
+    /// A part of an aux row is not written.
+    AuxRowSkipped: dialect_bytes_are_right in SGLANG;
+    /// A post is reported as ended while its bytes move.
+    EndedWhileItMoves: dialect_pages_are_quiet in VLLM_PULL, VLLM_PUSH, SGLANG;
+    /// Pages are used again when their session ends, not when they come back.
+    PagesBackAtTheEnd: dialect_pages_are_quiet in VLLM_PUSH, VLLM_PULL, SGLANG;
+    /// Some sessions do not tell their end.
+    EndsUntold: dialect_sessions_end_once in VLLM_PULL, VLLM_PUSH, SGLANG;
+    /// Some pages do not come back.
+    PagesKept: dialect_pages_come_back in VLLM_PULL, VLLM_PUSH, SGLANG;
+    /// A read of a dead process' pages reads those of the process that has taken its place.
+    ReadsSuccessorsPages: dialect_lives_are_apart in VLLM_PULL;
+    /// A timer is due again at the moment at which it rang, in a world of a dialect.
+    TimersSpin: dialect_machines_are_bounded in VLLM_PULL, VLLM_PUSH, SGLANG;
+    /// The engines stay parted when faults should have stopped.
+    WaysStayParted: dialect_requests_are_served in VLLM_PULL, VLLM_PUSH, SGLANG;
 }

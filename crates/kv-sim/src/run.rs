@@ -7,6 +7,9 @@ use crate::ec;
 use crate::ec::params::EcParams;
 use crate::ec::service::EcWorld;
 use crate::ec::stats::EcCounters;
+use crate::interop::params::DialectParams;
+use crate::interop::stats::DialectCounters;
+use crate::interop::{self, Dialect};
 use crate::kv::frames::show;
 use crate::kv::params::Params;
 use crate::kv::service::KvWorld;
@@ -24,6 +27,8 @@ pub enum Worlds {
     Kv,
     /// Worlds of the encoder cache.
     Ec,
+    /// Worlds of a foreign protocol.
+    Dialect(Dialect),
 }
 
 /// How to run a seed.
@@ -49,6 +54,8 @@ pub struct Counters {
     pub kv: KvCounters,
     /// Counts of what happened to entries of the encoder cache.
     pub ec: EcCounters,
+    /// Counts of what happened to sessions of foreign protocols.
+    pub dialects: DialectCounters,
 }
 
 impl Counters {
@@ -57,6 +64,7 @@ impl Counters {
         self.net.merge(&other.net);
         self.kv.merge(&other.kv);
         self.ec.merge(&other.ec);
+        self.dialects.merge(&other.dialects);
     }
 
     /// Frames sent, by the name of their kind.
@@ -68,12 +76,14 @@ impl Counters {
     pub fn rows(&self) -> Vec<(&'static str, u64)> {
         let kv = if self.kv == KvCounters::default() { Vec::new() } else { self.kv.rows() };
         let ec = if self.ec == EcCounters::default() { Vec::new() } else { self.ec.rows() };
-        [self.net.rows(), kv, ec].concat()
+        let quiet = self.dialects == DialectCounters::default();
+        let dialects = if quiet { Vec::new() } else { self.dialects.rows() };
+        [self.net.rows(), kv, ec, dialects].concat()
     }
 
     /// Failed sessions by the name of their cause.
     pub fn failures(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.kv.failures.iter().chain(self.ec.failures.iter())
+        self.kv.failures.iter().chain(self.ec.failures.iter()).chain(self.dialects.failures.iter())
     }
 }
 
@@ -103,6 +113,13 @@ pub fn run_seed(seed: u64, options: Options) -> Report {
     if options.worlds == Worlds::Ec || options.planted.is_some_and(Planted::is_of_entries) {
         return run_entries(seed, options);
     }
+    let dialect = match options.worlds {
+        Worlds::Dialect(dialect) => Some(dialect),
+        _ => options.planted.and_then(Planted::dialect),
+    };
+    if let Some(dialect) = dialect {
+        return run_dialect(seed, dialect, options);
+    }
     let mut params = Params::draw(seed);
     if let Some(planted) = options.planted {
         planted.provoke(&mut params);
@@ -112,7 +129,7 @@ pub fn run_seed(seed: u64, options: Options) -> Report {
     Report {
         seed,
         violation: outcome.violation,
-        counters: Counters { net: outcome.counters, kv: outcome.service.counters, ec: EcCounters::default() },
+        counters: Counters { net: outcome.counters, kv: outcome.service.counters, ..Counters::default() },
         trace: outcome.trace,
         virtual_time: outcome.ended_at,
     }
@@ -128,7 +145,17 @@ fn run_entries(seed: u64, options: Options) -> Report {
         EcWorld::of_entries(params, options.planted, Trace::keeping(options.keep)).run(options.max_events);
     let (violation, trace, virtual_time) = (outcome.violation, outcome.trace, outcome.ended_at);
     let (net, ec) = (outcome.counters, outcome.service.counters);
-    Report { seed, violation, counters: Counters { net, kv: KvCounters::default(), ec }, trace, virtual_time }
+    Report { seed, violation, counters: Counters { net, ec, ..Counters::default() }, trace, virtual_time }
+}
+
+/// The same for a world of a foreign protocol.
+fn run_dialect(seed: u64, dialect: Dialect, options: Options) -> Report {
+    let params = DialectParams::draw(seed, dialect);
+    let outcome = interop::run(params, options.planted, Trace::keeping(options.keep), options.max_events);
+    let interop::Outcome { violation, counters: dialects, trace, ended_at } = outcome;
+    let net = NetCounters { seeds: 1, ..NetCounters::default() };
+    let counters = Counters { net, dialects, ..Counters::default() };
+    Report { seed, violation, counters, trace, virtual_time: ended_at }
 }
 
 /// The result of many seeds.

@@ -8,6 +8,8 @@ mod geometry;
 mod hash;
 mod machine;
 mod metadata;
+#[cfg(feature = "model")]
+pub mod model;
 mod notification;
 mod producer;
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! Worlds of the dialects keep all promises, and each promise can be broken.
+
+use kv_sim::{Dialect, Options, Planted, Worlds, run_seed};
+
+fn of(dialect: Dialect) -> Options {
+    Options { worlds: Worlds::Dialect(dialect), ..Options::default() }
+}
+
+fn keeps_all_promises(dialect: Dialect) {
+    for seed in 0..400 {
+        let report = run_seed(seed, of(dialect));
+        assert_eq!(report.violation, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_first_worlds_of_vllms_pull_mode_keep_all_promises() {
+    keeps_all_promises(Dialect::VllmPull);
+}
+
+#[test]
+fn the_first_worlds_of_sglangs_protocol_keep_all_promises() {
+    keeps_all_promises(Dialect::Sglang);
+}
+
+#[test]
+fn running_a_world_of_a_dialect_twice_gives_the_same_history() {
+    for dialect in Dialect::ALL {
+        for seed in 0..20 {
+            let again = Options { keep: 10, ..of(dialect) };
+            let (first, again) = (run_seed(seed, of(dialect)), run_seed(seed, again));
+            assert_eq!(first.trace.hash(), again.trace.hash(), "{dialect:?} seed {seed}");
+            assert_eq!(first.counters, again.counters, "{dialect:?} seed {seed}");
+        }
+    }
+}
+
+/// A bug is caught in each of its dialects, by its invariant, in a world that keeps all promises without the bug.
+#[test]
+fn every_bug_that_is_planted_in_a_dialect_is_caught() {
+    let of_dialects = Planted::ALL.iter().filter(|planted| planted.dialect().is_some());
+    for planted in of_dialects {
+        for place in planted.places() {
+            let dialect = Dialect::ALL.into_iter().find(|dialect| dialect.name() == *place).unwrap();
+            let caught = (0..1500).any(|seed| {
+                let with = Options { planted: Some(*planted), ..of(dialect) };
+                let found = run_seed(seed, with).violation;
+                let is_meant = found.is_some_and(|found| found.invariant == planted.caught_by());
+                is_meant && run_seed(seed, of(dialect)).violation.is_none()
+            });
+            assert!(caught, "{} is not caught in {place} by {}", planted.name(), planted.caught_by());
+        }
+    }
+}
