@@ -15,7 +15,6 @@
 //! | [`side_channel`](SideChannel) | the server from which vLLM workers fetch the metadata of our ranks |
 //! | `channels`, `zmtp` | ZeroMQ sockets on a worker's poll, and their protocol |
 #![forbid(unsafe_code)]
-#![allow(dead_code)]
 
 mod agents;
 mod cache;

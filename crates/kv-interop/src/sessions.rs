@@ -93,6 +93,7 @@ impl<S> Sessions<S> {
         self.iter().filter(|(_, session)| !session.has_ended()).map(|(id, _)| id).collect()
     }
 
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.sessions.len()
     }
@@ -227,11 +228,6 @@ impl<S> Session<S> {
 
     pub(crate) fn status(&self) -> KvPoll {
         self.status
-    }
-
-    /// What the session was lent so far, in order.
-    pub(crate) fn lent(&self) -> &[Resource] {
-        &self.lent
     }
 
     /// What the pages of the session wait for, if the session has ended and pages are held.

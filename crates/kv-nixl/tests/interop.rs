@@ -10,7 +10,7 @@ use kv_core::{
     TransportEvent, TransportWait,
 };
 use kv_interop::message::{AgentRegion, Incoming, Message, Way};
-use kv_interop::{Agents, ChannelConfig, InteropTransport, SideChannel};
+use kv_interop::{ChannelConfig, InteropTransport, SideChannel};
 use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use nixl_sys::{Agent, AgentConfig, MemoryRegion, NixlRegistration, NotificationMap, SystemStorage};
 

@@ -44,7 +44,7 @@ pub(crate) enum Over {
     /// The peer has closed the connection, or its system has.
     Ended,
     /// The peer lives, and what it sends cannot be understood.
-    Violated(ZmtpError),
+    Violated,
 }
 
 impl From<io::Error> for Over {
@@ -54,8 +54,8 @@ impl From<io::Error> for Over {
 }
 
 impl From<ZmtpError> for Over {
-    fn from(error: ZmtpError) -> Over {
-        Over::Violated(error)
+    fn from(_: ZmtpError) -> Over {
+        Over::Violated
     }
 }
 

@@ -58,7 +58,7 @@ impl Counters {
 
     /// Counts the end of a connection, if the peer's bytes are the reason.
     pub(crate) fn violated(&self, over: &Over) {
-        if let Over::Violated(_) = over {
+        if let Over::Violated = over {
             self.violated.fetch_add(1, Ordering::Relaxed);
         }
     }

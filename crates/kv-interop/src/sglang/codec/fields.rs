@@ -28,7 +28,6 @@ pub(crate) enum Malformed {
 /// The frames of a message, read by position.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frames<'a> {
-    message: &'static str,
     frames: &'a [Bytes],
 }
 
@@ -40,7 +39,7 @@ impl<'a> Frames<'a> {
         min: usize,
     ) -> Result<Frames<'a>, Malformed> {
         let got = frames.len();
-        if got < min { Err(Malformed::Frames { message, got, min }) } else { Ok(Frames { message, frames }) }
+        if got < min { Err(Malformed::Frames { message, got, min }) } else { Ok(Frames { frames }) }
     }
 
     /// A frame; empty if the message is shorter.
@@ -109,11 +108,6 @@ impl<'a> Frames<'a> {
             return Err(Malformed::TooMany { field, got: entries.len(), max });
         }
         Ok(entries.to_vec())
-    }
-
-    /// The name of the message, for errors.
-    pub(crate) fn message(&self) -> &'static str {
-        self.message
     }
 }
 

@@ -54,12 +54,4 @@ impl Pushes {
         self.open.remove(&endpoint);
         Some(endpoint)
     }
-
-    /// Closes the way to an endpoint.
-    pub(super) fn close(&mut self, effects: &mut Effects, endpoint: &Endpoint) {
-        if let Some(peer) = self.open.remove(endpoint) {
-            self.peers.remove(&peer);
-            effects.disconnect(peer);
-        }
-    }
 }

@@ -244,6 +244,7 @@ impl Engines {
         self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, no)| *no).collect()
     }
 
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.engines.len()
     }

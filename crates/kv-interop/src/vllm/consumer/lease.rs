@@ -66,11 +66,6 @@ impl Lease {
         }
     }
 
-    /// True if heartbeats extend the lease.
-    pub(super) fn is_renewed(&self) -> bool {
-        matches!(self, Lease::Renewed { .. })
-    }
-
     /// When the lease may be over. A lease whose end cannot be known counts as over.
     pub(super) fn over_at(&self, clock: Option<EngineClock>) -> Time {
         match self {

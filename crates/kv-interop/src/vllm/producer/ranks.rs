@@ -322,11 +322,6 @@ impl Ranks {
     pub(super) fn next_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(at, _)| *at)
     }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.ranks.len()
-    }
 }
 
 type Checked = (Bytes, ForeignCache, RegionMap);
