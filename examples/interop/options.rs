@@ -79,10 +79,6 @@ pub struct Options {
     /// Seconds after which a side without a command ends by itself; 0 is never.
     #[arg(long, default_value_t = 0.0)]
     pub idle_exit: f64,
-
-    /// Write what the peer and our side say to each other into this file, as lines of JSON.
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<std::path::PathBuf>,
 }
 
 /// The sizes of the cache.

@@ -53,6 +53,9 @@ pub struct SglangTiming {
     /// How long after the loss of a way the way is opened again, if pages in quarantine need the way (default
     /// 1 s).
     pub reconnect: Duration,
+    /// How long a decode worker waits for the acknowledgement of an abort before the abort is said again (default
+    /// 10 s). The acknowledgement may be lost with its connection, and the pages wait for the acknowledgement.
+    pub abort_repeat: Duration,
     /// How long a prefill worker keeps what decode ranks have said of a room that no sender has opened, and that
     /// a room without a sender was aborted (default 300 s).
     pub unclaimed: Duration,
@@ -66,6 +69,7 @@ impl Default for SglangTiming {
             lookup_lifetime: seconds(10),
             lookup_retry: seconds(1),
             reconnect: seconds(1),
+            abort_repeat: seconds(10),
             unclaimed: seconds(300),
         }
     }

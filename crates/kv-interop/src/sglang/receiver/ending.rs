@@ -7,7 +7,7 @@ use kv_core::{
 };
 
 use super::engine::Place;
-use super::session::Writes;
+use super::session::{Source, Writes};
 use super::{Failure, Receiving};
 use crate::effects::Effects;
 use crate::sglang::codec::{Abort, AbortAck, FAILED, KvStatus, SUCCESS};
@@ -63,6 +63,9 @@ impl Receiving {
         let (peer, cause) = failure;
         let parts = self.parts(session);
         self.sessions.fail(effects, session, (peer, phase, cause), held);
+        if self.sessions.any(session).is_some() {
+            self.repeats.insert((now + self.timing.abort_repeat, session));
+        }
         self.let_go(session, parts);
     }
 
@@ -78,6 +81,16 @@ impl Receiving {
             open.dialect.generation = Some(generation);
         }
         self.say_stop(effects, session);
+    }
+
+    /// Says the abort again if a rank that this worker can reach has not acknowledged the abort.
+    pub(super) fn repeat_abort(&mut self, effects: &mut Effects, now: Time, session: SessionId) {
+        let waits = |source: &Source| matches!(source.writes, Writes::Yes(_));
+        let Some(ended) = self.sessions.any(session).filter(|session| session.has_ended()) else { return };
+        if ended.dialect.generation.is_some() && ended.dialect.sources.iter().any(waits) {
+            self.say_stop(effects, session);
+            self.repeats.insert((now + self.timing.abort_repeat, session));
+        }
     }
 
     fn say_stop(&mut self, effects: &mut Effects, session: SessionId) {

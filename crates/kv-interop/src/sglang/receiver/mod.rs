@@ -19,7 +19,7 @@ mod opening;
 mod prefills;
 mod session;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use kv_core::{Cause, Phase, Quarantine, QuarantineReason, Room, SessionId, Time, WorkerId};
@@ -49,6 +49,8 @@ pub(super) struct Receiving {
     prefills: Prefills,
     /// The number of the last abort.
     generation: u64,
+    /// When the abort of each session is said again, if its pages still wait for an acknowledgement.
+    repeats: BTreeSet<(Time, SessionId)>,
     stopping: bool,
 }
 
@@ -72,6 +74,7 @@ impl Receiving {
             prefills: Prefills::default(),
             // SGLang repeats the number as it is; half of the range leaves room for all aborts.
             generation: seed >> 1,
+            repeats: BTreeSet::new(),
             stopping: false,
         }
     }
@@ -89,10 +92,15 @@ impl Receiving {
                 Due::Free(session) => self.free(effects, session),
             }
         }
+        while self.repeats.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, session)) = self.repeats.pop_first() else { break };
+            self.repeat_abort(effects, now, session);
+        }
     }
 
     pub(super) fn next_due(&self) -> Option<Time> {
-        let due = [self.finder.next_due(), self.prefills.next_due(), self.sessions.next_due()];
+        let repeat = self.repeats.first().map(|(at, _)| *at);
+        let due = [self.finder.next_due(), self.prefills.next_due(), self.sessions.next_due(), repeat];
         due.into_iter().flatten().min()
     }
 
