@@ -196,12 +196,13 @@ impl Ranks {
         }
     }
 
-    /// The next session that needs the rank asks its side channel again: another process may answer there.
+    /// The next session that needs a rank of this rank's engine asks the side channel again: other processes may
+    /// answer there. An engine starts with all its ranks, so none of them is trusted any more.
     pub(super) fn distrust(&mut self, no: RankNo) {
-        if let Some(rank) = self.ranks.get(&no)
-            && self.known.get(&rank.key) == Some(&no)
-        {
-            self.known.remove(&rank.key);
+        let Some(rank) = self.ranks.get(&no) else { return };
+        if self.known.get(&rank.key) == Some(&no) {
+            let (engine, addr) = (rank.key.engine.clone(), rank.key.addr.clone());
+            self.known.retain(|key, _| key.engine != engine || key.addr != addr);
         }
     }
 

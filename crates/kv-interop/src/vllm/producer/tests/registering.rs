@@ -126,6 +126,22 @@ fn an_engine_that_was_restarted_under_its_address_is_asked_anew() {
 }
 
 #[test]
+fn the_end_of_one_ranks_agent_lets_all_ranks_of_the_engine_be_asked_anew() {
+    let mut rig = rig((1, 0));
+    let first = sent(&mut rig, 1, "a", &[1]);
+    rig.register("d-0", &of("a", 2, &[5]));
+    let agents = rig.shake_hands(2);
+    assert_eq!((agents.len(), rig.write_all().len()), (2, 2));
+    assert_eq!(rig.state(first), Success);
+    rig.gone(agents[0]);
+    rig.out.clear();
+    sent(&mut rig, 2, "b", &[1]);
+    rig.register("new-0", &of("b", 2, &[5]));
+    let asked: Vec<u32> = rig.asked().into_iter().map(|(_, rank)| rank).collect();
+    assert_eq!(asked, [0, 1], "an engine starts with all its ranks");
+}
+
+#[test]
 fn an_agent_that_registers_for_another_agents_engine_gets_nothing() {
     let mut rig = rig((1, 0));
     let session = sent(&mut rig, 1, "r", &[1]);
