@@ -12,8 +12,9 @@
 //! attempt of the receiver, and takes the place of the first one, as long as the session is open.
 //!
 //! vLLM's receiver counts the notifications `<id>:<tp size here>`: one from each rank here, after the last byte.
-//! So the last write to a rank waits for the writes before it, and carries the notification. The receiver answers
-//! nothing, and cannot be told that a write has failed: vLLM's engine waits on. Its own timeout ends the request
+//! So the last write to a receiver of one rank waits for the writes before it, and carries the notification. A receiver
+//! of several ranks is told when the writes to all of them have ended: a rank that is told hands its pages back, and
+//! the pages of one rank are those of all ranks of its engine. The receiver answers nothing, and cannot be told that a write has failed: vLLM's engine waits on. Its own timeout ends the request
 //! there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -267,12 +268,16 @@ impl Producer {
             };
             let Way::Write(writing) = &mut sender.way else { return Ok(()) };
             let Some(receiver) = &mut writing.receiver else { return Ok(()) };
-            let Some(target) = receiver.targets.get_mut(position) else { return Ok(()) };
             let (given, complete) = (&sender.given, sender.given.is_complete());
+            let alone = receiver.targets.len() == 1;
+            let planned = |target: &Target| given.writable(target.next_final).is_none();
+            let all_in_place =
+                alone || receiver.targets.iter().all(planned) && !writing.flows.values().any(Option::is_some);
+            let Some(target) = receiver.targets.get_mut(position) else { return Ok(()) };
             let busy = writing.flows.values().any(|of| *of == Some(position));
             let notify = || done(&receiver.registered.registration.request_id, tp_size);
             let Some(writable) = given.writable(target.next_final) else {
-                if complete && !busy && !target.told {
+                if complete && !busy && !target.told && all_in_place {
                     target.told = true;
                     if let Some(reached) = self.ranks.reached(target.rank) {
                         cx.effects.notify(reached.peer, notify());
@@ -280,7 +285,7 @@ impl Producer {
                 }
                 return Ok(());
             };
-            let last = complete && target.next_final + 1 == given.finals();
+            let last = alone && complete && target.next_final + 1 == given.finals();
             if last && busy {
                 return Ok(());
             }

@@ -146,6 +146,15 @@ impl Rig {
         }
     }
 
+    /// The notifications that were sent apart from posts since the last call, each with its peer.
+    pub(super) fn notified(&mut self) -> Vec<(PeerId, Bytes)> {
+        let sent = |out| match out {
+            Output::Send { peer, frame } => Some((peer, frame)),
+            _ => None,
+        };
+        std::mem::take(&mut self.out).into_iter().filter_map(sent).collect()
+    }
+
     pub(super) fn gone(&mut self, peer: PeerId) {
         self.input(Input::PeerGone { peer, end: WayEnd::Lost });
     }
