@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use crate::side_channel;
+use crate::vllm;
 use crate::zmtp::{Heard, MAX_MESSAGE, Session, SocketType, ZmtpError, write_message};
 
 /// Reads the stream of a connection. The first byte gives the type of this side's socket, and the length of the
@@ -48,7 +49,7 @@ fn read<'a>(
 pub fn side_channel(bytes: &[u8]) {
     let parts = [Bytes::new(), Bytes::copy_from_slice(bytes)];
     if let Some(ranks) = side_channel::parse(&parts) {
-        let again = side_channel::request(ranks.0, ranks.1);
+        let again = vllm::question(ranks.0, ranks.1);
         assert_eq!(side_channel::parse(&[Bytes::new(), again]), Some(ranks));
     }
 }

@@ -15,12 +15,11 @@ use mio::{Events, Poll, Token, Waker};
 
 use crate::channels::server::{Bounds, Context, Server};
 use crate::channels::{ChannelError, Counters, SCRATCH};
+use crate::vllm::{self, asked};
 use crate::zmtp::SocketType;
 
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
-/// The word with which a request begins.
-const ASK: &[u8] = b"get_meta_msg";
 /// Longest request in bytes. vLLM's have less than 32.
 const MAX_REQUEST: usize = 4096;
 /// Bytes of answers that may wait for a peer that does not read.
@@ -166,25 +165,15 @@ impl Shared {
             return None;
         };
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let seconds = SideChannel::seconds(clock::now());
-        let clock = [&[0xcb][..], &seconds.to_be_bytes()].concat();
-        Some(vec![Bytes::new(), payload, clock.into()])
+        let clock = vllm::clock(clock::now().since(Time::ZERO));
+        Some(vec![Bytes::new(), payload, clock])
     }
 }
 
 /// The pipeline and tensor rank of a request, which comes behind an empty part as REQ sockets send it.
 pub(crate) fn parse(parts: &[Bytes]) -> Option<(u32, u32)> {
     let [envelope, request] = parts else { return None };
-    let mut reader = rmp_serde::Deserializer::new(io::Cursor::new(&request[..]));
-    let asked = <(Bytes, u32, u32) as serde::Deserialize>::deserialize(&mut reader);
-    let (word, pp_rank, tp_rank) = asked.ok()?;
-    let whole = reader.position() == request.len() as u64;
-    (envelope.is_empty() && word == ASK && whole).then_some((pp_rank, tp_rank))
-}
-
-/// The request for the metadata of a rank, as vLLM writes it.
-pub(crate) fn request(pp_rank: u32, tp_rank: u32) -> Bytes {
-    rmp_serde::to_vec(&(Bytes::from_static(ASK), pp_rank, tp_rank)).map(Bytes::from).unwrap_or_default()
+    if envelope.is_empty() { asked(request) } else { None }
 }
 
 struct Service {

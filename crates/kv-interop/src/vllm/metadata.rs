@@ -5,6 +5,7 @@
 //! write other metadata. The second frame is the time on the clock of the engine's process.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -141,8 +142,10 @@ pub fn question(pp_rank: u32, tp_rank: u32) -> Bytes {
 
 /// The rank for whose metadata a message asks, as (pp_rank, tp_rank); `None` for other messages.
 pub fn asked(message: &[u8]) -> Option<(u32, u32)> {
-    let (name, pp_rank, tp_rank): (Bytes, u32, u32) = rmp_serde::from_slice(message).ok()?;
-    (name == GET_META_MSG).then_some((pp_rank, tp_rank))
+    let mut reader = rmp_serde::Deserializer::new(io::Cursor::new(message));
+    let (name, pp_rank, tp_rank) = <(Bytes, u32, u32)>::deserialize(&mut reader).ok()?;
+    let whole = reader.position() == message.len() as u64;
+    (name == GET_META_MSG && whole).then_some((pp_rank, tp_rank))
 }
 
 /// The second frame of an answer that is sent at this time on the clock of this process.

@@ -23,5 +23,8 @@ pub use consumer::{SideChannelAddr, VllmReader};
 pub use gauges::{Ignored, VllmGauges};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use metadata::question;
 pub use metadata::{MetadataError, NixlAgentMetadata, NixlHandshakePayload};
+pub(crate) use metadata::{asked, clock};
 pub use start::{VllmStartError, start};
