@@ -4,7 +4,7 @@
 #   scripts/full.sh               runs all checks, one after the other
 #   scripts/full.sh seeds kills   runs only these checks
 #
-#   seeds     1 000 000 seeds of the simulator, and 500 000 of worlds with encoder caches
+#   seeds     1 000 000 seeds of the simulator, 500 000 of worlds with encoder caches, 10 000 of each foreign protocol
 #   fuzz      2 000 000 scripts for the protocol machine, 500 000 for the encoder cache's, and 1 000 000 cases of hostile
 #             frames; also ten minutes guided by coverage, if cargo-fuzz and a nightly toolchain are installed
 #   kills     half an hour of kills and stops of processes, in every mode, over every installed transport
@@ -25,6 +25,7 @@ seeds() {
     step "simulator, seeds from $start on"
     cargo run --release --locked -p kv-sim -- --worlds kv --seeds 1000000 --start "$start"
     cargo run --release --locked -p kv-sim -- --worlds ec --seeds 500000 --start "$start"
+    cargo run --release --locked -p kv-sim -- --worlds interop --seeds 10000 --start "$start"
 }
 fuzz() {
     step "fuzzing, seed $seed"

@@ -26,9 +26,9 @@ struct Args {
     /// The first seed to run.
     #[arg(long, default_value_t = 0, value_name = "SEED")]
     start: u64,
-    /// The worlds to run: kv (of the KV cache), ec (of the encoder cache), or all: as many worlds of the KV
-    /// cache as there are seeds, and then a quarter as many of the encoder cache. Beside these: vllm-pull,
-    /// vllm-push or sglang (of that foreign protocol), or interop (of all three).
+    /// The worlds to run: kv (of the KV cache), ec (of the encoder cache), vllm-pull, vllm-push or sglang (of
+    /// that foreign protocol), interop (of all three), or all: as many worlds of the KV cache as there are
+    /// seeds, then a quarter as many of the encoder cache, and a fortieth of each foreign protocol.
     #[arg(long, value_name = "WORLDS", default_value = "all",
         value_parser = ["kv", "ec", "vllm-pull", "vllm-push", "sglang", "interop", "all"])]
     worlds: String,
@@ -83,8 +83,11 @@ fn main() -> ExitCode {
         return replay(seed, &args, Options { worlds: all[0], ..options });
     }
     for worlds in all {
-        let few = args.worlds == "all" && worlds != Worlds::Kv;
-        let seeds = if few { args.seeds.div_ceil(4) } else { args.seeds };
+        let seeds = match worlds {
+            Worlds::Ec if args.worlds == "all" => args.seeds.div_ceil(4),
+            Worlds::Dialect(_) if args.worlds == "all" => args.seeds.div_ceil(40),
+            _ => args.seeds,
+        };
         let found = campaign(&args, seeds, Options { worlds, ..options });
         if found != ExitCode::SUCCESS {
             return found;
@@ -104,7 +107,7 @@ fn worlds(args: &Args) -> Vec<Worlds> {
         }
         ("ec", _) => vec![Worlds::Ec],
         ("interop", _) => dialects().collect(),
-        ("all", None) => vec![Worlds::Kv, Worlds::Ec],
+        ("all", None) => [Worlds::Kv, Worlds::Ec].into_iter().chain(dialects()).collect(),
         _ => vec![named.unwrap_or(Worlds::Kv)],
     }
 }

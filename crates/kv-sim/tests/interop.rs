@@ -19,6 +19,11 @@ fn the_first_worlds_of_vllms_pull_mode_keep_all_promises() {
 }
 
 #[test]
+fn the_first_worlds_of_vllms_push_mode_keep_all_promises() {
+    keeps_all_promises(Dialect::VllmPush);
+}
+
+#[test]
 fn the_first_worlds_of_sglangs_protocol_keep_all_promises() {
     keeps_all_promises(Dialect::Sglang);
 }
