@@ -65,7 +65,15 @@ impl VirtualNet {
                     cancel: 500,
                     ..DmaParams::default()
                 },
-                ways: WayParams { bound: 3 * MS, slice_max: MS, stuck: 0, unproven: 0, ..draw.physics.ways },
+                // One transport for each worker: of two, the first one may lead nowhere.
+                ways: WayParams {
+                    bound: 3 * MS,
+                    slice_max: MS,
+                    stuck: 0,
+                    unproven: 0,
+                    several: false,
+                    ..draw.physics.ways
+                },
                 chaos: ChaosParams { detect_max: 5 * MS, ..ChaosParams::default() },
                 ..draw.physics
             },
