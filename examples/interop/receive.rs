@@ -168,7 +168,9 @@ impl Running {
                 self.first.get_or_insert_with(|| self.started.elapsed());
             }
             let Some(open) = self.open.get_mut(&change.session) else { continue };
-            if change.poll.is_terminal() && !open.ended {
+            // The session may have ended since the change was told, and its pages be back.
+            let back = open.session.reclaim();
+            if (back.is_some() || open.session.poll().is_terminal()) && !open.ended {
                 open.ended = true;
                 self.num_ended += 1;
                 let failure = open.session.failure().map(|error| error.to_string());
@@ -176,7 +178,7 @@ impl Running {
                     request.result = Some(failure.map_or(Ok(()), Err));
                 }
             }
-            if let Some(back) = open.session.reclaim() {
+            if let Some(back) = back {
                 engine.pool.release(back.pages)?;
                 self.open.remove(&change.session);
             }

@@ -66,14 +66,16 @@ impl Sending {
         engine.group.drain(|change| changes.push(change));
         for change in changes {
             let Some(open) = self.open.get_mut(&change.session) else { continue };
-            if change.poll.is_terminal() && !open.ended {
+            // The session may have ended since the change was told, and its pages be back.
+            let back = open.session.reclaim();
+            if (back.is_some() || open.session.poll().is_terminal()) && !open.ended {
                 open.ended = true;
                 self.ended += 1;
                 if let Some(error) = open.session.failure() {
                     self.failed.insert(open.name.clone(), error.to_string());
                 }
             }
-            if let Some(back) = open.session.reclaim() {
+            if let Some(back) = back {
                 engine.pool.release(back.pages)?;
                 if let Some(open) = self.open.remove(&change.session)
                     && !self.failed.contains_key(&open.name)
