@@ -160,6 +160,14 @@ impl<P: AsRef<PageList>> Given<P> {
         Some(Writable { pages: chunk.pages.as_ref(), first: chunk.offset, layers })
     }
 
+    /// The chunks that are final in all layers, each with its position among all chunks.
+    pub fn whole_chunks(&self, held: &HeldLayers) -> impl Iterator<Item = (usize, Writable<'_>)> {
+        let whole = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.layers.is_all(held));
+        whole.map(|(at, chunk)| {
+            (at, Writable { pages: chunk.pages.as_ref(), first: chunk.offset, layers: None })
+        })
+    }
+
     /// How many pages were given.
     pub fn num_pages(&self) -> usize {
         self.pages
@@ -252,7 +260,10 @@ mod tests {
         let first = given.writable(0).unwrap();
         assert_eq!((first.pages.len(), first.first, first.layers), (2, 2, None));
         assert_eq!(given.writable(1).unwrap().layers, Some((0, 1)));
+        let whole = |given: &Given| given.whole_chunks(&held).map(|(at, _)| at).collect::<Vec<_>>();
+        assert_eq!(whole(&given), [1]);
         given.finish(one, Some(1..2), &held).unwrap();
+        assert_eq!(whole(&given), [0, 1]);
         assert!(given.is_complete());
         assert_eq!(given.all_pages(), PageList::from_pages([0, 1, 2, 3]).unwrap());
         assert_eq!(given.into_chunks().count(), 2);

@@ -4,7 +4,7 @@
 //! asking.rs     registrations, requests and aborts of decode ranks
 //! writing.rs    the scheduler's commands; chunks become posts
 //! ending.rs     how sessions end, and what decode ranks are told then
-//! session.rs    what a session knows of its decode ranks      given.rs   the pages of the scheduler
+//! session.rs    what a session knows of its decode ranks
 //! rooms.rs      where requests and senders find each other    agents.rs  registered decode workers
 //! pushes.rs     ways to their sockets                         foreign.rs their caches
 //! ```
@@ -16,7 +16,6 @@ mod agents;
 mod asking;
 mod ending;
 mod foreign;
-mod given;
 mod pushes;
 mod rooms;
 mod session;
@@ -24,6 +23,7 @@ mod writing;
 
 use std::collections::BTreeMap;
 
+use kv_core::layout::HeldLayers;
 use kv_core::{Cause, KvArgs, Obstacle, Phase, Quarantine, SessionId, Time};
 
 use super::cache::OurCache;
@@ -33,7 +33,6 @@ use crate::effects::Effects;
 use crate::flows::{Bounds, FlowId, Flows};
 use crate::sessions::{Due, Sessions};
 use agents::Agents;
-use given::Layers;
 use pushes::Pushes;
 use rooms::Rooms;
 use session::Send;
@@ -42,7 +41,7 @@ use session::Send;
 #[derive(Debug)]
 pub(super) struct Sending {
     cache: OurCache,
-    layers: Layers,
+    layers: HeldLayers,
     /// The number of this rank in its messages.
     rank: u32,
     timing: SglangTiming,
@@ -66,7 +65,7 @@ impl Sending {
         let bounds =
             Bounds { descriptors: args.max_sge(), bytes: limits.post_bytes, in_flight: args.max_inflight() };
         Sending {
-            layers: Layers::new(&cache.geometry),
+            layers: HeldLayers::new(&cache.geometry),
             rank: unique_rank(&cache.geometry.parallel),
             cache,
             timing,

@@ -10,8 +10,8 @@
 use std::collections::BTreeSet;
 
 use kv_core::PageList;
+use kv_core::proto::Given;
 
-use super::given::Given;
 use super::pushes::Endpoint;
 use crate::flows::FlowId;
 
@@ -21,7 +21,7 @@ pub(super) struct Send {
     pub(super) room: u64,
     /// How many decode ranks the scheduler expects; 0 if the first one tells.
     pub(super) receivers: u32,
-    pub(super) given: Given,
+    pub(super) given: Given<PageList>,
     pub(super) targets: Vec<Target>,
     /// True once every decode rank has asked.
     pub(super) attached: bool,

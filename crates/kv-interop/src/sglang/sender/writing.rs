@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use kv_core::plan::{Plan, PlanError};
-use kv_core::proto::Resource;
+use kv_core::proto::{Given, Resource};
 use kv_core::{
     AuxIndex, Cause, ChunkId, KvPoll, Op, Pages, Room, SessionId, SessionOptions, Time, TransportError,
 };
 
 use super::Sending;
 use super::agents::Agent;
-use super::given::Given;
 use super::session::{Send, Target};
 use crate::effects::Effects;
 use crate::flows::{Ended, descriptors};
@@ -65,11 +64,11 @@ impl Sending {
         let rows = self.cache.geometry.aux_rows().unwrap_or(0);
         let Some(open) = self.sessions.live(session) else { return };
         let cause = match aux {
-            _ if open.dialect.given.announced.is_some() => Some(Cause::InitOrder),
+            _ if open.dialect.given.announced().is_some() => Some(Cause::InitOrder),
             None => Some(Cause::AuxOneSided { sender: false, receiver: true }),
             Some(AuxIndex(index)) if index >= rows => Some(Cause::BadAux { index, rows }),
-            Some(aux) => {
-                open.dialect.given.announced = Some((num_pages, aux));
+            Some(_) => {
+                open.dialect.given.announce(num_pages, aux);
                 None
             }
         };
@@ -106,7 +105,7 @@ impl Sending {
         (chunk, layers): (ChunkId, Option<Range<u32>>),
     ) {
         let Some(open) = self.sessions.live(session) else { return };
-        match open.dialect.given.finish(&self.layers, chunk, layers) {
+        match open.dialect.given.finish(chunk, layers, &self.layers) {
             Ok(()) => self.write(effects, session),
             Err(error) => self.fail(effects, session, (None, error.into())),
         }
@@ -115,7 +114,7 @@ impl Sending {
     /// Checks that both sides mean the same pages.
     pub(super) fn check_agreement(&mut self, effects: &mut Effects, session: SessionId) {
         let Some(open) = self.sessions.live(session).filter(|open| open.dialect.attached) else { return };
-        let Some((sent, _)) = open.dialect.given.announced else { return };
+        let Some((sent, _)) = open.dialect.given.announced() else { return };
         let pages = |target: &Target| target.prefix.saturating_add(target.pages.len());
         let targets = open.dialect.targets.iter().filter(|target| !target.dummy);
         let other = targets.map(|target| (target, pages(target))).find(|(_, registered)| *registered != sent);
@@ -128,7 +127,7 @@ impl Sending {
     /// Writes every chunk that is final and was not written yet, and the aux row behind the last one.
     pub(super) fn write(&mut self, effects: &mut Effects, session: SessionId) {
         let Some(open) = self.sessions.live(session).filter(|open| open.dialect.attached) else { return };
-        if !open.dialect.given.chunks.iter().any(|chunk| chunk.is_final) {
+        if open.dialect.given.whole_chunks(&self.layers).next().is_none() {
             return;
         }
         let targets = open.dialect.targets.len();
@@ -174,20 +173,20 @@ impl Sending {
             return Ok(None);
         };
         let mut all = VecDeque::new();
-        for (number, chunk) in given.chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_final) {
-            if !target.begun.insert(number) {
+        for (position, chunk) in given.whole_chunks(&self.layers) {
+            if !target.begun.insert(position) {
                 continue;
             }
             // The prefix is in the decode rank's own cache.
-            let skip = target.prefix.saturating_sub(chunk.first).min(chunk.list.len());
-            let list = chunk.list.slice(skip, chunk.list.len() - skip).unwrap_or_default();
+            let skip = target.prefix.saturating_sub(chunk.first).min(chunk.pages.len());
+            let list = chunk.pages.slice(skip, chunk.pages.len() - skip).unwrap_or_default();
             if list.is_empty() {
                 continue;
             }
             let remote = (&target.pages, target.prefix);
             all.append(&mut descriptors(Plan::suffix(map, (&list, chunk.first + skip), remote)?, cache));
         }
-        if let Some((_, aux)) = given.announced.filter(|_| given.is_complete() && !target.aux_begun) {
+        if let Some(aux) = given.aux().filter(|_| given.is_complete() && !target.aux_begun) {
             target.aux_begun = true;
             all.append(&mut descriptors(Plan::aux(map, aux, AuxIndex(target.aux))?, cache));
         }
