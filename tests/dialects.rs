@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kv_transfer::allocator::RunAllocator;
 use kv_transfer::consensus::SingleRank;
-use kv_transfer::interop::sglang::{self, AUX_ITEM_LENS, SglangSettings};
+use kv_transfer::interop::sglang::{self, AUX_ITEM_LENS, SglangConfig};
 use kv_transfer::interop::vllm::{self, VllmConfig};
 use kv_transfer::interop::{ChannelConfig, InteropTransport, SideChannel};
 use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
@@ -153,15 +153,15 @@ fn start(nixl: &Nixl, dialect: Dialect, role: WorkerRole, server: &str) -> Side 
                 ChannelConfig::default().with(|config| config.listen = Some("127.0.0.1:0".to_owned()));
             let transport = InteropTransport::new(transport, listen).unwrap();
             let rows = Arc::clone(&memory);
-            let settings = SglangSettings::new(role).with(|settings| {
-                settings.bootstrap = Some(addr.clone());
-                settings.aux_rooms = Some(Box::new(move |row: AuxIndex| {
+            let config = SglangConfig::new(role).with(|config| {
+                config.bootstrap = Some(addr.clone());
+                config.aux_rooms = Some(Box::new(move |row: AuxIndex| {
                     let mut room = [0; 8];
                     rows.read(aux_at(Dialect::Sglang, ROOM, row.0), &mut room).unwrap();
                     u64::from_le_bytes(room)
                 }));
             });
-            sglang::start(settings, args, transport, client()).unwrap()
+            sglang::start(config, args, transport, client()).unwrap()
         }
     };
     Side { manager: worker.manager(), worker, memory, addr, side_channel, dialect }

@@ -1,6 +1,6 @@
 //! How the workers of our ranks start: the transport, the side channel and the machine of the peer's dialect.
 
-use kv_interop::sglang::{self, SglangSettings};
+use kv_interop::sglang::{self, SglangConfig};
 use kv_interop::vllm::{self, Compatibility, Factors, NIXL_CONNECTOR_VERSION, VllmConfig};
 use kv_interop::{ChannelConfig, InteropTransport, SideChannel};
 use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient};
@@ -79,11 +79,11 @@ fn sglang(
     for (cache, args) in caches.iter().zip(args) {
         let channels = ChannelConfig::default().with(|config| config.listen = Some("127.0.0.1:0".to_owned()));
         let transport = InteropTransport::new(agents(cache)?, channels)?;
-        let settings = SglangSettings::new(role(options)).with(|settings| {
-            settings.bootstrap = Some(bootstrap.to_owned());
-            settings.aux_rooms = Some(Box::new(room_reader(cache)));
+        let config = SglangConfig::new(role(options)).with(|config| {
+            config.bootstrap = Some(bootstrap.to_owned());
+            config.aux_rooms = Some(Box::new(room_reader(cache)));
         });
-        workers.push(sglang::start(settings, args, transport, client()?)?);
+        workers.push(sglang::start(config, args, transport, client()?)?);
     }
     Ok(Started { workers, side_channel: None })
 }

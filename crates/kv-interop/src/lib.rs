@@ -24,12 +24,14 @@ mod flows;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
+mod gauges;
 pub mod message;
 #[cfg(test)]
 mod replay;
 mod sessions;
 pub mod sglang;
 mod side_channel;
+mod starting;
 mod telling;
 mod transport;
 pub mod vllm;
@@ -37,6 +39,7 @@ mod zmtp;
 
 pub use agents::Agents;
 pub use channels::{ChannelConfig, ChannelCounts, ChannelError, ChannelGauges};
+pub use gauges::{Ignored, IgnoredGauges};
 pub use side_channel::{SideChannel, SideChannelGauges};
 pub use transport::InteropTransport;
 pub use zmtp::ZmtpError;

@@ -29,7 +29,7 @@ impl OurCache {
         let cache = OurCache {
             geometry: geometry.clone(),
             regions: args.regions().to_vec(),
-            dtype: config.kv_cache_dtype.clone().unwrap_or_else(|| torch_name(&geometry.dtype)),
+            dtype: config.dtype(geometry),
             kv_layout: config.kv_layout.clone(),
             latent,
             order: if config.role == WorkerRole::Decode { order(geometry)? } else { Vec::new() },
@@ -125,17 +125,4 @@ fn order(geometry: &Geometry) -> Result<Vec<usize>, SglangConfigError> {
         return Err(SglangConfigError::new("regions that hold values", values, format!("{keys}, as keys")));
     }
     Ok(places.into_iter().map(|(.., at)| at).collect())
-}
-
-/// The name of an element type in SGLang.
-fn torch_name(dtype: &str) -> String {
-    let name = match dtype {
-        "bf16" => "torch.bfloat16",
-        "f16" => "torch.float16",
-        "f32" => "torch.float32",
-        "fp8_e4m3" => "torch.float8_e4m3fn",
-        "fp8_e5m2" => "torch.float8_e5m2",
-        other => other,
-    };
-    name.to_owned()
 }

@@ -1,27 +1,28 @@
-//! What the machine is made with, and what SGLang's protocol cannot express.
+//! What a worker among SGLang's workers is started with, and what SGLang's protocol cannot express.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::WorkerRole;
+use kv_core::{Geometry, KvArgs, WorkerRole};
+use kv_poll::Listener;
 
 use super::aux_rows::{AuxBuffers, AuxRooms};
 use super::cache::OurCache;
-use kv_core::KvArgs;
+use crate::gauges::IgnoredGauges;
 
-/// What a worker that speaks SGLang's protocol tells its machine, beside the `KvArgs`.
+/// The settings of a worker that speaks SGLang's protocol. A field whose default does not fit is assigned:
+/// `config.bootstrap = Some(addr)`.
 #[non_exhaustive]
 pub struct SglangConfig {
     /// Prefill for a worker that sends to SGLang's decode workers, decode for one that receives from SGLang's
     /// prefill workers.
     pub role: WorkerRole,
-    /// The name of this worker's NIXL agent. A restarted worker must have another name: SGLang ignores the
-    /// registration of a name that SGLang knows.
-    pub agent: String,
-    /// The metadata of this worker's NIXL agent, as NIXL writes them.
-    pub metadata: Bytes,
-    /// The address and port of this worker's PULL socket, as peers reach the socket.
-    pub pull: (String, u16),
+    /// The bootstrap server (`host:port`) at which a prefill worker registers, so that SGLang's decode workers find
+    /// the worker; `None` for a worker that does not register.
+    pub bootstrap: Option<String>,
+    /// The host name or address by which peers reach this worker's PULL socket; `None` for the address to which
+    /// the socket is bound.
+    pub host: Option<String>,
     /// The type of the cache by SGLang's name (`torch.bfloat16`); `None` derives the name from
     /// [`dtype`](kv_core::KvArgsBuilder::dtype).
     pub kv_cache_dtype: Option<String>,
@@ -31,12 +32,33 @@ pub struct SglangConfig {
     pub aux: AuxBuffers,
     /// The reader of this worker's own aux rows. `None` only for a prefill worker, which reads no row.
     pub aux_rooms: Option<Box<dyn AuxRooms>>,
-    /// Deadlines and intervals.
+    /// Deadlines and intervals of the protocol.
     pub timing: SglangTiming,
     /// Bounds on what peers can make the worker remember.
     pub limits: SglangLimits,
-    /// Random bits, from which the numbers of aborts begin. Each life of a worker needs other bits.
-    pub seed: u64,
+    /// Counts what the worker ignores. Keep a clone to read the numbers.
+    pub gauges: IgnoredGauges,
+    /// Seed of the numbers by which peers acknowledge this worker's aborts; `None` draws a seed. Each life of a
+    /// worker needs another seed.
+    pub seed: Option<u64>,
+    /// Most sessions open at once (default 131 072).
+    pub max_sessions: usize,
+    /// Commands that wait for the worker before session handles see backpressure (default 4096).
+    pub command_queue: usize,
+    /// The listener to which the worker's thread gives each event; see [`kv_poll::worker::Listener`].
+    pub listener: Option<Listener>,
+}
+
+/// How SGLang's workers reach a worker of ours: what the worker's registration says of its NIXL agent and socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SglangAgent {
+    /// The name of the NIXL agent: 1 to 128 printable ASCII characters. A restarted worker must have another name:
+    /// SGLang ignores the registration of a name that SGLang knows.
+    pub name: String,
+    /// The metadata of the agent, as NIXL writes them.
+    pub metadata: Bytes,
+    /// The host name or address, and the port, by which peers reach the worker's PULL socket.
+    pub pull: (String, u16),
 }
 
 /// Deadlines and intervals of the machine.
@@ -122,26 +144,23 @@ impl SglangConfigError {
 }
 
 impl SglangConfig {
-    /// A configuration with the defaults: the role, the agent's name and metadata, and the address of the PULL
-    /// socket.
-    pub fn new(
-        role: WorkerRole,
-        (agent, metadata): (String, Bytes),
-        pull: (String, u16),
-        seed: u64,
-    ) -> SglangConfig {
+    /// The default settings for a worker in this role.
+    pub fn new(role: WorkerRole) -> SglangConfig {
         SglangConfig {
             role,
-            agent,
-            metadata,
-            pull,
+            bootstrap: None,
+            host: None,
             kv_cache_dtype: None,
             kv_layout: None,
             aux: AuxBuffers::default(),
             aux_rooms: None,
             timing: SglangTiming::default(),
             limits: SglangLimits::default(),
-            seed,
+            gauges: IgnoredGauges::default(),
+            seed: None,
+            max_sessions: 131_072,
+            command_queue: 4096,
+            listener: None,
         }
     }
 
@@ -152,29 +171,51 @@ impl SglangConfig {
         self
     }
 
+    /// The type of the cache by SGLang's name.
+    pub(super) fn dtype(&self, geometry: &Geometry) -> String {
+        self.kv_cache_dtype.clone().unwrap_or_else(|| torch_name(&geometry.dtype))
+    }
+
     /// Checks that SGLang's protocol can express this worker, and describes the worker's cache in its words.
-    pub(crate) fn check(&self, args: &KvArgs) -> Result<OurCache, SglangConfigError> {
+    pub(super) fn check(&self, args: &KvArgs) -> Result<OurCache, SglangConfigError> {
         if !matches!(self.role, WorkerRole::Prefill | WorkerRole::Decode) {
             return Err(SglangConfigError::new("role", self.role.name(), "prefill or decode"));
         }
         if self.role == WorkerRole::Decode && self.aux_rooms.is_none() {
             return Err(SglangConfigError::new("aux_rooms", "none", "a reader of the aux rows"));
         }
-        let name = &self.agent;
+        OurCache::new(args, self)
+    }
+}
+
+impl SglangAgent {
+    /// Checks that SGLang's prefill ranks can decode the name.
+    pub(super) fn check(&self) -> Result<(), SglangConfigError> {
+        let name = &self.name;
         if name.is_empty() || name.len() > 128 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(SglangConfigError::new("agent", name, "1 to 128 printable ASCII characters"));
         }
-        OurCache::new(args, self)
+        Ok(())
     }
 }
 
 impl std::fmt::Debug for SglangConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let SglangConfig { role, agent, pull, .. } = self;
-        f.debug_struct("SglangConfig")
-            .field("role", role)
-            .field("agent", agent)
-            .field("pull", pull)
-            .finish_non_exhaustive()
+        let SglangConfig { role, bootstrap, host, .. } = self;
+        let mut text = f.debug_struct("SglangConfig");
+        text.field("role", role).field("bootstrap", bootstrap).field("host", host).finish_non_exhaustive()
     }
+}
+
+/// The name of an element type in SGLang.
+fn torch_name(dtype: &str) -> String {
+    let name = match dtype {
+        "bf16" => "torch.bfloat16",
+        "f16" => "torch.float16",
+        "f32" => "torch.float32",
+        "fp8_e4m3" => "torch.float8_e4m3fn",
+        "fp8_e5m2" => "torch.float8_e5m2",
+        other => other,
+    };
+    name.to_owned()
 }

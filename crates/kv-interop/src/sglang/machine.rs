@@ -5,74 +5,41 @@ use kv_core::proto::{Command, Resource};
 use kv_core::trace::KvWhat;
 use kv_core::{Cause, KvArgs, KvPoll, Quarantine, Time, TransferError};
 
-use super::cache::OurCache;
 use super::codec::{Registration, SglangMessage};
-use super::config::{SglangConfig, SglangConfigError};
+use super::config::{SglangAgent, SglangConfig, SglangConfigError};
 use super::receiver::Receiving;
 use super::sender::Sending;
 use crate::effects::Effects;
+use crate::gauges::{Ignored, IgnoredGauges};
 use crate::message::Incoming;
 
-/// A worker of the KV cache among SGLang 0.5.23's workers: the decode side of SGLang's prefill engines, or the
-/// prefill side of SGLang's decode engines.
-///
-/// The machine is driven as every [`Machine`]. Its transport reaches peers by [`Way`](crate::message::Way)s, and
-/// brings what arrives at this worker's PULL socket as [`Incoming`].
-///
-/// # As the decode side
-///
-/// - A room is a number above 0, and a room has one session at a time. A room whose former session is in
-///   quarantine cannot be opened.
-/// - Every receiver needs an aux row. A receiver succeeds when all prefill ranks have said that their pages are in
-///   place and the row holds the room of the request.
-/// - Pages of a session that failed come back when each prefill rank that may write has acknowledged the abort,
-///   or is proven dead. SGLang's prefill rank acknowledges no abort after a write that NIXL refused; such pages
-///   stay in quarantine until that process has ended.
-/// - SGLang's prefill engine does not tell when its scheduler aborts a request: the deadline ends the session.
-///
-/// # As the prefill side
-///
-/// - The scheduler gives all pages of a request, as with the native protocol; the pages of the decode rank's
-///   prefix are not written.
-/// - Every sender needs an aux row, in which the server has written the room ([`write_room`](super::write_room)).
-/// - A chunk is written when all its layers are final.
-/// - A decode rank is told of a success or a failure, and its abort is acknowledged, once no post of this worker
-///   writes for the request any more.
-pub struct SglangMachine {
+/// The machine of one rank among SGLang's workers: receivers, whose KV SGLang's prefill ranks write, and senders,
+/// whose KV SGLang's decode ranks take. [`start`](super::start) says what callers can rely on.
+pub(crate) struct SglangMachine {
     now: Time,
     effects: Effects,
     receiving: Receiving,
     sending: Sending,
-    counters: SglangCounters,
-}
-
-/// What the machine has dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct SglangCounters {
-    /// Messages that are none of SGLang's, or break the form of one.
-    pub malformed: u64,
-    /// Messages for a room, rank or agent that this worker does not know, or knows no more.
-    pub unexpected: u64,
+    gauges: IgnoredGauges,
 }
 
 impl SglangMachine {
-    /// The machine of a worker. Fails if SGLang's protocol cannot express the worker's cache.
-    pub fn new(args: &KvArgs, config: SglangConfig) -> Result<SglangMachine, SglangConfigError> {
+    /// The machine of a worker. Fails if SGLang's protocol cannot express the worker.
+    pub(crate) fn new(
+        args: &KvArgs,
+        config: SglangConfig,
+        agent: SglangAgent,
+    ) -> Result<SglangMachine, SglangConfigError> {
+        agent.check()?;
         let cache = config.check(args)?;
-        Ok(SglangMachine::of(args, config, cache))
-    }
-
-    /// The machine of a worker whose cache was checked.
-    pub(super) fn of(args: &KvArgs, config: SglangConfig, cache: OurCache) -> SglangMachine {
-        let SglangConfig { agent, metadata, pull: (ip, port), aux_rooms, timing, limits, seed, .. } = config;
+        let SglangConfig { aux_rooms, timing, limits, gauges, seed, .. } = config;
         let kv = || cache.order.iter().filter_map(|at| cache.regions.get(*at));
         let parallel = cache.geometry.parallel;
         let registration = Registration {
-            ip,
-            port,
-            agent,
-            metadata,
+            ip: agent.pull.0,
+            port: agent.pull.1,
+            agent: agent.name,
+            metadata: agent.metadata,
             kv_ptrs: cache.addresses(cache.order.iter().copied()),
             kinds: kv().map(|region| region.memory).collect(),
             item_lens: kv().map(|region| region.item_len).collect(),
@@ -86,18 +53,19 @@ impl SglangMachine {
             dcp_size: 1,
             dcp_rank: 0,
         };
-        SglangMachine {
+        Ok(SglangMachine {
             now: Time::ZERO,
             effects: Effects::default(),
             sending: Sending::new(cache.clone(), args, (timing, limits)),
-            receiving: Receiving::new(cache, registration, aux_rooms, (timing, limits), seed),
-            counters: SglangCounters::default(),
-        }
-    }
-
-    /// What the machine has dropped so far.
-    pub fn counters(&self) -> SglangCounters {
-        self.counters
+            receiving: Receiving::new(
+                cache,
+                registration,
+                aux_rooms,
+                (timing, limits),
+                seed.unwrap_or_default(),
+            ),
+            gauges,
+        })
     }
 
     fn command(&mut self, command: Command) {
@@ -159,12 +127,11 @@ impl SglangMachine {
             Some(SglangMessage::Registration(registration)) => self.sending.register(effects, *registration),
             Some(SglangMessage::Request(request)) => self.sending.request(effects, now, request),
             Some(SglangMessage::Abort(abort)) => self.sending.aborted(effects, &abort),
-            None => {
-                self.counters.malformed += 1;
-                return;
-            }
+            None => return self.gauges.count(Ignored::Malformed),
         };
-        self.counters.unexpected += u64::from(!expected);
+        if !expected {
+            self.gauges.count(Ignored::UnknownRequest);
+        }
     }
 }
 

@@ -5,6 +5,8 @@ mod cache;
 mod codec;
 mod config;
 mod machine;
+#[cfg(feature = "model")]
+pub mod model;
 mod ranks;
 mod receiver;
 #[cfg(test)]
@@ -16,5 +18,4 @@ mod tests;
 
 pub use aux_rows::{AUX_ITEM_LENS, AuxBuffers, AuxRooms, room_of_row, write_room};
 pub use config::{SglangConfig, SglangConfigError, SglangLimits, SglangTiming};
-pub use machine::{SglangCounters, SglangMachine};
-pub use start::{SglangSettings, SglangStartError, start};
+pub use start::{SglangStartError, start};

@@ -13,7 +13,7 @@ use kv_core::{
 };
 
 use super::aux_rows::AUX_ITEM_LENS;
-use super::config::SglangConfig;
+use super::config::{SglangAgent, SglangConfig};
 use super::machine::SglangMachine;
 use crate::message::Way;
 use crate::replay::{APART, BASE, Recording, Stage};
@@ -40,12 +40,17 @@ fn args() -> KvArgs {
 
 /// The machine with the recorded decode engine's name and address. `row` is what its aux rows hold.
 fn stage(role: WorkerRole, row: &Arc<Mutex<u64>>) -> Stage<SglangMachine> {
-    let agent = ("decode-agent".to_owned(), Bytes::from_static(b"metadata of decode-agent"));
+    let agent = SglangAgent {
+        name: "decode-agent".to_owned(),
+        metadata: Bytes::from_static(b"metadata of decode-agent"),
+        pull: ("127.0.0.1".to_owned(), 5601),
+    };
     let (args, row) = (args(), Arc::clone(row));
-    let config = SglangConfig::new(role, agent, ("127.0.0.1".to_owned(), 5601), 1).with(|config| {
+    let config = SglangConfig::new(role).with(|config| {
+        config.seed = Some(1);
         config.aux_rooms = Some(Box::new(move |_: AuxIndex| *row.lock().unwrap()));
     });
-    Stage::new(SglangMachine::new(&args, config).unwrap(), &args)
+    Stage::new(SglangMachine::new(&args, config, agent).unwrap(), &args)
 }
 
 /// The requests of the recorded decode engine: each room, its pages and its aux row.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use kv_poll::Listener;
 
 use super::consumer::{SideChannelAddr, VllmReader};
-use super::gauges::VllmGauges;
 use super::hash::Compatibility;
+use crate::gauges::IgnoredGauges;
 
 /// The settings of a worker that speaks vLLM's dialect. A field whose default does not fit is assigned:
 /// `config.compatibility = Compatibility::Hash(hash)`.
@@ -25,7 +25,7 @@ pub struct VllmConfig {
     /// needs a side channel, because the engine that writes asks there for the worker's memory.
     pub side_channel: Option<SideChannelAddr>,
     /// Counts what the worker ignores. Keep a clone to read the numbers.
-    pub gauges: VllmGauges,
+    pub gauges: IgnoredGauges,
     /// Seed of the machine's random numbers; `None` draws a seed.
     pub seed: Option<u64>,
     /// Most sessions open at once (default 131 072).
@@ -44,7 +44,7 @@ impl Default for VllmConfig {
             limits: VllmLimits::default(),
             reader: VllmReader::default(),
             side_channel: None,
-            gauges: VllmGauges::default(),
+            gauges: IgnoredGauges::default(),
             seed: None,
             max_sessions: 131_072,
             command_queue: 4096,

@@ -3,8 +3,8 @@
 use kv_core::Time;
 use kv_core::trace::{KvWhat, Log, Who};
 
-use super::gauges::{Ignored, VllmGauges};
 use crate::effects::Effects;
+use crate::gauges::{Ignored, IgnoredGauges};
 
 /// The time of the input, and the ways out of the machine.
 #[derive(Debug, Default)]
@@ -12,7 +12,7 @@ pub(crate) struct Context {
     pub(crate) now: Time,
     pub(crate) effects: Effects,
     pub(crate) log: Log<KvWhat>,
-    pub(crate) gauges: VllmGauges,
+    pub(crate) gauges: IgnoredGauges,
 }
 
 impl Context {

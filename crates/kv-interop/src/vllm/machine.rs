@@ -9,11 +9,11 @@ use kv_core::{KvArgs, KvPoll, PeerId, Quarantine, Time, TransferError};
 use super::config::VllmConfig;
 use super::consumer::Consumer;
 use super::context::Context;
-use super::gauges::Ignored;
 use super::geometry::CacheError;
 use super::notification::Notification;
 use super::producer::Producer;
 use crate::effects::Out;
+use crate::gauges::Ignored;
 use crate::message::{Incoming, Message};
 use crate::telling::Telling;
 

@@ -3,7 +3,6 @@
 mod config;
 mod consumer;
 mod context;
-mod gauges;
 mod geometry;
 mod hash;
 mod machine;
@@ -20,7 +19,6 @@ mod start;
 
 pub use config::{VllmConfig, VllmLimits, VllmTiming};
 pub use consumer::{SideChannelAddr, VllmReader};
-pub use gauges::{Ignored, VllmGauges};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
 #[cfg(any(test, feature = "fuzz"))]

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_core::machine::Machine;
-use kv_core::proto::{Command, Resource};
-use kv_core::trace::KvWhat;
-use kv_core::{KvArgs, KvPoll, Quarantine, TransferError};
+use kv_core::KvArgs;
+use kv_poll::KvMachine;
 
 use super::config::VllmConfig;
 use super::geometry::{CacheError, own_metadata};
@@ -14,21 +12,8 @@ use super::machine::VllmMachine;
 use super::metadata::{NixlHandshakePayload, asked, clock};
 
 /// The machine of vLLM's dialect, as every worker of this dialect runs the machine.
-pub fn machine(
-    args: &KvArgs,
-    config: &VllmConfig,
-) -> Result<
-    impl Machine<
-        Command = Command,
-        Status = KvPoll,
-        Resource = Resource,
-        Failure = TransferError,
-        Quarantine = Quarantine,
-        Trace = KvWhat,
-    > + 'static,
-    CacheError,
-> {
-    VllmMachine::new(args, config)
+pub fn machine(args: &KvArgs, config: &VllmConfig) -> Result<KvMachine, CacheError> {
+    Ok(Box::new(VllmMachine::new(args, config)?))
 }
 
 /// The pipeline stage and the tensor-parallel rank for whose metadata a message asks.

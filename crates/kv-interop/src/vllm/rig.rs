@@ -12,9 +12,9 @@ use kv_core::{
 };
 
 use super::config::VllmConfig;
-use super::gauges::{Ignored, VllmGauges};
 use super::machine::VllmMachine;
 use crate::effects::Out;
+use crate::gauges::{Ignored, IgnoredGauges};
 use crate::message::Incoming;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ pub(crate) fn at(seconds: u64) -> Time {
 pub(crate) struct Rig {
     pub(crate) machine: VllmMachine,
     pub(crate) now: Time,
-    pub(crate) gauges: VllmGauges,
+    pub(crate) gauges: IgnoredGauges,
     pub(crate) out: Vec<Out>,
     pool: PagePool,
     /// Pages of other pools.
@@ -39,7 +39,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(args: KvArgs, change: impl FnOnce(&mut VllmConfig)) -> Rig {
-        let gauges = VllmGauges::default();
+        let gauges = IgnoredGauges::default();
         let config = VllmConfig::default().with(|config| {
             config.gauges = gauges.clone();
             change(config);

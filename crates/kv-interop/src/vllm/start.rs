@@ -6,7 +6,7 @@ use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, Incarnation, KvArgs, LookupId, RankQuery, RankRecord,
     Time, TransferMode, TransportError,
 };
-use kv_poll::worker::{Listener, Setup, attach};
+use kv_poll::worker::attach;
 use kv_poll::{StartError, Worker};
 
 use super::config::VllmConfig;
@@ -16,6 +16,7 @@ use super::machine::VllmMachine;
 use super::metadata::NixlHandshakePayload;
 use crate::agents::Agents;
 use crate::side_channel::SideChannel;
+use crate::starting::{random_bits, setup};
 use crate::transport::InteropTransport;
 
 /// Why a worker that speaks vLLM's dialect did not start.
@@ -55,8 +56,8 @@ pub fn start<A: Agents + Send + 'static>(
     side_channel: Option<&SideChannel>,
 ) -> Result<Worker, VllmStartError> {
     attach(&mut transport, args.regions())?;
-    let [seed, incarnation] = [random()?, random()?];
-    config.seed.get_or_insert(seed);
+    config.seed.get_or_insert(random_bits()?);
+    let incarnation = Incarnation::from_random(random_bits()?);
     if let Some(side_channel) = side_channel {
         config.side_channel = config.side_channel.or_else(|| reachable(side_channel));
         let agent = transport.agents().agent_metadata().map_err(VllmStartError::Metadata)?;
@@ -69,14 +70,17 @@ pub fn start<A: Agents + Send + 'static>(
         side_channel.publish(place.pp_rank, place.tp_rank, payload.encode());
     }
     let machine = VllmMachine::new(&args, &config)?;
-    let listeners = args.verbose().then(Listener::stderr).into_iter().chain(config.listener);
-    let setup = Setup::new(args.worker().clone()).with(|setup| {
-        setup.listeners = listeners.collect();
+    let setup = setup(&args, config.listener).with(|setup| {
         setup.max_sessions = config.max_sessions;
         setup.command_queue = config.command_queue;
     });
-    let who = (args, Incarnation::from_random(incarnation));
-    Ok(Worker::with_machine(Box::new(machine), who, setup, transport, Box::new(NoServer::default()))?)
+    Ok(Worker::with_machine(
+        Box::new(machine),
+        (args, incarnation),
+        setup,
+        transport,
+        Box::new(NoServer::default()),
+    )?)
 }
 
 /// The mode in the hash. vLLM knows no mode besides these two.
@@ -92,10 +96,6 @@ fn reachable(side_channel: &SideChannel) -> Option<SideChannelAddr> {
     let bound = side_channel.local_addr();
     let addr = SideChannelAddr { host: bound.ip().to_string(), port: bound.port() };
     (!bound.ip().is_unspecified()).then_some(addr)
-}
-
-fn random() -> Result<u64, StartError> {
-    Ok(u64::from_le_bytes(kv_host::random().map_err(StartError::Os)?))
 }
 
 /// The client of a worker without a bootstrap server: vLLM's routers say where an engine is.

@@ -6,31 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use kv_bootstrap::SglangRank;
 use kv_core::layout::{HND_PACKED, Holds, Layout, RegionRole};
-use kv_core::machine::Machine;
-use kv_core::proto::{Command, Resource};
-use kv_core::trace::KvWhat;
 use kv_core::{
-    AuxIndex, EngineId, Incarnation, KvArgs, KvPoll, MemoryKind, Parallel, Quarantine, RankRecord, Region,
-    Time, TransferError, TransferMode, WorkerId, WorkerRole,
+    AuxIndex, EngineId, Incarnation, KvArgs, MemoryKind, Parallel, RankRecord, Region, Time, TransferMode,
+    WorkerId, WorkerRole,
 };
-use kv_interop::sglang::{AUX_ITEM_LENS, SglangConfig, SglangMachine};
-use kv_interop::vllm::{Compatibility, SideChannelAddr, VllmConfig, model};
+use kv_interop::sglang::model::SglangAgent;
+use kv_interop::sglang::{self, AUX_ITEM_LENS, SglangConfig};
+use kv_interop::vllm::{self, Compatibility, SideChannelAddr, VllmConfig};
+use kv_poll::KvMachine;
 
 use super::memory::ATOM;
 use super::params::DialectParams;
 use super::{Dialect, LifeId};
-
-/// The machine of a dialect, whichever it is.
-pub(super) type AnyMachine = Box<
-    dyn Machine<
-            Command = Command,
-            Status = KvPoll,
-            Resource = Resource,
-            Failure = TransferError,
-            Quarantine = Quarantine,
-            Trace = KvWhat,
-        >,
->;
 
 /// Why there can be no such host.
 pub(super) type Refused = Box<dyn std::error::Error>;
@@ -126,7 +113,7 @@ pub(super) fn machine(
     place: Place,
     args: &KvArgs,
     (life, rooms): (LifeId, &Rooms),
-) -> Result<AnyMachine, Refused> {
+) -> Result<KvMachine, Refused> {
     let seed = params.seed.wrapping_mul(977).wrapping_add(life as u64);
     match params.dialect {
         Dialect::VllmPull | Dialect::VllmPush => {
@@ -136,16 +123,22 @@ pub(super) fn machine(
                 config.side_channel =
                     Some(SideChannelAddr { host: place.host(), port: Place { rank: 0, ..place }.port() });
             });
-            Ok(Box::new(model::machine(args, &config)?))
+            Ok(vllm::model::machine(args, &config)?)
         }
         Dialect::Sglang => {
             let role = if place.prefill { WorkerRole::Prefill } else { WorkerRole::Decode };
             let rooms = Arc::clone(rooms);
             let room_in = move |row: AuxIndex| rooms[row.0 as usize].load(Ordering::Relaxed);
-            let agent = (agent_name(life), agent_metadata(life));
-            let config = SglangConfig::new(role, agent, (place.host(), place.port()), seed)
-                .with(|config| config.aux_rooms = Some(Box::new(room_in)));
-            Ok(Box::new(SglangMachine::new(args, config)?))
+            let agent = SglangAgent {
+                name: agent_name(life),
+                metadata: agent_metadata(life),
+                pull: (place.host(), place.port()),
+            };
+            let config = SglangConfig::new(role).with(|config| {
+                config.aux_rooms = Some(Box::new(room_in));
+                config.seed = Some(seed);
+            });
+            Ok(sglang::model::machine(args, config, agent)?)
         }
     }
 }
@@ -173,10 +166,10 @@ pub(super) fn answer(
     clock: Time,
     rank: impl Fn(u32) -> Option<(KvArgs, LifeId)>,
 ) -> Option<Vec<Bytes>> {
-    let (_, tp_rank) = model::question(part)?;
+    let (_, tp_rank) = vllm::model::question(part)?;
     let (args, life) = rank(tp_rank)?;
     let shown = std::time::Duration::from_nanos(clock.as_nanos());
-    model::answer(&args, agent_metadata(life), HASH, shown).ok()
+    vllm::model::answer(&args, agent_metadata(life), HASH, shown).ok()
 }
 
 /// What the bootstrap server tells of a life of an SGLang prefill rank.

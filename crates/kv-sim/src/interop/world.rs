@@ -12,10 +12,11 @@ use kv_core::{
     TransportError, WayEnd, WriteFence,
 };
 use kv_interop::message::Way;
+use kv_poll::KvMachine;
 
 use super::agents::Flight;
 use super::channels::{Channel, ChannelId};
-use super::hosts::{self, AnyMachine, Place, ROWS, Rooms};
+use super::hosts::{self, Place, ROWS, Rooms};
 use super::memory::Memory;
 use super::params::DialectParams;
 use super::requests::{Leg, Request};
@@ -89,7 +90,7 @@ impl Peer {
 pub(super) struct Life {
     pub(super) place: Place,
     pub(super) args: KvArgs,
-    pub(super) machine: AnyMachine,
+    pub(super) machine: KvMachine,
     pub(super) clock: Clock,
     pub(super) memory: Memory,
     pub(super) rooms: Rooms,

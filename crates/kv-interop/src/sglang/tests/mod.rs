@@ -17,7 +17,10 @@ use kv_core::{
     ServiceOffer, SessionId, SessionOptions, Time, TransferError, WayEnd, WorkerId, WorkerRole, WriteFence,
 };
 
+use super::config::SglangAgent;
+use super::machine::SglangMachine;
 use super::*;
+use crate::gauges::{Ignored, IgnoredGauges};
 use crate::message::{Incoming, Message, Way};
 
 /// The address and port of the PULL socket under test.
@@ -29,6 +32,7 @@ const GENERATION: &str = "17";
 
 struct Rig {
     machine: SglangMachine,
+    gauges: IgnoredGauges,
     now: Time,
     pool: PagePool,
     /// The rooms that the aux rows hold.
@@ -66,6 +70,15 @@ fn tp(tp_size: u32, tp_rank: u32) -> Parallel {
     Parallel::default().with(|place| (place.tp_size, place.tp_rank) = (tp_size, tp_rank))
 }
 
+/// The agent of this worker.
+fn agent() -> SglangAgent {
+    SglangAgent {
+        name: "agent-1".to_owned(),
+        metadata: Bytes::from_static(b"nixlSerDes|blob"),
+        pull: (PULL.0.to_owned(), PULL.1),
+    }
+}
+
 impl Rig {
     fn decode(args: &KvArgs) -> Rig {
         Rig::new(args, WorkerRole::Decode)
@@ -74,13 +87,15 @@ impl Rig {
     fn new(args: &KvArgs, role: WorkerRole) -> Rig {
         let rows: Arc<Mutex<BTreeMap<u32, u64>>> = Arc::default();
         let memory = Arc::clone(&rows);
-        let agent = ("agent-1".to_owned(), Bytes::from_static(b"nixlSerDes|blob"));
-        let config = SglangConfig::new(role, agent, (PULL.0.to_owned(), PULL.1), SEED).with(|config| {
+        let gauges = IgnoredGauges::default();
+        let config = SglangConfig::new(role).with(|config| {
+            (config.gauges, config.seed) = (gauges.clone(), Some(SEED));
             config.aux_rooms =
                 Some(Box::new(move |row: AuxIndex| *memory.lock().unwrap().get(&row.0).unwrap_or(&0)));
         });
         Rig {
-            machine: SglangMachine::new(args, config).unwrap(),
+            machine: SglangMachine::new(args, config, agent()).unwrap(),
+            gauges,
             now: Time::ZERO + Duration::from_secs(1),
             pool: PagePool::new(64),
             rows,

@@ -129,7 +129,7 @@ fn an_abort_keeps_the_pages_until_the_rank_has_acknowledged_this_very_abort() {
     }
     rig.hear(&["ABORT_ACK", "9", "0"]);
     rig.hear(&["KV_STATUS", "9", "4", "0", ""]);
-    assert_eq!((rig.back(session), rig.machine.counters().unexpected), (None, 5));
+    assert_eq!((rig.back(session), rig.gauges.of(Ignored::UnknownRequest)), (None, 5));
     // The acknowledgement may have been lost: the rank is asked again, under the same number.
     for _ in 0..3 {
         rig.wait(Duration::from_secs(9));

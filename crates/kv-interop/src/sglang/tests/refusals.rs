@@ -105,12 +105,12 @@ fn messages_out_of_form_or_place_are_counted_and_dropped() {
         rig.hear(malformed);
     }
     rig.input(Input::Frame { from: kv_core::Origin(1), frame: Bytes::from_static(b"\xff\xff") });
-    assert_eq!((rig.machine.counters().malformed, rig.machine.counters().unexpected), (7, 0));
+    assert_eq!((rig.gauges.of(Ignored::Malformed), rig.gauges.of(Ignored::UnknownRequest)), (7, 0));
     // Nobody has told the rank anything yet, so that it can have done nothing.
     for unexpected in [&["KV_STATUS", "9", "4", "0"][..], &["KV_STATUS", "8", "0", "0"], &["ABORT", "9"]] {
         rig.hear(unexpected);
     }
-    assert_eq!((rig.machine.counters().malformed, rig.machine.counters().unexpected), (7, 3));
+    assert_eq!((rig.gauges.of(Ignored::Malformed), rig.gauges.of(Ignored::UnknownRequest)), (7, 3));
     assert_eq!((rig.states(session).as_str(), rig.said().len()), ("", 0));
 }
 
@@ -121,10 +121,9 @@ fn a_cache_that_sglang_cannot_address_is_refused_by_setting_and_values() {
         for (buffer, len) in (0..).zip(aux) {
             args = args.region(Region::dram(RegionRole::Aux, 0x10_0000 + buffer * 0x1_0000, 8 * len, *len));
         }
-        let agent = ("agent-1".to_owned(), Bytes::new());
-        let config = SglangConfig::new(role, agent, (PULL.0.to_owned(), PULL.1), SEED)
-            .with(|config| config.aux_rooms = Some(Box::new(|_: AuxIndex| 0)));
-        SglangMachine::new(&args.build().unwrap(), config).map(|_| ()).unwrap_err().to_string()
+        let config =
+            SglangConfig::new(role).with(|config| config.aux_rooms = Some(Box::new(|_: AuxIndex| 0)));
+        SglangMachine::new(&args.build().unwrap(), config, agent()).map(|_| ()).unwrap_err().to_string()
     };
     let region = |holds| Region::dram(RegionRole::Kv, 0x1_0000, 64 * 256, 256).layer(0).holds(holds);
     let decode = WorkerRole::Decode;

@@ -199,7 +199,10 @@ fn an_abort_is_acknowledged_when_the_last_post_has_ended() {
     rig.hear(&["ABORT", "9", DECODE.0, "5001", "78"]);
     rig.hear(&["ABORT", "9", "10.0.0.66", "5001", "79"]);
     rig.hear(&["ABORT", "9", DECODE.0, "5001"]);
-    assert_eq!((rig.words(), rig.machine.counters().unexpected), (vec!["ABORT_ACK 9 0 78".to_owned()], 1));
+    assert_eq!(
+        (rig.words(), rig.gauges.of(Ignored::UnknownRequest)),
+        (vec!["ABORT_ACK 9 0 78".to_owned()], 1)
+    );
 }
 
 #[test]
@@ -384,13 +387,14 @@ fn requests_without_a_sender_are_bounded_and_forgotten_in_time() {
     assert_eq!(rig.words(), ["KV_STATUS 9 0 0 no sender has opened the room"]);
     let session = rig.sender(1, 9);
     assert_eq!(rig.states(session), "", "nothing is left of the request");
-    let agent = ("agent-1".to_owned(), Bytes::new());
-    let config = SglangConfig::new(WorkerRole::Prefill, agent, ("h".to_owned(), 1), 0);
+    let config = SglangConfig::new(WorkerRole::Prefill);
     rig.machine = SglangMachine::new(
         &args(tp(1, 0)),
         config.with(|config| {
-            (config.limits.unclaimed_rooms, config.limits.unclaimed_pages, config.limits.agents) = (2, 5, 1)
+            (config.limits.unclaimed_rooms, config.limits.unclaimed_pages, config.limits.agents) = (2, 5, 1);
+            config.gauges = rig.gauges.clone();
         }),
+        agent(),
     )
     .unwrap();
     rig.take(registration("d", DECODE.1).encode());
@@ -400,7 +404,7 @@ fn requests_without_a_sender_are_bounded_and_forgotten_in_time() {
     }
     assert_eq!(rig.words(), [format!("KV_STATUS 2 0 0 {full}"), format!("KV_STATUS 4 0 0 {full}")]);
     rig.take(registration("other", 5002).encode());
-    assert_eq!(rig.machine.counters().unexpected, 3, "the only agent is in use");
+    assert_eq!(rig.gauges.of(Ignored::UnknownRequest), 3, "the only agent is in use");
 }
 
 #[test]

@@ -13,7 +13,6 @@ use kv_core::plan::{PlanError, RegionMap, Side};
 use kv_core::{Cause, KvPoll, Mismatch, Time, TransferMode, WayEnd};
 
 use super::super::context::Context;
-use super::super::gauges::Ignored;
 use super::super::geometry::{Place, differs};
 use super::super::hash::NIXL_CONNECTOR_VERSION;
 use super::super::metadata::{MetadataError, NixlAgentMetadata, answer, question};
@@ -21,6 +20,7 @@ use super::Consumer;
 use super::engine::{Engine, EngineNo, Stage, rest};
 use super::lease::EngineClock;
 use crate::cache::ForeignCache;
+use crate::gauges::Ignored;
 use crate::message::Way;
 
 /// How long after the end of all tries an engine is asked again whose processes may still write here.

@@ -21,9 +21,9 @@ use kv_core::trace::KvWhat;
 use kv_core::{Cause, Lease, QuarantineReason, SessionId, Time};
 
 use super::{Producer, Way};
+use crate::gauges::Ignored;
 use crate::sessions::Held;
 use crate::vllm::context::Context;
-use crate::vllm::gauges::Ignored;
 use crate::vllm::notification::HeartbeatIds;
 
 /// Most agents of which is remembered that they have read one request.

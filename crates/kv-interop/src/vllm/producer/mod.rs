@@ -42,9 +42,9 @@ use kv_core::{
 
 use super::config::{VllmConfig, VllmTiming};
 use super::context::Context;
-use super::gauges::Ignored;
 use super::geometry::CacheError;
 use crate::flows::{Bounds, FlowId, Flows};
+use crate::gauges::Ignored;
 use crate::sessions::{Due, Sessions};
 use leases::{Readers, sane};
 use ranks::{RankNo, Ranks};

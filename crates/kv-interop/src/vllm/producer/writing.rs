@@ -30,9 +30,9 @@ use super::ranks::{News, RankNo, plan_cause};
 use super::registrations::Registered;
 use super::{Producer, Way};
 use crate::flows::{Ended, FlowId, descriptors};
+use crate::gauges::Ignored;
 use crate::sessions::Held;
 use crate::vllm::context::Context;
-use crate::vllm::gauges::Ignored;
 use crate::vllm::geometry::differs;
 use crate::vllm::notification::{PushRegistration, done};
 

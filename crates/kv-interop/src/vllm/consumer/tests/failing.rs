@@ -5,7 +5,7 @@ use std::time::Duration;
 use kv_core::{Cause, KvPoll, Mismatch, SessionId, TransferMode, TransportError, WayEnd};
 
 use super::rig::{Engine, HASH, ONE, Rig, SECOND};
-use crate::vllm::gauges::Ignored;
+use crate::gauges::Ignored;
 use crate::vllm::metadata::NixlAgentMetadata;
 
 const S: SessionId = SessionId(1);

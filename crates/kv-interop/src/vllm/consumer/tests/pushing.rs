@@ -3,8 +3,8 @@
 use kv_core::{KvPoll, SessionId, TransferMode, WayEnd};
 
 use super::rig::{Engine, ONE, Rig, SECOND, Shape};
+use crate::gauges::Ignored;
 use crate::message::Way;
-use crate::vllm::gauges::Ignored;
 use crate::vllm::notification::{Notification, PushRegistration};
 
 const S: SessionId = SessionId(1);

@@ -9,7 +9,7 @@ use kv_core::{
     RequestCacheGroups, SessionId, SessionOptions, TransferMode,
 };
 
-use crate::vllm::gauges::Ignored;
+use crate::gauges::Ignored;
 use crate::vllm::geometry::tests::args;
 use crate::vllm::notification::{done, heartbeat};
 use crate::vllm::rig::{Rig, SECOND, at};

@@ -8,7 +8,7 @@ use kv_core::{
 };
 
 use super::decoder::{HASH, of, push, rig, told};
-use crate::vllm::gauges::Ignored;
+use crate::gauges::Ignored;
 use crate::vllm::geometry::tests::{args, metadata};
 use crate::vllm::notification::{done, heartbeat};
 use crate::vllm::rig::{Rig, SECOND, at};

@@ -4,7 +4,7 @@ use kv_core::machine::Machine;
 use kv_core::{Cause, KvPoll, TransportError};
 
 use super::decoder::{HASH, of, push, rig, told};
-use crate::vllm::gauges::Ignored;
+use crate::gauges::Ignored;
 use crate::vllm::notification::{PushRegistration, done, heartbeat};
 use crate::vllm::rig::{Rig, at};
 use KvPoll::{Failed, Success, Transferring};

@@ -1,4 +1,4 @@
-//! What a worker of vLLM's dialect has ignored, by reason.
+//! What a worker has ignored of what foreign engines said, by reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,9 +38,10 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The bytes are no message of vLLM's protocol.
-    Malformed = "it is no message of vLLM's protocol", Damaged;
-    /// The notification names a request that is not known here: the request may have ended.
+    /// The bytes are no message of the engine's protocol.
+    Malformed = "it is no message of the engine's protocol", Damaged;
+    /// The message or notification names a request that is not known here: the request may have ended. With SGLang,
+    /// also a prefill rank or an agent that is not known here.
     UnknownRequest = "its request is not known here", UnknownConversation;
     /// The notification does not fit the request: a reader's to a request that is written, or the reverse.
     OtherMode = "its request is in the other transfer mode", UnknownConversation;
@@ -54,12 +55,13 @@ reasons! {
     NoRoom = "there is no room for another registration", NoRoom;
 }
 
-/// What a worker of vLLM's dialect has ignored since its start. All clones show the numbers of one worker: give
-/// one to the worker in [`VllmConfig::gauges`](super::VllmConfig::gauges), and keep another.
+/// What a worker has ignored since its start. All clones show the numbers of one worker: give one to the worker
+/// ([`VllmConfig::gauges`](crate::vllm::VllmConfig::gauges),
+/// [`SglangConfig::gauges`](crate::sglang::SglangConfig::gauges)), and keep another.
 #[derive(Debug, Clone, Default)]
-pub struct VllmGauges(Arc<[AtomicU64; Ignored::ALL.len()]>);
+pub struct IgnoredGauges(Arc<[AtomicU64; Ignored::ALL.len()]>);
 
-impl VllmGauges {
+impl IgnoredGauges {
     pub(crate) fn count(&self, why: Ignored) {
         self.0[why as usize].fetch_add(1, Ordering::Relaxed);
     }
