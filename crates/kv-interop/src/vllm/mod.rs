@@ -3,6 +3,7 @@
 mod config;
 mod consumer;
 mod context;
+mod expiring;
 mod geometry;
 mod hash;
 mod machine;

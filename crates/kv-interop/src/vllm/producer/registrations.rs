@@ -11,12 +11,15 @@
 //! - When a sender ends, every registration of its base is dropped, and the receiver's id of the request is
 //!   remembered: other ranks of the receiver may register late, and are not kept for the next sender.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kv_core::{RequestId, Time};
 
+use crate::vllm::expiring::Expiring;
 use crate::vllm::notification::PushRegistration;
+
+/// Most bytes of registrations that wait: everybody can send registrations, each as long as a frame.
+const MAX_BYTES: usize = 128 << 20;
 
 /// A registration, and the agent that sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,34 +28,47 @@ pub(super) struct Registered {
     pub(super) registration: PushRegistration,
 }
 
+impl Registered {
+    /// Bytes of memory that the registration takes, without what every registration takes.
+    fn bytes(&self) -> usize {
+        let PushRegistration { request_id, decode_engine_id, decode_host, .. } = &self.registration;
+        let PushRegistration { remote_engine_id, remote_host, local_block_ids, .. } = &self.registration;
+        let texts = [&self.agent, request_id, decode_engine_id, decode_host, remote_engine_id, remote_host];
+        let blocks: usize = local_block_ids.iter().map(Vec::capacity).sum();
+        texts.iter().map(|text| text.len()).sum::<usize>() + 4 * blocks
+    }
+}
+
 /// Registrations that wait for a sender, and receivers whose sender has ended.
 #[derive(Debug)]
 pub(super) struct Registrations {
-    waiting: Expiring<Registered>,
+    waiting: Expiring<String, Registered>,
     /// The receivers' ids of requests that have been served, or whose sender has failed.
-    over: Expiring<()>,
+    over: Expiring<String, ()>,
     ttl: Duration,
 }
 
 impl Registrations {
     pub(super) fn new(limit: usize, ttl: Duration) -> Registrations {
-        Registrations { waiting: Expiring::new(limit), over: Expiring::new(limit), ttl }
+        let (waiting, over) = (Expiring::new(limit, MAX_BYTES), Expiring::new(limit, MAX_BYTES));
+        Registrations { waiting, over, ttl }
     }
 
-    /// Keeps a registration for the next sender. False if another registration had to go, for lack of room.
-    pub(super) fn keep(&mut self, now: Time, registered: Registered) -> bool {
+    /// Keeps a registration for the next sender. Returns how many other registrations had to go, for lack of room.
+    pub(super) fn keep(&mut self, now: Time, registered: Registered) -> usize {
         let base = RequestId::base_of(&registered.registration.request_id).to_owned();
-        self.waiting.insert(base, now + self.ttl, registered)
+        let bytes = registered.bytes();
+        self.waiting.insert(base, now + self.ttl, bytes, registered)
     }
 
     /// The registration for a request, which does not wait any more.
     pub(super) fn take(&mut self, request: &str) -> Option<Registered> {
-        self.waiting.remove(RequestId::base_of(request))
+        self.waiting.remove(&RequestId::base_of(request).to_owned())
     }
 
     /// The receiver of a request still waits.
     pub(super) fn renew(&mut self, now: Time, request: &str) {
-        self.waiting.extend(RequestId::base_of(request), now + self.ttl);
+        self.waiting.extend(&RequestId::base_of(request).to_owned(), now + self.ttl);
     }
 
     /// The sender of a request has ended: nothing is kept for the next sender of the request.
@@ -65,12 +81,12 @@ impl Registrations {
 
     /// This receiver's request is served by no sender any more.
     pub(super) fn note_over(&mut self, now: Time, receiver: String) {
-        self.over.insert(receiver, now + self.ttl, ());
+        self.over.insert(receiver.clone(), now + self.ttl, receiver.len(), ());
     }
 
     /// True if the sender that this receiver's request was for has ended.
     pub(super) fn is_over(&self, receiver: &str) -> bool {
-        self.over.entries.contains_key(receiver)
+        self.over.get(&receiver.to_owned()).is_some()
     }
 
     /// Forgets what has expired. Returns how many registrations found no sender.
@@ -80,64 +96,12 @@ impl Registrations {
     }
 
     pub(super) fn next_expiry(&self) -> Option<Time> {
-        let first = |ends: &BTreeSet<(Time, String)>| ends.first().map(|(at, _)| *at);
-        first(&self.waiting.ends).into_iter().chain(first(&self.over.ends)).min()
+        self.waiting.next_expiry().into_iter().chain(self.over.next_expiry()).min()
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> (usize, usize) {
-        (self.waiting.entries.len(), self.over.entries.len())
-    }
-}
-
-/// A bounded table whose entries expire.
-#[derive(Debug)]
-struct Expiring<V> {
-    entries: BTreeMap<String, (Time, V)>,
-    ends: BTreeSet<(Time, String)>,
-    limit: usize,
-}
-
-impl<V> Expiring<V> {
-    fn new(limit: usize) -> Expiring<V> {
-        Expiring { entries: BTreeMap::new(), ends: BTreeSet::new(), limit: limit.max(1) }
-    }
-
-    /// Puts an entry in, in the place of the entry with the same key. False if the entry that would have expired
-    /// first had to go.
-    fn insert(&mut self, key: String, until: Time, value: V) -> bool {
-        self.remove(&key);
-        let full = self.entries.len() >= self.limit;
-        if full && let Some((_, first)) = self.ends.pop_first() {
-            self.entries.remove(&first);
-        }
-        self.ends.insert((until, key.clone()));
-        self.entries.insert(key, (until, value));
-        !full
-    }
-
-    fn remove(&mut self, key: &str) -> Option<V> {
-        let (until, value) = self.entries.remove(key)?;
-        self.ends.remove(&(until, key.to_owned()));
-        Some(value)
-    }
-
-    fn extend(&mut self, key: &str, until: Time) {
-        if let Some((before, _)) = self.entries.get_mut(key) {
-            self.ends.remove(&(*before, key.to_owned()));
-            *before = until.max(*before);
-            self.ends.insert((*before, key.to_owned()));
-        }
-    }
-
-    fn expire(&mut self, now: Time) -> usize {
-        let mut expired = 0;
-        while self.ends.first().is_some_and(|(until, _)| *until <= now) {
-            if let Some((_, key)) = self.ends.pop_first() {
-                expired += usize::from(self.entries.remove(&key).is_some());
-            }
-        }
-        expired
+        (self.waiting.len(), self.over.len())
     }
 }
 
@@ -155,9 +119,9 @@ mod tests {
     #[test]
     fn the_newest_registration_of_a_base_is_taken_once() {
         let mut waiting = Registrations::new(8, 10 * SECOND);
-        assert!(waiting.keep(at(0), of("r-00000001")));
-        assert!(waiting.keep(at(1), of("r-00000002")));
-        assert!(waiting.keep(at(1), of("other")));
+        assert_eq!(waiting.keep(at(0), of("r-00000001")), 0);
+        assert_eq!(waiting.keep(at(1), of("r-00000002")), 0);
+        assert_eq!(waiting.keep(at(1), of("other")), 0);
         assert_eq!(waiting.len(), (2, 0));
         assert_eq!(waiting.take("r-ffffffff"), Some(of("r-00000002")));
         assert_eq!((waiting.take("r-ffffffff"), waiting.take("r")), (None, None));
@@ -183,9 +147,24 @@ mod tests {
         let mut waiting = Registrations::new(2, 10 * SECOND);
         waiting.keep(at(0), of("a"));
         waiting.keep(at(1), of("b"));
-        assert!(!waiting.keep(at(2), of("c")));
+        assert_eq!(waiting.keep(at(2), of("c")), 1);
         assert_eq!((waiting.take("a"), waiting.len().0), (None, 2));
-        assert!(waiting.keep(at(2), of("c-00000009")), "the same base takes the place of the first");
+        assert_eq!(waiting.keep(at(2), of("c-00000009")), 0, "the same base takes the place of the first");
+    }
+
+    #[test]
+    fn registrations_take_a_bounded_number_of_bytes_however_many_there_may_be() {
+        let mut waiting = Registrations::new(1 << 20, 10 * SECOND);
+        let mut long = of("a");
+        long.registration.local_block_ids = vec![vec![7; 1 << 20]];
+        let kept = MAX_BYTES / long.bytes();
+        for number in 0..kept + 5 {
+            long.registration.request_id = format!("{number:04}");
+            assert_eq!(waiting.keep(at(0), long.clone()), usize::from(number >= kept));
+        }
+        assert_eq!((waiting.len().0, waiting.take("0004").is_none()), (kept, true));
+        assert!(waiting.take("0005").is_some());
+        assert_eq!(waiting.keep(at(0), of("b")), 0, "there is room again");
     }
 
     #[test]

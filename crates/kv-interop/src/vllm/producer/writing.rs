@@ -141,8 +141,11 @@ impl Producer {
         let registered = Registered { agent: agent.to_owned(), registration };
         match session {
             Some(session) => self.bind(cx, session, registered),
-            None if self.registrations.keep(cx.now, registered) => {}
-            None => return Err(Ignored::NoRoom),
+            None => {
+                for _ in 0..self.registrations.keep(cx.now, registered) {
+                    cx.ignore(Ignored::NoRoom);
+                }
+            }
         }
         Ok(())
     }
