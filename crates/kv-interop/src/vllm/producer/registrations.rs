@@ -5,7 +5,8 @@
 //! a registration says for which attempt the registration is. The rules that keep an attempt's KV from the
 //! receiver of another attempt:
 //!
-//! - Of several registrations with one base, the newest counts.
+//! - Of several registrations with one base, the newest counts, and those that it replaces count no more, whichever
+//!   rank of their receiver repeats them.
 //! - A registration is for the sender that is open when the registration comes, or for the next sender that is
 //!   opened before the registration expires. The heartbeats of its receiver renew a registration.
 //! - When a sender ends, every registration of its base is dropped, and the receiver's id of the request is
@@ -56,8 +57,13 @@ impl Registrations {
 
     /// Keeps a registration for the next sender. Returns how many other registrations had to go, for lack of room.
     pub(super) fn keep(&mut self, now: Time, registered: Registered) -> usize {
-        let base = RequestId::base_of(&registered.registration.request_id).to_owned();
-        let bytes = registered.bytes();
+        let receiver = &registered.registration.request_id;
+        let (base, bytes) = (RequestId::base_of(receiver).to_owned(), registered.bytes());
+        let before = self.waiting.remove(&base).map(|before| before.registration.request_id);
+        if let Some(before) = before.filter(|before| before != receiver) {
+            // Another rank of the earlier attempt's receiver may register late.
+            self.note_over(now, before);
+        }
         self.waiting.insert(base, now + self.ttl, bytes, registered)
     }
 
@@ -122,7 +128,7 @@ mod tests {
         assert_eq!(waiting.keep(at(0), of("r-00000001")), 0);
         assert_eq!(waiting.keep(at(1), of("r-00000002")), 0);
         assert_eq!(waiting.keep(at(1), of("other")), 0);
-        assert_eq!(waiting.len(), (2, 0));
+        assert_eq!(waiting.len(), (2, 1));
         assert_eq!(waiting.take("r-ffffffff"), Some(of("r-00000002")));
         assert_eq!((waiting.take("r-ffffffff"), waiting.take("r")), (None, None));
         assert_eq!(waiting.take("other-12345678"), Some(of("other")));

@@ -48,6 +48,20 @@ fn of_two_registrations_of_one_base_the_newest_gets_the_pages() {
 }
 
 #[test]
+fn a_late_rank_of_an_earlier_attempt_does_not_take_the_place_of_the_newest_registration() {
+    let mut rig = rig((1, 0));
+    rig.register("d-0", &of("r-11111111", 2, &[5]));
+    rig.register("d-0", &of("r-22222222", 1, &[6]));
+    rig.register("d-0", &of("r-11111111", 2, &[5]));
+    assert_eq!(rig.ignored(Ignored::Repeated), 1);
+    let session = sent(&mut rig, 1, "r-00000001", &[1]);
+    rig.shake_hands(1);
+    let written = rig.write_all();
+    assert_eq!((written.len(), written[0].2.clone()), (1, Some(done("r-22222222", 1))));
+    assert_eq!(rig.state(session), Success);
+}
+
+#[test]
 fn a_newer_receiver_takes_the_place_of_one_that_is_being_written_to() {
     let mut rig = rig((1, 0));
     let session = sent(&mut rig, 1, "r", &[1]);
