@@ -55,6 +55,12 @@ impl Lease {
         Lease::Renewed { first, extension: duration * 2 / 3, sent: [None, None] }
     }
 
+    /// How long parameters with this lease are remembered: those that tell a moment for good, because no others tell
+    /// the same moment; others until `until`.
+    pub(super) fn remembered_until(&self, until: Time) -> Time {
+        if matches!(self, Lease::Told(_)) { Time::MAX } else { until }
+    }
+
     /// Counts a heartbeat. True if the lease is one that heartbeats extend.
     pub(super) fn beat(&mut self, now: Time) -> bool {
         match self {

@@ -15,6 +15,7 @@
 //! | `engine.rs` | one vLLM engine: its ranks, its side channel, its clock, and the sessions that need it |
 //! | `handshake.rs` | the way from an address to connected agents |
 //! | `lease.rs` | how long the pages of a request can be relied on |
+//! | `used.rs` | which transfer parameters were used before |
 //! | `heartbeat.rs` | what keeps the pages of requests at their holder |
 //! | `pull.rs`, `push.rs` | how the pages of a request come |
 
@@ -28,6 +29,7 @@ mod push;
 mod receiving;
 #[cfg(test)]
 mod tests;
+mod used;
 
 use std::collections::BTreeMap;
 
@@ -48,6 +50,7 @@ use config::ConsumerConfig;
 pub use config::{SideChannelAddr, VllmReader};
 use engine::Engines;
 use receiving::Receiving;
+use used::Used;
 
 /// All receiving sessions of a worker.
 ///
@@ -68,6 +71,7 @@ pub(crate) struct Consumer {
     /// The requests of all sessions, open ones and those whose pages are held: two sessions for one request would
     /// take each other's ends for their own.
     requests: BTreeMap<(EngineId, String), SessionId>,
+    used: Used,
     /// How often each request was opened, by its id without suffix.
     opened: BTreeMap<(EngineId, String), u32>,
     random: SplitMix64,
@@ -88,6 +92,7 @@ impl Consumer {
             readings: BTreeMap::new(),
             registered: BTreeMap::new(),
             requests: BTreeMap::new(),
+            used: Used::new(),
             opened: BTreeMap::new(),
             random: SplitMix64::new(config.seed),
             stopping: false,

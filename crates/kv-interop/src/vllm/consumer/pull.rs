@@ -88,23 +88,27 @@ impl Consumer {
         }
         let consumers = self.cache.consumers(receiving.remote.tp_size);
         let bytes = done(receiving.remote.request.as_str(), consumers);
-        let no = receiving.engine;
-        self.tell_ranks(cx, no, bytes);
+        let (no, remote) = (receiving.engine, receiving.remote.clone());
+        let until = receiving.lease.remembered_until(cx.now + self.config.kv_lease_duration);
+        if self.tell_ranks(cx, no, bytes) {
+            self.used.end(&remote, until);
+        }
     }
 
-    /// Tells all ranks of an engine, now or after the handshake.
-    fn tell_ranks(&mut self, cx: &mut Context, no: EngineNo, bytes: Bytes) {
-        let Some(engine) = self.engines.get(no) else { return };
-        let connected = engine.ranks.iter().all(|rank| rank.connected);
-        if !connected {
-            if !engine.lost && engine.stage != Stage::Ready {
-                engine.keep(bytes);
+    /// Tells all ranks of an engine, now or after the handshake. False if they cannot be told.
+    fn tell_ranks(&mut self, cx: &mut Context, no: EngineNo, bytes: Bytes) -> bool {
+        let Some(engine) = self.engines.get(no) else { return false };
+        if engine.ranks.iter().all(|rank| rank.connected) {
+            for agent in engine.agents() {
+                cx.effects.notify(agent, bytes.clone());
             }
-            return;
+            return true;
         }
-        for agent in engine.agents() {
-            cx.effects.notify(agent, bytes.clone());
+        let later = !engine.lost && engine.stage != Stage::Ready;
+        if later {
+            engine.keep(bytes);
         }
+        later
     }
 }
 

@@ -86,11 +86,10 @@ impl Consumer {
             let other = self.sessions.any(other).map_or_else(|| room.clone(), |open| open.room.clone());
             return refuse(cx, session, room.clone(), Cause::AmbiguousRoom { room, other });
         }
-        self.requests.insert(name, session);
-        let lease = match options.source {
-            Some(WorkerRole::Decode) => Lease::Told(remote.expires_at),
-            _ => Lease::renewed(cx.now, self.config.kv_lease_duration),
+        let Some(lease) = self.lease_of(cx, mode, options.source, &remote) else {
+            return refuse(cx, session, room, Cause::LeaseExpired);
         };
+        self.requests.insert(name, session);
         let receiving = Receiving {
             mode,
             engine: no,
@@ -177,6 +176,27 @@ impl Consumer {
         }
         let no = self.engines.add(key, generation, ranks, cx.now);
         Ok((mode, no, remote))
+    }
+
+    /// The lease of a session that is opened now; `None` if the engine has no pages for the session any more.
+    fn lease_of(
+        &mut self,
+        cx: &Context,
+        mode: TransferMode,
+        source: Option<WorkerRole>,
+        remote: &RemoteRequest,
+    ) -> Option<Lease> {
+        let duration = self.config.kv_lease_duration;
+        let lease = match source {
+            Some(WorkerRole::Decode) => Lease::Told(remote.expires_at),
+            _ => Lease::renewed(cx.now, duration),
+        };
+        if mode == TransferMode::Push {
+            return Some(lease);
+        }
+        let until = lease.remembered_until(cx.now + duration);
+        let first = self.used.open(cx.now, remote, until)?;
+        Some(if matches!(lease, Lease::Told(_)) { lease } else { Lease::renewed(first, duration) })
     }
 
     /// The ranks of the engine that this rank needs: by pipeline stage, then by tensor-parallel rank.

@@ -291,8 +291,45 @@ fn a_request_that_is_being_read_is_not_opened_a_second_time() {
     rig.open(3, Rig::remote(&engine, "r", &[4, 5]), |_| ());
     assert!(matches!(rig.failures[&SessionId(3)].cause, Cause::AmbiguousRoom { .. }), "the first is held");
     rig.finish_posts(&engine, &[4, 5], Err(TransportError::Cancelled));
-    rig.open(4, Rig::remote(&engine, "r", &[4, 5]), |_| ());
-    assert_eq!(rig.poll(SessionId(4)), KvPoll::WaitingForInput);
+    rig.open(4, Rig::remote(&engine, "r", &[6, 5]), |_| ());
+    assert_eq!(rig.poll(SessionId(4)), KvPoll::WaitingForInput, "the engine has computed the request again");
+}
+
+#[test]
+fn parameters_that_an_engine_was_told_about_open_no_second_session() {
+    // The engine may have given the blocks to another request, and would count the same rank twice.
+    for before in ["the handshake has ended", "the reads have ended", "nothing"] {
+        let (mut rig, engine) = if before == "the handshake has ended" { opened() } else { reading() };
+        if before == "nothing" {
+            rig.finish_posts(&engine, &[4, 5], Ok(()));
+            assert_eq!(rig.poll(S), KvPoll::Success);
+        }
+        rig.abort(1);
+        rig.finish_posts(&engine, &[4, 5], Err(TransportError::Cancelled));
+        rig.open(2, Rig::remote(&engine, "r", &[4, 5]), |_| ());
+        assert_eq!(rig.failures[&SessionId(2)].cause, Cause::LeaseExpired, "aborted before {before}");
+        rig.shake(&engine);
+        let told = rig.notified().iter().filter(|(_, text)| text == "r:1").count();
+        assert_eq!((told, rig.posts.len()), (1, 0), "aborted before {before}");
+    }
+}
+
+#[test]
+fn parameters_of_which_the_engine_was_told_nothing_may_be_used_again_and_grow_no_younger() {
+    for (more, fresh) in [(8_000, true), (8_500, false)] {
+        let (mut rig, engine) = opened();
+        rig.pass(Duration::from_millis(16_600));
+        assert!(rig.cause(S).contains("nothing heard from the peer"), "{}", rig.cause(S));
+        rig.open(2, Rig::remote(&engine, "r", &[4, 5]), |_| ());
+        rig.init(2, &[7, 8]);
+        rig.pass(Duration::from_millis(more));
+        // The lease may be over 25 s after the first session was opened.
+        rig.shake(&engine);
+        rig.finish_posts(&engine, &[4, 5], Ok(()));
+        let cause = rig.failures.get(&SessionId(2)).map(|error| error.cause.clone());
+        assert_eq!(cause, (!fresh).then_some(Cause::LeaseExpired));
+        assert_eq!(rig.back[&SessionId(2)], 2);
+    }
 }
 
 #[test]
