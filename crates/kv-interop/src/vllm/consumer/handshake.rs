@@ -222,9 +222,11 @@ impl Consumer {
                 self.engine_died(cx, no, quiet_after, &Cause::PeerLost);
             }
             (WayEnd::Lost, Stage::Ready) => self.begin_try(cx, no),
-            (WayEnd::Lost, Stage::Asking { .. }) => self.try_failed(cx, no, &Cause::WayLost),
+            (WayEnd::Lost, Stage::Asking { .. } | Stage::Joining { .. }) => {
+                self.try_failed(cx, no, &Cause::WayLost);
+            }
             // The next try opens the channel again.
-            (WayEnd::Lost, Stage::Joining { .. } | Stage::Resting { .. }) => {}
+            (WayEnd::Lost, Stage::Resting { .. }) => {}
         }
     }
 

@@ -139,6 +139,27 @@ fn a_writer_that_vllm_would_leave_silent_is_refused_with_the_field() {
 }
 
 #[test]
+fn a_side_channel_that_ends_while_the_agents_are_connected_is_opened_again() {
+    // Nothing else tells of the death of the writer, in whose hands the pages are.
+    let (mut rig, engine) = (Rig::new(ONE, TransferMode::Push), Engine::new(ONE));
+    rig.open(1, Rig::remote(&engine, "cmpl-1-0-0123abcd", &[]), |_| ());
+    rig.init(1, &[7, 8]);
+    rig.answer(&engine);
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Lost);
+    for agent in rig.agents().into_values() {
+        assert!(rig.consumer.connected(&mut rig.cx, agent));
+        rig.drain();
+    }
+    rig.pass(SECOND);
+    rig.shake(&engine);
+    assert_eq!((rig.poll(S), registrations(&mut rig).len()), (KvPoll::Transferring, 1));
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Dead { quiet_after: SECOND });
+    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(2, Some(SECOND))]));
+}
+
+#[test]
 fn heartbeats_keep_the_request_at_the_writer() {
     let (mut rig, _) = registered(ONE, ONE);
     let beat = ("agent p-0 0 0 life 1".to_owned(), "HB:cmpl-1-0-0123abcd".to_owned());
