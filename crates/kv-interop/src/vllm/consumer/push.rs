@@ -37,6 +37,9 @@ impl Consumer {
             // vLLM's own receivers register nothing either; the engine frees the request when its lease ends.
             return self.finish(cx, session);
         }
+        if let Err(cause) = self.check_blocks(session, pages.len()) {
+            return self.fail(cx, session, cause);
+        }
         let Some(live) = self.sessions.live(session) else { return };
         let receiving = &mut live.dialect;
         let Some(engine) = self.engines.get(receiving.engine) else { return };
@@ -62,6 +65,21 @@ impl Consumer {
         }
         receiving.progress = Progress::Registered;
         self.end_if_written(cx, session);
+    }
+
+    /// Refuses more pages than the engine has, if the parameters name the engine's blocks. vLLM's writer takes a
+    /// registration of more pages for impossible, and forgets whatever has come together with the registration,
+    /// that of other receivers too.
+    fn check_blocks(&mut self, session: SessionId, pages: usize) -> Result<(), Cause> {
+        let Some(live) = self.sessions.live(session) else { return Ok(()) };
+        let blocks = live.dialect.remote.block_ids.iter().map(PageList::len).max().unwrap_or(0);
+        let no = live.dialect.engine;
+        let metadata = self.engines.get(no).and_then(|engine| engine.ranks.first()?.metadata.as_ref());
+        let Some(metadata) = metadata.filter(|_| blocks > 0) else { return Ok(()) };
+        let block = u64::from(metadata.block_size) * u64::from(metadata.physical_blocks_per_logical_kv_block);
+        let tokens = block.saturating_mul(blocks as u64);
+        let sent = usize::try_from(tokens / u64::from(self.cache.geometry.page_size)).unwrap_or(usize::MAX);
+        if pages <= sent { Ok(()) } else { Err(Cause::PageCount { sent, registered: pages }) }
     }
 
     /// The id of a new session at the engine: the request's id without its suffix, and a suffix that depends on how

@@ -1,6 +1,6 @@
 //! Push: registrations, completions, and what a vLLM writer may still do.
 
-use kv_core::{KvPoll, SessionId, TransferMode, WayEnd};
+use kv_core::{Cause, KvPoll, SessionId, TransferMode, WayEnd};
 
 use super::rig::{Engine, ONE, Rig, SECOND, Shape};
 use crate::gauges::Ignored;
@@ -135,6 +135,26 @@ fn a_writer_that_vllm_would_leave_silent_is_refused_with_the_field() {
             other => panic!("{other}"),
         });
         assert_eq!(found.as_deref(), field);
+    }
+}
+
+#[test]
+fn more_pages_than_the_writer_has_blocks_for_are_refused_before_the_writer_hears_of_them() {
+    let large = Shape { page_size: 32, latent: true, total_heads: 1, ..ONE };
+    let small = Shape { page_size: 16, ..large };
+    for (theirs, most) in [(small, 2), (large, 4)] {
+        for pages in [most, most + 1] {
+            let (mut rig, engine) = (Rig::new(small, TransferMode::Push), Engine::new(theirs));
+            rig.open(1, Rig::remote(&engine, "cmpl-1-0-0123abcd", &[4, 5]), |_| ());
+            rig.shake(&engine);
+            rig.init(1, &(0..pages).collect::<Vec<u32>>());
+            let fits = pages == most;
+            assert_eq!(registrations(&mut rig).len(), usize::from(fits), "{}", rig.cause(S));
+            let cause = rig.failures.get(&S).map(|error| error.cause.clone());
+            let (sent, registered) = (most as usize, pages as usize);
+            assert_eq!(cause, (!fits).then_some(Cause::PageCount { sent, registered }));
+            assert_eq!(rig.back.get(&S).copied(), (!fits).then_some(registered));
+        }
     }
 }
 
