@@ -8,6 +8,9 @@ use super::consumer::{SideChannelAddr, VllmReader};
 use super::hash::Compatibility;
 use crate::gauges::IgnoredGauges;
 
+/// The longest lease that counts; longer ones are cut, so that multiples do not overflow.
+pub(super) const LONGEST_LEASE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// The settings of a worker that speaks vLLM's dialect. A field whose default does not fit is assigned:
 /// `config.compatibility = Compatibility::Hash(hash)`.
 #[derive(Debug, Clone)]

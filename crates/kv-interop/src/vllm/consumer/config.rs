@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use kv_core::KvArgs;
 
-use super::super::config::VllmConfig;
+use super::super::config::{LONGEST_LEASE, VllmConfig};
 use super::super::hash::Compatibility;
+
+/// The shortest lease that counts: a sixth of a lease passes between two heartbeats.
+const SHORTEST_LEASE: Duration = Duration::from_millis(60);
 
 /// How a worker deals with the vLLM engines whose KV the worker takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +79,7 @@ impl ConsumerConfig {
         ConsumerConfig {
             compatibility: config.compatibility.clone(),
             session_deadline: config.timing.session_deadline,
-            kv_lease_duration: config.timing.kv_lease_duration,
+            kv_lease_duration: config.timing.kv_lease_duration.clamp(SHORTEST_LEASE, LONGEST_LEASE),
             handshake_timeout: config.timing.handshake_timeout,
             reader: config.reader,
             side_channel: config.side_channel.clone(),

@@ -23,13 +23,12 @@ use kv_core::{Cause, Lease, QuarantineReason, SessionId, Time};
 use super::{Producer, Way};
 use crate::gauges::Ignored;
 use crate::sessions::Held;
+use crate::vllm::config::LONGEST_LEASE;
 use crate::vllm::context::Context;
 use crate::vllm::notification::HeartbeatIds;
 
 /// Most agents of which is remembered that they have read one request.
 const MAX_AGENTS: usize = 4096;
-/// The longest lease that counts; longer ones are cut, so that multiples do not overflow.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The readers of one session.
 #[derive(Debug)]
@@ -69,8 +68,8 @@ impl Readers {
 /// The lease that a session asks for, no longer than can be counted.
 pub(super) fn sane(lease: Lease) -> Lease {
     match lease {
-        Lease::Fixed(duration) => Lease::Fixed(duration.min(LONGEST)),
-        lease => Lease::Renewable(lease.duration().min(LONGEST)),
+        Lease::Fixed(duration) => Lease::Fixed(duration.min(LONGEST_LEASE)),
+        lease => Lease::Renewable(lease.duration().min(LONGEST_LEASE)),
     }
 }
 

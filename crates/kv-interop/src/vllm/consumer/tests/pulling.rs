@@ -7,6 +7,7 @@ use kv_core::{KvPoll, SessionId, Time, TransferMode, WayEnd, WorkerRole};
 
 use super::rig::{Engine, ONE, Rig, SECOND, Shape};
 use crate::message::Way;
+use crate::vllm::config::VllmConfig;
 
 const S: SessionId = SessionId(1);
 
@@ -179,6 +180,28 @@ fn heartbeats_name_all_open_requests_every_sixth_of_the_lease() {
     rig.notified();
     rig.pass(60 * SECOND);
     assert_eq!(rig.notified(), []);
+}
+
+#[test]
+fn a_lease_of_any_length_overflows_nothing_and_lets_time_pass() {
+    for lease in [Duration::MAX, Duration::ZERO] {
+        for source in [None, Some(WorkerRole::Decode)] {
+            let change = |config: &mut VllmConfig| {
+                config.timing.kv_lease_duration = lease;
+                config.reader.engine_ttl = lease;
+                config.reader.ranks_outlive = lease;
+            };
+            let (mut rig, engine) = (Rig::with(ONE, TransferMode::Pull, change), Engine::new(ONE));
+            let told = Rig::remote(&engine, "r", &[4]);
+            let told = told.with(|remote| remote.expires_at = Some(Duration::MAX));
+            rig.open(1, told, |options| options.source = source);
+            rig.shake(&engine);
+            rig.pass(SECOND);
+            rig.init(1, &[7]);
+            rig.finish_posts(&engine, &[4], Ok(()));
+            assert_eq!((rig.poll(S), rig.back[&S]), (KvPoll::Success, 1), "{lease:?}, {source:?}");
+        }
+    }
 }
 
 #[test]

@@ -169,11 +169,16 @@ pub(super) struct Rig {
 
 impl Rig {
     pub(super) fn new(shape: Shape, mode: TransferMode) -> Rig {
+        Rig::with(shape, mode, |_| ())
+    }
+
+    pub(super) fn with(shape: Shape, mode: TransferMode, change: impl FnOnce(&mut VllmConfig)) -> Rig {
         let args = shape.args("d-0", mode);
         let config = VllmConfig::default().with(|config| {
             config.compatibility = Compatibility::Hash(HASH.to_owned());
             config.side_channel = Some(SideChannelAddr { host: "10.0.0.9".to_owned(), port: 5601 });
             config.seed = Some(7);
+            change(config);
         });
         let memory = args.regions().iter().map(|region| vec![0; region.len as usize]).collect();
         Rig {
