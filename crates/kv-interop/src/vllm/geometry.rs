@@ -71,8 +71,13 @@ impl OwnCache {
                 ));
             }
         }
-        if geometry.layout.dcp_size > 1 {
-            return Err(refused("dcp_size", geometry.layout.dcp_size, "1 in this crate"));
+        // Ranks that hold the same pages in turn or together would count as one for vLLM's ranks.
+        for (field, ours) in
+            [("dcp_size", geometry.layout.dcp_size), ("pcp_size", geometry.parallel.pcp_size)]
+        {
+            if ours > 1 {
+                return Err(refused(field, ours, "1 in this crate"));
+            }
         }
         let heads = if latent { 1 } else { geometry.kv_heads };
         let pieces = u64::from(heads)
@@ -258,6 +263,11 @@ pub(crate) fn own_metadata(
 ) -> Result<NixlAgentMetadata, CacheError> {
     let cache = OwnCache::new(args)?;
     let geometry = &cache.geometry;
+    if geometry.parallel.dp_size > 1 {
+        // vLLM's ranks know the memory of an engine by the engine's id: all replicas would be the first one met.
+        let needed = "1: each replica as an engine, with an engine id and a side channel of its own";
+        return Err(refused("dp_size", geometry.parallel.dp_size, needed));
+    }
     let layout = shown_layout(&cache)?;
     let kernel = geometry.kernel_page_size();
     let ratio = geometry.page_size / kernel.max(1);
@@ -419,6 +429,32 @@ pub(crate) mod tests {
         assert_eq!(
             refusal(&|region| region.memory = MemoryKind::File, HND_PACKED),
             Err("regions.memory".to_owned())
+        );
+    }
+
+    #[test]
+    fn ranks_that_vllm_could_not_tell_apart_are_refused_with_the_field() {
+        let refusal = |change: &dyn Fn(&mut Parallel)| {
+            let parallel = Parallel::default().with(|parallel| change(parallel));
+            let layout = Layout::default().with(|layout| layout.axes = HND_PACKED);
+            let region = Region::dram(RegionRole::Kv, 0x1000, 10 * LEN, LEN).layer(0).holds(Holds::KeyValue);
+            let args = KvArgs::builder("d", 0)
+                .pages(10, 16)
+                .heads(2, 8)
+                .layout(layout)
+                .parallel(parallel)
+                .region(region);
+            let args = args.build().unwrap();
+            let own = OwnCache::new(&args).map(drop).map_err(|error| error.field);
+            (own, own_metadata(&args, Bytes::new(), "x").map(drop).map_err(|error| error.field))
+        };
+        let of = |field: &str| Err(field.to_owned());
+        assert_eq!(refusal(&|_| ()), (Ok(()), Ok(())));
+        assert_eq!(refusal(&|place| place.pcp_size = 2), (of("pcp_size"), of("pcp_size")));
+        assert_eq!(
+            refusal(&|place| place.dp_size = 2),
+            (Ok(()), of("dp_size")),
+            "a reader may have replicas"
         );
     }
 
