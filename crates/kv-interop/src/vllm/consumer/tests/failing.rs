@@ -202,6 +202,40 @@ fn a_failed_read_fails_the_session_once_and_frees_the_pages_at_the_holder() {
 }
 
 #[test]
+fn a_session_lasts_until_the_last_rank_was_read_and_its_pages_until_the_last_read_has_ended() {
+    for abort in [false, true] {
+        let (mut rig, engine) = (Rig::new(ONE, TransferMode::Pull), Engine::new(ONE.tp(2, 0)));
+        rig.open(1, Rig::remote(&engine, "r", &[4, 5]), |_| ());
+        rig.shake(&engine);
+        rig.init(1, &[7, 8]);
+        rig.notified();
+        let second = rig.posts.pop().unwrap();
+        if abort {
+            rig.abort(1);
+        }
+        rig.finish_posts(&engine, &[4, 5], Ok(()));
+        let state = if abort { KvPoll::Failed } else { KvPoll::Transferring };
+        assert_eq!((rig.poll(S), rig.back.get(&S).copied(), rig.notified().len()), (state, None, 0));
+        rig.posts.push(second);
+        rig.finish_posts(&engine, &[4, 5], Ok(()));
+        let state = if abort { KvPoll::Failed } else { KvPoll::Success };
+        assert_eq!((rig.poll(S), rig.back[&S], rig.notified().len()), (state, 2, 2));
+    }
+}
+
+#[test]
+fn the_death_of_the_engine_does_not_free_pages_that_are_still_read_into() {
+    let (mut rig, engine) = reading();
+    rig.abort(1);
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Dead { quiet_after: SECOND });
+    rig.pass(10 * SECOND);
+    assert_eq!((rig.held(), rig.back.get(&S)), (vec![(2, None)], None));
+    rig.finish_posts(&engine, &[4, 5], Err(TransportError::PeerGone));
+    assert_eq!((rig.held(), rig.back[&S]), (vec![], 2));
+}
+
+#[test]
 fn a_deadline_ends_the_session_and_names_what_is_stuck() {
     let (mut rig, engine) = (Rig::new(ONE, TransferMode::Pull), Engine::new(ONE));
     rig.open(1, Rig::remote(&engine, "r", &[4, 5]), |options| options.deadline = Some(20 * SECOND));
@@ -342,6 +376,13 @@ fn pages_that_are_wrong_or_given_twice_fail_the_session_and_come_back() {
     assert!(rig.held().is_empty());
     let mut rig = Rig::new(ONE, TransferMode::Pull);
     let engine = Engine::new(ONE);
+    rig.open(1, Rig::remote(&engine, "r", &[4]), |_| ());
+    let pages = kv_core::PagePool::new(99).adopt(kv_core::PageList::from_pages([40]).unwrap()).unwrap();
+    rig.consumer.init(&mut rig.cx, S, pages, None);
+    rig.drain();
+    assert!(matches!(rig.failures[&S].cause, Cause::BadPages(_)), "{}", rig.cause(S));
+    assert_eq!(rig.back[&S], 1);
+    let mut rig = Rig::new(ONE, TransferMode::Pull);
     rig.open(1, Rig::remote(&engine, "r", &[4]), |_| ());
     let pages = kv_core::PagePool::new(9).adopt(kv_core::PageList::from_pages([1]).unwrap()).unwrap();
     rig.consumer.init(&mut rig.cx, S, pages, Some(kv_core::AuxIndex(0)));

@@ -126,6 +126,7 @@ fn a_writer_that_vllm_would_leave_silent_is_refused_with_the_field() {
         (Shape { axes: kv_core::layout::NHD_PACKED, ..small }, packed, None),
         (ONE, small, Some("block_size")),
         (small.tp(2, 0), ONE, Some("block_size")),
+        (Shape { page_size: 8, ..packed.tp(2, 0) }, packed, Some("block_size")),
         (packed, packed, None),
         (packed, ONE, Some("kv_cache_layout")),
     ] {

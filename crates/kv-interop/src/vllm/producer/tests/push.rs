@@ -213,6 +213,46 @@ fn layers_are_written_when_they_are_final() {
 }
 
 #[test]
+fn a_receiver_is_told_after_its_last_byte_also_where_what_is_final_last_is_not_for_the_receiver() {
+    let mut rig = rig((1, 0));
+    // The receiver has the first page already.
+    rig.register("d-0", &of("r", 1, &[5]));
+    let session = rig.open(1, "r", push());
+    rig.shake_hands(1);
+    rig.announce(session, 2);
+    for page in [1, 2] {
+        let chunk = rig.pages(&[page]);
+        rig.command(Command::BeginChunk { session, chunk });
+    }
+    let mut posts = Vec::new();
+    for chunk in [1, 0] {
+        rig.command(Command::LayersFinal { session, layers: FinalLayers::new(ChunkId(chunk), 0..2) });
+        posts.extend(rig.posts());
+    }
+    assert_eq!((posts.len(), posts[0].1.notify.clone(), rig.notified()), (1, None, vec![]));
+    rig.posted(&posts[0].1, Ok(()));
+    assert_eq!(rig.notified()[0].1, done("r", 1));
+    assert_eq!(rig.told(session), (Success, &[1, 2][..]));
+}
+
+#[test]
+fn pages_of_an_aborted_session_come_back_when_the_last_of_its_writes_has_ended() {
+    let mut rig = rig((1, 0));
+    rig.register("d-0", &of("r", 1, &[5, 6, 7]));
+    let session = rig.open(1, "r", push());
+    rig.shake_hands(1);
+    rig.announce(session, 3);
+    rig.send(session, &[1]);
+    rig.send(session, &[2]);
+    let posts = rig.posts();
+    rig.abort(session);
+    rig.posted(&posts[0].1, Err(TransportError::Cancelled));
+    assert_eq!((rig.told(session), rig.quarantine().len()), ((Failed, &[][..]), 1));
+    rig.posted(&posts[1].1, Ok(()));
+    assert_eq!((rig.told(session), rig.quarantine().len()), ((Failed, &[1, 2][..]), 0));
+}
+
+#[test]
 fn pages_with_room_between_them_are_written_one_by_one() {
     for page_major_here in [true, false] {
         let mut rig = Rig::new(args((1, 0), page_major_here), |_| ());
