@@ -22,7 +22,7 @@ pub use config::{VllmConfig, VllmLimits, VllmTiming};
 pub use consumer::{SideChannelAddr, VllmReader};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
-#[cfg(any(test, feature = "fuzz"))]
+#[cfg(feature = "fuzz")]
 pub(crate) use metadata::question;
 pub use metadata::{MetadataError, NixlAgentMetadata, NixlHandshakePayload};
 pub(crate) use metadata::{asked, clock};
