@@ -22,7 +22,7 @@ use crate::client::publication::{Answered, Publication};
 pub use crate::client::sglang::SglangQuery;
 #[cfg(feature = "fuzz")]
 pub(crate) use crate::client::sglang::read_all;
-use crate::client::sglang::{Questions, Step};
+use crate::client::sglang::{SglangLookups, Step};
 use crate::config::ClientConfig;
 use crate::error::BootstrapClientError;
 use crate::http::{Response, encode_value};
@@ -55,7 +55,7 @@ const FLUSH_STEP: Duration = Duration::from_millis(20);
 pub struct HttpBootstrapClient {
     pool: Pool<Purpose>,
     publications: BTreeMap<Key, Publication>,
-    questions: Questions,
+    sglang: SglangLookups,
     events: VecDeque<BootstrapEvent>,
     next_serial: u64,
 }
@@ -77,7 +77,7 @@ impl HttpBootstrapClient {
         Ok(HttpBootstrapClient {
             pool: Pool::new(config)?,
             publications: BTreeMap::new(),
-            questions: Questions::default(),
+            sglang: SglangLookups::default(),
             events: VecDeque::new(),
             next_serial: 0,
         })
@@ -110,7 +110,7 @@ impl HttpBootstrapClient {
         let mut outcomes = Vec::new();
         self.pool.wait(now, wait, &mut outcomes);
         self.take_steps(now, &mut outcomes);
-        self.questions.take_steps(&mut self.pool, &mut self.events, now);
+        self.sglang.take_steps(&mut self.pool, &mut self.events, now);
         self.pool.advance(now, &mut outcomes);
         for outcome in outcomes {
             self.conclude(now, outcome);
@@ -139,7 +139,7 @@ impl HttpBootstrapClient {
         match request.purpose {
             Purpose::Withdraw => {}
             Purpose::Sglang(step) => {
-                self.questions.conclude(&mut self.pool, &mut self.events, now, step, answer);
+                self.sglang.conclude(&mut self.pool, &mut self.events, now, step, answer);
             }
             Purpose::Lookup { query, lookups } => {
                 let answer = answer.and_then(|response| read_ranks(&query, response));
@@ -202,7 +202,7 @@ impl BootstrapClient for HttpBootstrapClient {
     fn lookup(&mut self, now: Time, lookup: LookupId, addr: &str, query: &RankQuery) {
         if let Some(question) = SglangQuery::of(query) {
             let question = (lookup, addr, question);
-            return self.questions.ask(&mut self.pool, &mut self.events, now, question);
+            return self.sglang.ask(&mut self.pool, &mut self.events, now, question);
         }
         for purpose in self.pool.queued_mut(addr) {
             match purpose {
@@ -230,7 +230,7 @@ impl BootstrapClient for HttpBootstrapClient {
             return Some(Time::ZERO);
         }
         let steps = self.publications.values().filter_map(Publication::due);
-        steps.chain(self.pool.next_timeout()).chain(self.questions.next_timeout()).min()
+        steps.chain(self.pool.next_timeout()).chain(self.sglang.next_timeout()).min()
     }
 
     fn as_raw_fd(&self) -> Option<RawFd> {

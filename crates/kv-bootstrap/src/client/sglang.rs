@@ -1,92 +1,45 @@
-//! SGLang's questions to a bootstrap server: where the ranks of a prefill engine are, which replica serves a room,
-//! and whether the engine lives. They are understood by SGLang's own server and by this crate's.
+//! SGLang's lookups at a bootstrap server: where the ranks of a prefill engine are, which replica serves a room,
+//! and whether the engine lives. SGLang's own server and the server of this crate answer them.
 
-use std::collections::{BTreeMap, VecDeque};
+mod answers;
+mod ends;
+mod health;
+mod query;
+mod records;
+mod requests;
+
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kv_core::hash::Fnv1a;
-use kv_core::{
-    BootstrapError, BootstrapEvent, EngineId, Incarnation, LookupId, RankQuery, RankRecord, Replica, Time,
-    TransportOffer, WorkerId, WorkerRole,
-};
+use kv_core::{BootstrapError, BootstrapEvent, LookupId, Replica, Time};
 use serde_json::json;
 
+use self::answers::{ok, read_rank, read_rooms, read_sizes};
+use self::ends::{Events, fail, found};
+use self::health::Heartbeats;
+use self::records::{places, record};
+use self::requests::{get, of_rank, route, send};
 use super::Purpose;
 use super::pool::Pool;
 use crate::http::Response;
-use crate::place::Place;
-use crate::sglang::{InfoJson, Int, RankInfoJson, SGLANG_SERVICE, SglangRank};
+use crate::sglang::SglangRank;
 
-/// Most ranks of a replica that a lookup asks for.
-const MAX_RANKS: u64 = 1024;
-/// The name of the transport under which a record has the address of the rank's ZeroMQ socket.
-const ZMQ: &str = "zmq";
-const LIVES: &str = "sglang/lives";
-const SERVES: &str = "sglang/serves/";
+pub(super) use self::answers::listed;
+pub use self::query::SglangQuery;
+pub(super) use self::requests::{get_route, put_route};
 
-/// A question of SGLang's, as a [`RankQuery`] for
-/// [`HttpBootstrapClient::lookup`](crate::HttpBootstrapClient). Each ends in one event, as every lookup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SglangQuery {
-    /// Where the ranks of a replica of the prefill engine are: `Found` has a record for each rank, in the order of
-    /// their places, with the rank's [`SglangRank`] as the only offer. `Replica::Modulo` is the room: the replica
-    /// is the room modulo the number of replicas if the engine follows the room, and else what the prefill worker
-    /// has said; `UnknownRank` until it has.
-    Ranks(Replica),
-    /// Tell me when the engine is dead: `Failed` after [`ClientConfig::max_failures`] heartbeats in a row without
-    /// the answer 200 to `GET /health`; `Found` without ranks after [`ClientConfig::watch`], if the engine lived
-    /// all the time. Whoever still uses the engine asks again.
-    ///
-    /// [`ClientConfig::max_failures`]: crate::ClientConfig::max_failures
-    /// [`ClientConfig::watch`]: crate::ClientConfig::watch
-    Lives,
-    /// Note that a replica serves a room, for decode workers that ask (`POST /register_dp_rank`): `Found` without
-    /// ranks once the server has noted it. For engines of several replicas that do not follow the room.
-    Serves {
-        /// The room of the request.
-        room: u64,
-        /// The data-parallel rank that serves the request.
-        dp_rank: u32,
-    },
-}
-
-impl From<SglangQuery> for RankQuery {
-    fn from(query: SglangQuery) -> RankQuery {
-        let (service, replica) = match query {
-            SglangQuery::Ranks(replica) => (SGLANG_SERVICE.to_owned(), replica),
-            SglangQuery::Lives => (LIVES.to_owned(), Replica::Rank(0)),
-            SglangQuery::Serves { room, dp_rank } => (format!("{SERVES}{dp_rank}"), Replica::Modulo(room)),
-        };
-        RankQuery { role: WorkerRole::Prefill, service, replica }
-    }
-}
-
-impl SglangQuery {
-    /// The question that a query asks; `None` for a query of another service.
-    pub fn of(query: &RankQuery) -> Option<SglangQuery> {
-        match (query.service.as_str(), query.service.strip_prefix(SERVES), query.replica) {
-            (SGLANG_SERVICE, _, replica) => Some(SglangQuery::Ranks(replica)),
-            (LIVES, ..) => Some(SglangQuery::Lives),
-            (_, Some(dp_rank), Replica::Modulo(room)) => {
-                Some(SglangQuery::Serves { room, dp_rank: dp_rank.parse().ok()? })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// The questions that are being asked.
+/// The lookups that are under way.
 ///
-/// | question | requests |
+/// | lookup | requests |
 /// |---|---|
 /// | `Ranks` | `GET /route` for the sizes; `POST /query_dp_ranks` if needed; `GET /route` for each rank |
 /// | `Lives` | `GET /health` at every heartbeat |
 /// | `Serves` | `POST /register_dp_rank` |
 #[derive(Debug, Default)]
-pub(super) struct Questions {
+pub(super) struct SglangLookups {
     gathers: BTreeMap<u64, Gather>,
     next_gather: u64,
-    watches: BTreeMap<String, Watch>,
+    heartbeats: Heartbeats,
 }
 
 /// The purpose of one request.
@@ -114,19 +67,7 @@ struct Gather {
     missing: usize,
 }
 
-/// An engine that is asked for its health.
-#[derive(Debug)]
-struct Watch {
-    /// Who wants to know, and until when.
-    lookups: Vec<(LookupId, Time)>,
-    failures: u32,
-    /// When the next heartbeat is due; `None` while one is under way.
-    due: Option<Time>,
-}
-
-type Events = VecDeque<BootstrapEvent>;
-
-impl Questions {
+impl SglangLookups {
     pub(super) fn ask(
         &mut self,
         pool: &mut Pool<Purpose>,
@@ -147,9 +88,7 @@ impl Questions {
             }
             SglangQuery::Lives => {
                 let until = now + pool.config.watch;
-                let watch = self.watches.entry(addr.to_owned());
-                let watch = watch.or_insert(Watch { lookups: Vec::new(), failures: 0, due: Some(now) });
-                watch.lookups.push((lookup, until));
+                self.heartbeats.watch(now, addr, lookup, until);
                 self.take_steps(pool, events, now);
             }
             SglangQuery::Serves { room, dp_rank } => {
@@ -162,30 +101,14 @@ impl Questions {
 
     /// Sends the heartbeats that are due, and answers those who have waited for the time of a watch.
     pub(super) fn take_steps(&mut self, pool: &mut Pool<Purpose>, events: &mut Events, now: Time) {
-        let mut due = Vec::new();
-        self.watches.retain(|addr, watch| {
-            if watch.failures == 0 && watch.due.is_some() {
-                let over = watch.lookups.extract_if(.., |(_, until)| *until <= now);
-                events.extend(over.map(|(lookup, _)| found(lookup)));
-            }
-            if watch.due.is_some_and(|at| at <= now) && !watch.lookups.is_empty() {
-                watch.due = None;
-                due.push(addr.clone());
-            }
-            watch.due.is_none() || !watch.lookups.is_empty()
-        });
-        for addr in due {
+        for addr in self.heartbeats.due(events, now) {
             let bytes = get(&addr, "/health");
             self.submit(pool, events, now, &addr.clone(), Step::Health { addr }, bytes);
         }
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        let watches = self.watches.values().filter_map(|watch| {
-            let until = watch.lookups.iter().map(|(_, until)| *until).min().filter(|_| watch.failures == 0);
-            watch.due.map(|due| until.map_or(due, |until| due.min(until)))
-        });
-        watches.min()
+        self.heartbeats.next_timeout()
     }
 
     fn submit(
@@ -235,7 +158,10 @@ impl Questions {
                 let answer = answer.and_then(|response| read_rank(&response));
                 self.take_rank(events, gather, at, answer);
             }
-            Step::Health { addr } => self.take_health(pool, events, now, &addr, answer),
+            Step::Health { addr } => {
+                let answer = answer.and_then(|response| ok(&response));
+                self.heartbeats.answered(events, now, &pool.config, &addr, answer);
+            }
             Step::Serves { lookup } => events.push_back(match answer.and_then(|response| ok(&response)) {
                 Ok(()) => found(lookup),
                 Err(error) => BootstrapEvent::Failed { lookup, error },
@@ -337,167 +263,6 @@ impl Questions {
             });
         }
     }
-
-    fn take_health(
-        &mut self,
-        pool: &Pool<Purpose>,
-        events: &mut Events,
-        now: Time,
-        addr: &str,
-        answer: Result<Response, BootstrapError>,
-    ) {
-        let Some(watch) = self.watches.get_mut(addr) else { return };
-        let error = match answer.and_then(|response| ok(&response)) {
-            Ok(()) => {
-                watch.failures = 0;
-                watch.due = Some(now + pool.config.heartbeat);
-                return;
-            }
-            Err(error) => error,
-        };
-        watch.failures += 1;
-        watch.due = Some(now + pool.config.heartbeat);
-        if watch.failures >= pool.config.max_failures
-            && let Some(watch) = self.watches.remove(addr)
-        {
-            fail(events, watch.lookups.into_iter().map(|(lookup, _)| lookup), &error);
-        }
-    }
-}
-
-fn found(lookup: LookupId) -> BootstrapEvent {
-    BootstrapEvent::Found { lookup, ranks: Vec::new() }
-}
-
-fn fail(events: &mut Events, lookups: impl IntoIterator<Item = LookupId>, error: &BootstrapError) {
-    let failed = |lookup| BootstrapEvent::Failed { lookup, error: error.clone() };
-    events.extend(lookups.into_iter().map(failed));
-}
-
-fn get(host: &str, target: &str) -> Bytes {
-    Bytes::from(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
-}
-
-fn send(what: &str, host: &str, body: &str) -> Bytes {
-    let length = body.len();
-    Bytes::from(format!(
-        "{what} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-    ))
-}
-
-/// The registration of a rank with SGLang's own server.
-pub(super) fn put_route(host: &str, rank: &SglangRank) -> Bytes {
-    send("PUT /route", host, &String::from_utf8_lossy(&rank.encode()))
-}
-
-/// The question whether a rank is still registered with SGLang's own server.
-pub(super) fn get_route(host: &str, rank: &SglangRank) -> Bytes {
-    get(host, &of_rank(rank))
-}
-
-/// How many ranks an answer of `GET /route` says are registered: `u32::MAX` for all of them, `None` if the rank that
-/// was asked for is not.
-pub(super) fn listed(answer: &Result<Response, BootstrapError>) -> Option<u32> {
-    match answer {
-        Ok(response) if response.status == 200 => Some(u32::MAX),
-        Ok(response) if response.status == 503 => registered(&response.body),
-        _ => None,
-    }
-}
-
-fn route([dp, cp, tp, pp]: [i64; 4]) -> String {
-    format!("/route?prefill_dp_rank={dp}&prefill_cp_rank={cp}&target_tp_rank={tp}&target_pp_rank={pp}")
-}
-
-fn of_rank(rank: &SglangRank) -> String {
-    let Place { dp, cp, tp, pp } = Place::of(&rank.parallel);
-    route([dp, cp, tp, pp].map(i64::from))
-}
-
-/// The ranks of a replica in the order of `(pp_rank, pcp_rank, tp_rank)`.
-fn places(sizes: &SglangRank, dp: u32) -> impl Iterator<Item = SglangRank> {
-    let groups = sizes.parallel;
-    let stage =
-        move |pp| (0..groups.pcp_size).flat_map(move |cp| (0..groups.tp_size).map(move |tp| (pp, cp, tp)));
-    (0..groups.pp_size).flat_map(stage).map(move |(pp, cp, tp)| {
-        sizes.clone().with(|rank| {
-            let parallel = &mut rank.parallel;
-            (parallel.dp_rank, parallel.pp_rank, parallel.pcp_rank, parallel.tp_rank) = (dp, pp, cp, tp);
-        })
-    })
-}
-
-/// The record of a rank. SGLang's engines have no id and its ranks no incarnation: the bootstrap address stands
-/// for the engine, and a rank at another port is another incarnation.
-fn record(addr: &str, rank: &SglangRank) -> Result<RankRecord, BootstrapError> {
-    let invalid = |_| BootstrapError::Malformed("the ranks of the engine make no valid record");
-    let engine = EngineId::new(&format!("sglang@{addr}"));
-    let engine = engine.map_err(|_| BootstrapError::Malformed("the server's address makes no engine id"))?;
-    let groups = &rank.parallel;
-    let in_replica = (groups.pp_rank * groups.pcp_size + groups.pcp_rank) * groups.tp_size + groups.tp_rank;
-    let number = groups.dp_rank.saturating_mul(groups.replica_ranks()).saturating_add(in_replica);
-    let port = format!("{}:{}", rank.rank_ip, rank.rank_port);
-    let incarnation = Incarnation::from_random(Fnv1a::of(port.as_bytes()));
-    let who = (WorkerId { engine, rank: number }, incarnation);
-    let zmq = TransportOffer { name: ZMQ.to_owned(), version: 3, metadata: Bytes::from(port) };
-    RankRecord::new(who, WorkerRole::Prefill, rank.parallel, vec![zmq], vec![rank.offer()]).map_err(invalid)
-}
-
-/// The answer 200, or why there is none.
-fn ok(response: &Response) -> Result<(), BootstrapError> {
-    match response.status {
-        200 => Ok(()),
-        401 => Err(BootstrapError::Unauthorized),
-        404 => Err(BootstrapError::UnknownRank),
-        503 => Err(match registered(&response.body) {
-            // SGLang does not say how many ranks there will be.
-            Some(registered) => {
-                BootstrapError::NotReady { registered, expected: registered.saturating_add(1) }
-            }
-            None => BootstrapError::UnknownRank,
-        }),
-        status => Err(BootstrapError::Status(status)),
-    }
-}
-
-/// The number in SGLang's "Prefill server not fully registered yet (1 workers registered)."
-fn registered(body: &[u8]) -> Option<u32> {
-    let text = std::str::from_utf8(body.get(..128).unwrap_or(body)).ok()?;
-    let (_, rest) = text.split_once('(')?;
-    let (number, _) = rest.split_once(" workers registered")?;
-    number.parse().ok()
-}
-
-/// The sizes of an engine, as a rank without an address.
-fn read_sizes(response: &Response) -> Result<SglangRank, BootstrapError> {
-    ok(response)?;
-    let info: InfoJson = serde_json::from_slice(&response.body)
-        .map_err(|_| BootstrapError::Malformed("the body does not describe a prefill engine"))?;
-    let sizes = info.into_rank();
-    let sizes =
-        sizes.map_err(|_| BootstrapError::Malformed("a field of the prefill engine is out of range"))?;
-    let groups = &sizes.parallel;
-    let ranks = u64::from(groups.tp_size).saturating_mul(groups.pcp_size.into());
-    if ranks.saturating_mul(groups.pp_size.into()) > MAX_RANKS {
-        return Err(BootstrapError::Malformed("a replica has more than 1024 ranks"));
-    }
-    Ok(sizes)
-}
-
-fn read_rooms(response: &Response) -> Result<BTreeMap<u64, u32>, BootstrapError> {
-    ok(response)?;
-    let rooms: BTreeMap<String, Int> = serde_json::from_slice(&response.body)
-        .map_err(|_| BootstrapError::Malformed("the body does not name the replicas of rooms"))?;
-    // Every client may register a room: a number that is of no replica is that client's mistake.
-    let known = |(room, dp): (String, Int)| Some((room.parse().ok()?, u32::try_from(dp.0).ok()?));
-    Ok(rooms.into_iter().filter_map(known).collect())
-}
-
-fn read_rank(response: &Response) -> Result<(String, u16), BootstrapError> {
-    ok(response)?;
-    let info: RankInfoJson = serde_json::from_slice(&response.body)
-        .map_err(|_| BootstrapError::Malformed("the body is not the address of a rank"))?;
-    info.into_addr().ok_or(BootstrapError::Malformed("the address of a rank is out of range"))
 }
 
 /// Reads the bytes as every answer that SGLang's server may give, and makes records of what is valid.
@@ -507,58 +272,11 @@ pub(crate) fn read_all(body: &[u8]) {
     let _ = read_rooms(&response);
     let rank = read_rank(&response);
     if let Ok(sizes) = read_sizes(&response) {
-        assert!(places(&sizes, 0).count() as u64 <= MAX_RANKS);
+        assert!(places(&sizes, 0).count() as u64 <= answers::MAX_RANKS);
         if let (Some(rank), Ok((ip, port))) = (places(&sizes, 0).last(), rank) {
             let rank = rank.with(|rank| (rank.rank_ip, rank.rank_port) = (ip, port));
             let record = record("10.0.0.1:8998", &rank);
             assert!(record.is_ok_and(|record| SglangRank::of(&record) == Some(Ok(rank))));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_question_is_equal_after_a_trip_through_a_query() {
-        for query in [
-            SglangQuery::Ranks(Replica::Rank(3)),
-            SglangQuery::Ranks(Replica::Modulo(u64::MAX)),
-            SglangQuery::Lives,
-            SglangQuery::Serves { room: u64::MAX, dp_rank: 7 },
-        ] {
-            assert_eq!(SglangQuery::of(&query.into()), Some(query));
-        }
-        let kv = RankQuery { role: WorkerRole::Prefill, service: "kv".to_owned(), replica: Replica::Rank(0) };
-        assert_eq!(SglangQuery::of(&kv), None);
-    }
-
-    #[test]
-    fn refusals_of_sglangs_server_say_whether_to_ask_again() {
-        let error = |status, body: &str| {
-            ok(&Response { status, body: body.as_bytes().to_vec(), keep_alive: true }).unwrap_err()
-        };
-        let text = "Prefill server not fully registered yet (3 workers registered).";
-        assert_eq!(error(503, text), BootstrapError::NotReady { registered: 3, expected: 4 });
-        assert_eq!(error(503, "tp_rank 0 is dead"), BootstrapError::UnknownRank);
-        assert_eq!(error(503, &"(".repeat(1000)), BootstrapError::UnknownRank);
-        assert_eq!(error(404, ""), BootstrapError::UnknownRank);
-        assert_eq!(error(500, ""), BootstrapError::Status(500));
-    }
-
-    #[test]
-    fn a_restarted_rank_is_another_incarnation_of_the_same_worker() {
-        let at = |port| {
-            let rank = SglangRank::new("10.0.0.1", port, 16).with(|rank| {
-                (rank.parallel.tp_size, rank.parallel.tp_rank) = (2, 1);
-                (rank.parallel.dp_size, rank.parallel.dp_rank) = (4, 3);
-            });
-            record("h:1", &rank).unwrap()
-        };
-        let (one, two) = (at(1), at(2));
-        assert_eq!((&one.worker, one.worker.rank), (&two.worker, 7));
-        assert_ne!(one.incarnation, two.incarnation);
-        assert_eq!(one.transports[0].metadata, b"10.0.0.1:1"[..]);
     }
 }
