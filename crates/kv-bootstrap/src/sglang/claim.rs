@@ -216,6 +216,12 @@ impl ServerInfo {
     }
 }
 
+impl std::fmt::Display for RankInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.rank_ip, self.rank_port)
+    }
+}
+
 impl<'de> Deserialize<'de> for Int {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Int, D::Error> {
         struct IntVisitor;

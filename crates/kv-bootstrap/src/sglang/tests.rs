@@ -1,8 +1,15 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kv_core::{Incarnation, Time, WorkerId};
 use serde_json::{Value, json};
 
 use super::engine::{Rank, STALLED};
+use super::error::RouteError;
 use super::rank::{MAX_HOST, MAX_SPEC_LAYOUT, MAX_WORD};
 use super::*;
+use crate::client_addr::ClientAddr;
+use crate::place::Place;
 
 fn claim(tp: (u32, u32), port: u16) -> Value {
     json!({
