@@ -35,11 +35,15 @@
 
 mod agents;
 mod channels;
+mod driver;
+mod endings;
 mod hosts;
+mod lookups;
 mod memory;
 pub mod params;
 mod promises;
 mod requests;
+mod router;
 mod scheduler;
 pub mod stats;
 mod strikes;

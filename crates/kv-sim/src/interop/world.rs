@@ -1,17 +1,12 @@
-//! A world of a dialect: its lives, its calendar, and how machines are driven.
+//! A world of a dialect: its lives, and its calendar.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kv_core::machine::{Input, Machine, Output};
-use kv_core::proto::{Command, Resource};
-use kv_core::{
-    BootstrapError, Directions, KvArgs, KvPoll, LookupId, PagePool, PeerId, SessionId, Time, TransferError,
-    TransportError, WayEnd, WriteFence,
-};
-use kv_interop::message::Way;
+use kv_core::machine::Input;
+use kv_core::proto::Command;
+use kv_core::{KvArgs, LookupId, PagePool, PeerId, SessionId, Time};
 use kv_poll::KvMachine;
 
 use super::agents::Flight;
@@ -30,8 +25,6 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use crate::violation::Violation;
 
-pub(super) type Out = Output<KvPoll, Resource, TransferError>;
-
 /// How long a healed world rests before requests must succeed: longer than any deadline, any hold of a dead
 /// process and any distance of two tries.
 const REST: u64 = 300 * SEC;
@@ -39,9 +32,6 @@ const REST: u64 = 300 * SEC;
 const SERVING: u64 = 200 * SEC;
 /// How long the world goes on after the restart of all prefill engines.
 const AFTER_RESTART: u64 = 300 * SEC;
-/// Outputs that one input may cause for each session of the host, and beyond.
-const OUTPUTS: (usize, usize) = (64, 400);
-
 /// Something that happens at one moment of virtual time.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -99,14 +89,14 @@ pub(super) struct Life {
     pub(super) died_at: Option<u64>,
     pub(super) stopped: bool,
     /// What waits until the host continues.
-    backlog: VecDeque<(&'static str, Input<Command>)>,
-    rang: bool,
+    pub(super) backlog: VecDeque<(&'static str, Input<Command>)>,
+    pub(super) rang: bool,
     pub(super) peers: BTreeMap<PeerId, Peer>,
     pub(super) sessions: BTreeMap<SessionId, LegId>,
-    timer: Option<Time>,
-    set: u64,
+    pub(super) timer: Option<Time>,
+    pub(super) set: u64,
     /// The moment of the last timeout, and how many there were.
-    timeouts: (u64, u32),
+    pub(super) timeouts: (u64, u32),
 }
 
 /// An engine: the lives of its ranks.
@@ -310,255 +300,5 @@ impl World {
     pub(super) fn are_parted(&self, one: LifeId, other: LifeId) -> bool {
         let (one, other) = (self.lives[one].place, self.lives[other].place);
         self.parted.contains_key(&(one.engine.min(other.engine), one.engine.max(other.engine)))
-    }
-
-    fn ring(&mut self, life: LifeId, set: u64) {
-        if self.lives[life].set != set || !self.lives[life].alive {
-            return;
-        }
-        if self.lives[life].stopped {
-            self.lives[life].rang = true;
-            return;
-        }
-        self.lives[life].timer = None;
-        self.tell(life, "timeout", Input::Timeout);
-    }
-
-    /// The host goes on: it takes what has waited, and looks at the clock first or last.
-    pub(super) fn resume(&mut self, life: LifeId) {
-        if !self.lives[life].alive || !std::mem::take(&mut self.lives[life].stopped) {
-            return;
-        }
-        let rang = std::mem::take(&mut self.lives[life].rang);
-        let first = self.rng.chance(500);
-        if rang && first {
-            self.lives[life].timer = None;
-            self.tell(life, "timeout", Input::Timeout);
-        }
-        let waiting: Vec<_> = self.lives[life].backlog.drain(..).collect();
-        for (what, input) in waiting {
-            self.tell(life, what, input);
-        }
-        if rang && !first {
-            self.lives[life].timer = None;
-            self.tell(life, "timeout", Input::Timeout);
-        }
-    }
-
-    /// Gives an input to a machine, and carries out what the machine wants.
-    pub(super) fn tell(&mut self, life: LifeId, what: &'static str, input: Input<Command>) {
-        if !self.lives[life].alive || self.violation.is_some() {
-            return;
-        }
-        if self.lives[life].stopped {
-            self.lives[life].backlog.push_back((what, input));
-            return;
-        }
-        let mut inputs = VecDeque::from([(what, input)]);
-        while let Some((what, input)) = inputs.pop_front() {
-            self.counters.inputs += 1;
-            self.trace.step(self.now, life, what);
-            self.trace.note(self.now, || format!("  {input:?}"));
-            let record = &mut self.lives[life];
-            let now = record.clock.local(self.now);
-            let machine = &mut record.machine;
-            let outputs = catch_unwind(AssertUnwindSafe(|| {
-                machine.handle(now, input);
-                std::iter::from_fn(|| machine.poll_output()).take(100_000).collect::<Vec<Out>>()
-            }));
-            let Ok(outputs) = outputs else {
-                return self.violate("dialect_machines_are_bounded", format!("life {life} panics at {what}"));
-            };
-            self.check_step(life, what, outputs.len());
-            for output in outputs {
-                self.carry_out(life, output, &mut inputs);
-            }
-        }
-        self.set_timer(life);
-    }
-
-    fn carry_out(
-        &mut self,
-        life: LifeId,
-        output: Out,
-        inputs: &mut VecDeque<(&'static str, Input<Command>)>,
-    ) {
-        match &output {
-            Output::Connect { peer, transport } => {
-                let way = Way::of(transport);
-                self.trace.note(self.now, || format!("    connect {peer:?} {way:?}"));
-            }
-            other => self.trace.note(self.now, || format!("    {other:?}")),
-        }
-        match output {
-            Output::Connect { peer, transport } => {
-                let opened = self.connect(life, peer, Way::of(&transport));
-                inputs.push_back(match opened {
-                    Ok(()) => {
-                        let (directions, fence) = (Directions::BOTH, WriteFence::AtDeath);
-                        ("connected", Input::Connected { peer, directions, fence })
-                    }
-                    Err(error) => ("connect failed", Input::ConnectFailed { peer, error }),
-                });
-            }
-            Output::Disconnect { peer } => self.disconnect(life, peer),
-            Output::Send { peer, frame } => self.send(life, peer, frame),
-            Output::Post { peer, post } => {
-                let id = post.id;
-                if let Err(error) = self.post(life, peer, post) {
-                    inputs.push_back(("refused", Input::Posted { post: id, result: Err(error) }));
-                }
-            }
-            Output::Permit { peer, .. } => {
-                if let Some(Peer::Agent { permitted, .. }) = self.lives[life].peers.get_mut(&peer) {
-                    *permitted = true;
-                }
-            }
-            Output::Revoke { .. } => {
-                self.violate(
-                    "dialect_machines_are_bounded",
-                    format!("life {life} revokes a foreign agent's right"),
-                );
-            }
-            Output::Cancel { post } => self.cancel(life, post),
-            Output::Lookup { lookup, addr, .. } => self.lookup(life, lookup, &addr),
-            Output::Status { session, poll, failure } => {
-                self.status(life, session, poll, failure.as_deref());
-            }
-            Output::Release { session, resource } => self.released(life, session, resource),
-        }
-    }
-
-    fn connect(&mut self, life: LifeId, peer: PeerId, way: Option<Way>) -> Result<(), TransportError> {
-        if self.lives[life].peers.contains_key(&peer) {
-            return Err(TransportError::Unsupported("the id is that of a connected peer"));
-        }
-        let known = match way.ok_or(TransportError::Metadata("the offer holds no way"))? {
-            Way::Request { addr } => Peer::Channel(self.open_channel(life, peer, (addr, true))),
-            Way::Push { addr } => Peer::Channel(self.open_channel(life, peer, (addr, false))),
-            Way::Agent { metadata, regions } => {
-                let refused = || TransportError::Foreign("these are no metadata of an agent".to_owned());
-                let target =
-                    hosts::life_of(&metadata).filter(|at| *at < self.lives.len()).ok_or_else(refused)?;
-                for leg in self.legs.iter_mut().filter(|leg| leg.life == life && leg.ended.is_none()) {
-                    leg.met.insert(target);
-                }
-                Peer::Agent { life: target, regions, permitted: false }
-            }
-        };
-        self.lives[life].peers.insert(peer, known);
-        Ok(())
-    }
-
-    fn disconnect(&mut self, life: LifeId, peer: PeerId) {
-        if let Some(Peer::Channel(channel)) = self.lives[life].peers.remove(&peer) {
-            self.channels[channel].leaving = true;
-        }
-    }
-
-    fn send(&mut self, life: LifeId, peer: PeerId, frame: bytes::Bytes) {
-        match self.lives[life].peers.get(&peer).cloned() {
-            Some(Peer::Channel(channel)) => self.say(channel, &frame),
-            Some(Peer::Agent { life: to, .. }) => self.notify(life, peer, to, frame),
-            None => {}
-        }
-    }
-
-    /// Reports the end of a way to its machine.
-    pub(super) fn gone(&mut self, life: LifeId, peer: PeerId, end: WayEnd) {
-        if self.lives[life].peers.remove(&peer).is_none() {
-            return;
-        }
-        match end {
-            WayEnd::Lost => self.counters.lost += 1,
-            WayEnd::Dead { .. } => self.counters.deaths += 1,
-        }
-        self.tell(life, "peer gone", Input::PeerGone { peer, end });
-    }
-
-    fn set_timer(&mut self, life: LifeId) {
-        let lateness = self.rng.below(self.params.lateness + 1);
-        let record = &mut self.lives[life];
-        let next = match self.planted {
-            Some(Planted::TimersSpin) => Some(record.clock.local(self.now)),
-            _ => record.machine.next_timeout(),
-        };
-        if record.timer == next {
-            return;
-        }
-        record.timer = next;
-        record.set += 1;
-        let set = record.set;
-        let Some(next) = next else { return };
-        let due = record.clock.global(next);
-        if due < u64::MAX / 2 {
-            self.enter(due.saturating_sub(self.now) + lateness, Event::Timer { life, set });
-        }
-    }
-
-    /// Looks at what one input has cost.
-    fn check_step(&mut self, life: LifeId, what: &'static str, outputs: usize) {
-        let record = &mut self.lives[life];
-        let most = OUTPUTS.0 * record.sessions.len() + OUTPUTS.1;
-        let mut wrong = None;
-        if outputs > most {
-            wrong = Some(format!("life {life} answers {what} with {outputs} outputs; allowed are {most}"));
-        }
-        if what == "timeout" {
-            let (at, times) = record.timeouts;
-            record.timeouts = if at == self.now { (at, times + 1) } else { (self.now, 1) };
-            if record.timeouts.1 > 8 {
-                wrong = Some(format!("the timer of life {life} spins"));
-            }
-        }
-        let (peers, prefill) = (record.peers.len(), record.place.prefill);
-        // A machine needs a channel and an agent for each life of a rank of the other side that it has met.
-        let most = 3 * self.lives.iter().filter(|other| other.place.prefill != prefill).count() + 4;
-        if peers > most {
-            wrong = Some(format!("life {life} has {peers} peers; allowed are {most}"));
-        }
-        if let Some(wrong) = wrong {
-            self.violate("dialect_machines_are_bounded", wrong);
-        }
-    }
-
-    fn lookup(&mut self, life: LifeId, lookup: LookupId, addr: &str) {
-        // Each prefill engine has a bootstrap server of its own.
-        let engine = addr.strip_prefix("bootstrap-").and_then(|rest| rest.split(':').next()?.parse().ok());
-        let delay = self.rng.tail(self.params.channel_delay.0, self.params.channel_delay.1);
-        let asked = self.now;
-        match engine.filter(|engine| *engine < self.engines.len()) {
-            Some(engine) => self.enter(delay, Event::Answer { life, lookup, engine, asked }),
-            None => {
-                let error = BootstrapError::Address(addr.to_owned());
-                let input = Input::LookupFailed { lookup, error };
-                self.enter(delay, Event::Told { life, what: "lookup failed", input });
-            }
-        }
-    }
-
-    fn answer_lookup(&mut self, life: LifeId, lookup: LookupId, engine: usize, asked: u64) {
-        let fails = !self.healed && self.rng.chance(self.params.lookup_fail);
-        let stale = !self.healed && self.rng.chance(self.params.lookup_stale);
-        let lives = self.engines[engine].lives.clone();
-        let known = |life: &LifeId| {
-            let record = &self.lives[*life];
-            record.alive || stale || record.died_at.is_some_and(|died| died > asked)
-        };
-        let ranks: Vec<_> = lives
-            .into_iter()
-            .filter(known)
-            .filter_map(|life| hosts::record(self.lives[life].place, life))
-            .collect();
-        let expected = self.params.prefill_tp as usize;
-        if fails || ranks.len() < expected {
-            let error = if fails {
-                BootstrapError::Status(503)
-            } else {
-                BootstrapError::NotReady { registered: ranks.len() as u32, expected: expected as u32 }
-            };
-            return self.tell(life, "lookup failed", Input::LookupFailed { lookup, error });
-        }
-        self.tell(life, "found", Input::Found { lookup, ranks });
     }
 }
