@@ -15,7 +15,8 @@ pub trait Agents: Transport {
     /// The name of this transport's own agent, by which foreign agents address the transport.
     fn agent_name(&self) -> String;
 
-    /// The metadata of this transport's agent as NIXL writes them, for the side channel.
+    /// The metadata of this transport's agent, with all regions that were registered before, as NIXL writes them
+    /// (`get_agent_metadata`).
     fn agent_metadata(&self) -> Result<Bytes, TransportError>;
 
     /// Makes a foreign agent a peer, with these regions of its memory. Metadata or regions that are refused are
@@ -27,8 +28,8 @@ pub trait Agents: Transport {
         regions: &[AgentRegion],
     ) -> Result<(), TransportError>;
 
-    /// The oldest notification that was not taken: the name of the agent, and the bytes.
-    /// [`Transport::poll`] brings notifications in.
+    /// Takes the oldest notification that was not taken: the name of the agent that sent the notification, and the
+    /// bytes. [`Transport::poll`] brings notifications in.
     fn next_notification(&mut self) -> Option<(Arc<str>, Bytes)>;
 }
 

@@ -30,7 +30,8 @@ pub(crate) struct ForeignCache {
 }
 
 impl ForeignCache {
-    /// The regions as the transport is told them. Every region must be possible: no more bytes than addresses.
+    /// The regions as the transport is told them. The maker of the cache has checked that each region ends inside
+    /// 64 bits.
     pub(crate) fn agent_regions(&self) -> Vec<AgentRegion> {
         let region = |region: &ForeignRegion| {
             let ForeignRegion { addr, items, item_len, stride, memory, device } = *region;

@@ -65,11 +65,12 @@ pub(crate) struct Ended {
 
 impl Flows {
     pub(crate) fn new(bounds: Bounds) -> Flows {
-        let empty = BTreeMap::new;
-        Flows { bounds, last: 0, flows: BTreeMap::new(), posts: empty(), lines: BTreeMap::new() }
+        let (flows, posts, lines) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Flows { bounds, last: 0, flows, posts, lines }
     }
 
-    /// Starts a flow. A flow of no descriptors is for nobody: the caller sends the notification itself.
+    /// Starts a flow, whose descriptors are one or more. Without descriptors there is no post that could carry the
+    /// notification, and the caller sends the notification itself.
     pub(crate) fn start(
         &mut self,
         effects: &mut Effects,
@@ -92,7 +93,7 @@ impl Flows {
         self.posts.contains_key(&post)
     }
 
-    /// Takes the end of a post; the flow, if that was the flow's last.
+    /// Takes the end of a post. Returns the flow if that was the flow's last post.
     pub(crate) fn posted(
         &mut self,
         effects: &mut Effects,

@@ -27,7 +27,7 @@ const MAX_NAMES: usize = 4096;
 /// Most notifications that one call of `poll` passes on.
 const NOTIFICATIONS_PER_POLL: usize = 256;
 /// Longest sleep while notifications are expected.
-const EXPECTANT: Duration = Duration::from_micros(500);
+const EXPECTING_SLEEP: Duration = Duration::from_micros(500);
 /// How long notifications are expected after the last frame to or from an agent: two heartbeats of vLLM.
 const EXPECTING: Duration = Duration::from_secs(10);
 
@@ -53,7 +53,7 @@ const ANSWERS: u64 = 1 << 62;
 /// - The end of an open side channel is noticed while nothing is being sent. It is
 ///   [`Dead`](kv_core::WayEnd::Dead) if the port then refuses two connections in a row, 100 ms apart, which the
 ///   system does when the process that had bound the port has ended; otherwise `Lost`.
-/// - The transport has no [`metadata`](Transport::metadata) and no offers: nothing of it is published.
+/// - The [`metadata`](Transport::metadata) are empty, and there are no offers: nothing of the transport is published.
 /// - NIXL has no descriptor to wait on. The transport sleeps at most 0.5 ms until ten seconds after the last
 ///   frame to or from an agent, two heartbeats of vLLM, and as long as NIXL sleeps otherwise. Messages of side
 ///   channels end the sleep at once.
@@ -79,7 +79,11 @@ struct Waiting {
 }
 
 impl<A: Agents> InteropTransport<A> {
-    /// A transport of these agents. With [`ChannelConfig::listen`], it listens from now on.
+    /// A transport of these agents. With [`ChannelConfig::listen`], the transport's PULL socket listens from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`ChannelError`] if the address to listen on cannot be used, or the system refuses a descriptor.
     pub fn new(agents: A, config: ChannelConfig) -> Result<InteropTransport<A>, ChannelError> {
         Ok(InteropTransport {
             agents,
@@ -200,7 +204,7 @@ impl<A: Agents> InteropTransport<A> {
     fn longest_sleep(&self) -> Option<Duration> {
         let kept = self.waiting.values().any(|waiting| !waiting.notifications.is_empty());
         let expecting = self.stirred.is_some_and(|stirred| stirred.elapsed() < EXPECTING);
-        let agents = expecting.then_some(EXPECTANT).into_iter().chain(kept.then_some(KEPT_RETRY));
+        let agents = expecting.then_some(EXPECTING_SLEEP).into_iter().chain(kept.then_some(KEPT_RETRY));
         agents.chain(self.channels.sleep()).min()
     }
 }

@@ -195,7 +195,7 @@ fn the_transport_sleeps_shortly_while_notifications_are_expected_and_long_otherw
     };
     assert_eq!(sleep(&here), Duration::from_millis(20), "nothing was said to an agent");
     here.connect_by(AGENT, &agent(b"theirs")).unwrap();
-    assert_eq!(sleep(&here), EXPECTANT);
+    assert_eq!(sleep(&here), EXPECTING_SLEEP);
     let long_ago = Instant::now().checked_sub(EXPECTING);
     for stir in 0..4 {
         here.stirred = long_ago;
@@ -216,7 +216,7 @@ fn the_transport_sleeps_shortly_while_notifications_are_expected_and_long_otherw
             // The side channels have a descriptor.
             _ => continue,
         }
-        assert_eq!(sleep(&here), EXPECTANT);
+        assert_eq!(sleep(&here), EXPECTING_SLEEP);
     }
 }
 

@@ -22,7 +22,8 @@ const MAX_TEXT: usize = 1 << 10;
 /// The first frame of the answer: vLLM's `NixlHandshakePayload`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NixlHandshakePayload {
-    /// The hash over everything on which both engines must agree, as 64 hexadecimal digits.
+    /// The hash over everything on which both engines must agree: 64 hexadecimal digits in vLLM, and the empty text
+    /// for a worker with [`Compatibility::Unchecked`](super::Compatibility::Unchecked).
     pub compatibility_hash: String,
     /// The encoded [`NixlAgentMetadata`].
     pub agent_metadata_bytes: Bytes,

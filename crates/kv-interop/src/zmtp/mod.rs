@@ -5,7 +5,7 @@
 //!
 //! `zeromq` 0.6 and 0.7 reserve the length that a frame's header announces before a byte of the frame has come
 //! (`src.reserve(self.waiting_for)` in `codec/zmq_codec.rs`): nine bytes of anybody who can reach the port
-//! announce up to 2⁶³ bytes and end the process. Neither library bounds the number of parts of a message or of
+//! announce up to 2⁶³ bytes and end the process. Neither version bounds the number of parts of a message or of
 //! connections that never finish their handshake, and both need tokio. `zmq` binds libzmq, a C++ library with
 //! threads of its own, whose sockets must be asked again after each wake-up of their descriptor. What vLLM and
 //! SGLang need of ZMTP is small.

@@ -23,8 +23,8 @@
 //!   not succeed.
 //! - vLLM pull: transfer parameters name the engine, not the process that gave them. Where a process that takes the
 //!   place of another has the same engine id, a reader that had no connection to the first one since the session
-//!   was opened reads what the second one has in those pages, and may succeed. Engine ids must be new for each process, as vLLM's are
-//!   by default.
+//!   was opened reads what the second one has in those pages, and may succeed. Engine ids must be new for each
+//!   process, as vLLM's are by default.
 //! - vLLM pull: no message tells when the lease began. The transfer parameters must be at most a sixth of the lease
 //!   old when the reader opens its session; the router of these worlds drops older ones.
 //! - vLLM push: no message takes a registration back. The pages of a receiver that has failed stay in quarantine

@@ -29,11 +29,11 @@ pub(super) struct Key {
 /// How far the handshake has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The metadata of a rank, by its position, were asked for; an answer is awaited until then.
+    /// The metadata of a rank, by the rank's position, were asked for at `asked`; the answer must come before `until`.
     Asking { rank: usize, asked: Time, until: Time },
-    /// The agents are being connected.
+    /// The agents are being connected, which must be over before `until`.
     Joining { until: Time },
-    /// The next try begins then.
+    /// The next try begins at `until`.
     Resting { until: Time },
     /// All agents are connected.
     Ready,
@@ -76,12 +76,12 @@ pub(super) struct Rank {
     pub(super) pages: Option<(ForeignCache, RegionMap)>,
 }
 
-/// Most farewells that wait for a handshake.
+/// Most notifications of one engine that wait for its handshake.
 const MAX_FAREWELLS: usize = 4096;
 
 impl Engine {
-    /// Keeps a notification until all agents are connected. The oldest are forgotten if there are very many: the
-    /// engine frees these requests when their leases end.
+    /// Keeps a notification until all agents are connected. A notification beyond the bound is dropped: the engine
+    /// frees its request when the lease ends.
     pub(super) fn keep(&mut self, farewell: Bytes) {
         if self.farewells.len() < MAX_FAREWELLS {
             self.farewells.push(farewell);
@@ -98,7 +98,7 @@ impl Engine {
         self.users.is_empty() && self.ended.is_empty() && self.farewells.is_empty()
     }
 
-    /// How many ranks write into this worker's memory, or are read.
+    /// True if the engine has more than one rank.
     pub(super) fn is_of_several(&self) -> bool {
         self.key.tp_size > 1 || self.key.pp_size > 1
     }

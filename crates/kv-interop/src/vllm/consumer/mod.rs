@@ -17,7 +17,9 @@
 //! | `lease.rs` | how long the pages of a request can be relied on |
 //! | `used.rs` | which transfer parameters were used before |
 //! | `heartbeat.rs` | what keeps the pages of requests at their holder |
+//! | `receiving.rs` | one session: from its opening to the return of its pages |
 //! | `pull.rs`, `push.rs` | how the pages of a request come |
+//! | `config.rs` | what of the worker's settings the receiving sessions need |
 
 mod config;
 mod engine;

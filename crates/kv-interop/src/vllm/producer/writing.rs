@@ -12,10 +12,10 @@
 //! attempt of the receiver, and takes the place of the first one, as long as the session is open.
 //!
 //! vLLM's receiver counts the notifications `<id>:<tp size here>`: one from each rank here, after the last byte.
-//! So the last write to a receiver of one rank waits for the writes before it, and carries the notification. A receiver
-//! of several ranks is told when the writes to all of them have ended: a rank that is told hands its pages back, and
-//! the pages of one rank are those of all ranks of its engine. The receiver answers nothing, and cannot be told that a write has failed: vLLM's engine waits on. Its own timeout ends the request
-//! there.
+//! So the last write to a receiver of one rank waits for the writes before it, and carries the notification. A
+//! receiver of several ranks is told when the writes to all of them have ended: a rank that is told hands its pages
+//! back, and the pages of one rank are those of all ranks of its engine. The receiver answers nothing, and cannot be
+//! told that a write has failed: vLLM's engine waits until its own timeout ends the request.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -35,7 +35,7 @@ const MAX_UNSENT: usize = 4 << 20;
 /// when the last clone is dropped.
 ///
 /// - A request for a rank that has published nothing is not answered: the requester gives up after its own
-///   timeout (5 s in vLLM). A vLLM engine would die of such a request.
+///   timeout (5 s in vLLM). vLLM's own server ends at such a request, with a `KeyError` in its thread.
 /// - What is not a request is dropped. A peer that does not read its answers is not answered after 4 MiB, and
 ///   loses its connection after 25 s.
 /// - At most 1024 connections are open, with ten seconds for each handshake.
