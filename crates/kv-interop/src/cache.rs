@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use kv_core::layout::Geometry;
-use kv_core::{Descriptor, MemoryKind};
+use kv_core::{Descriptor, MemoryKind, Mismatch};
 
 use crate::message::AgentRegion;
 
@@ -59,6 +59,11 @@ impl ForeignCache {
             rest.len -= len;
         }
     }
+}
+
+/// Why a foreign rank is refused: a field, by the name that the rank's engine gives to the field, and both values.
+pub(crate) fn differs(field: &str, ours: impl ToString, theirs: impl ToString) -> Mismatch {
+    Mismatch { field: field.to_owned(), ours: ours.to_string(), theirs: theirs.to_string() }
 }
 
 #[cfg(test)]

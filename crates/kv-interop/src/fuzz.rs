@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::side_channel;
-use crate::vllm;
+use crate::vllm::{self, side_channel};
 use crate::zmtp::{Heard, MAX_MESSAGE, Session, SocketType, ZmtpError, write_message};
 
 /// Reads the stream of a connection. The first byte gives the type of this side's socket, and the length of the

@@ -53,7 +53,7 @@
 //! | [`sglang`] | SGLang's dialect: prefill and decode side |
 //! | [`agents`](Agents) | what the data transport must do with foreign NIXL agents |
 //! | [`transport`](InteropTransport) | NIXL agents and side channels as one transport |
-//! | [`side_channel`](SideChannel) | the server from which vLLM workers fetch the metadata of our ranks |
+//! | [`vllm::side_channel`](SideChannel) | the server from which vLLM workers fetch the metadata of our ranks |
 //! | `channels`, `zmtp` | ZeroMQ sockets on a worker's poll, and their protocol |
 //! | `sessions`, `flows`, `cache`, `effects`, `telling` | what both machines are made of |
 #![forbid(unsafe_code)]
@@ -72,7 +72,6 @@ pub mod message;
 mod replay;
 mod sessions;
 pub mod sglang;
-mod side_channel;
 mod starting;
 mod telling;
 mod transport;
@@ -82,6 +81,6 @@ mod zmtp;
 pub use agents::Agents;
 pub use channels::{ChannelConfig, ChannelCounts, ChannelError, ChannelGauges};
 pub use gauges::{Ignored, IgnoredGauges};
-pub use side_channel::{SideChannel, SideChannelGauges};
 pub use transport::InteropTransport;
+pub use vllm::side_channel::{SideChannel, SideChannelGauges};
 pub use zmtp::ZmtpError;

@@ -119,6 +119,15 @@ pub struct AgentRegion {
     pub device: u64,
 }
 
+/// The address of a [`Way`] to a port of a host: an IPv6 address stands in brackets.
+pub(crate) fn host_port(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
 /// Msgpack of a value whose parts all can be written.
 fn written(value: &impl Serialize) -> Bytes {
     rmp_serde::to_vec(value).map(Bytes::from).unwrap_or_default()

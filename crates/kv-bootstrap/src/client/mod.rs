@@ -3,6 +3,7 @@
 mod endpoint;
 mod pool;
 mod publication;
+mod purpose;
 pub(crate) mod resolve;
 mod sglang;
 
@@ -12,17 +13,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, Parallel, RankQuery, RankRecord, Replica,
-    Time, WorkerId,
+    BootstrapClient, BootstrapError, BootstrapEvent, LookupId, Parallel, RankQuery, RankRecord, Replica, Time,
 };
 
 use crate::client::endpoint::Outcome;
 use crate::client::pool::Pool;
 use crate::client::publication::{Answered, Publication};
+use crate::client::purpose::{Key, Purpose};
+use crate::client::sglang::SglangLookups;
 pub use crate::client::sglang::SglangQuery;
 #[cfg(feature = "fuzz")]
 pub(crate) use crate::client::sglang::read_all;
-use crate::client::sglang::{SglangLookups, Step};
 use crate::config::ClientConfig;
 use crate::error::BootstrapClientError;
 use crate::http::{Response, encode_value};
@@ -58,17 +59,6 @@ pub struct HttpBootstrapClient {
     sglang: SglangLookups,
     events: VecDeque<BootstrapEvent>,
     next_serial: u64,
-}
-
-type Key = (String, WorkerId);
-
-/// The purpose for which a request was made.
-#[derive(Debug)]
-enum Purpose {
-    Lookup { query: RankQuery, lookups: Vec<LookupId> },
-    Step { key: Key, serial: u64 },
-    Withdraw,
-    Sglang(Step),
 }
 
 impl HttpBootstrapClient {

@@ -19,8 +19,8 @@ use self::ends::{Events, fail, found};
 use self::health::Heartbeats;
 use self::records::{places, record};
 use self::requests::{get, of_rank, route, send};
-use super::Purpose;
 use super::pool::Pool;
+use super::purpose::Purpose;
 use crate::http::Response;
 use crate::sglang::SglangRank;
 

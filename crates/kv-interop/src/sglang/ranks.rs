@@ -2,6 +2,8 @@
 
 use kv_core::{Mismatch, Parallel};
 
+use crate::cache::differs;
+
 /// The prefill ranks of a decode rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Targets {
@@ -21,11 +23,11 @@ impl Targets {
     pub(crate) fn new(ours: &Parallel, theirs: &Parallel, latent: bool) -> Result<Targets, Mismatch> {
         let (here, there) = (ours.tp_size.max(1), theirs.tp_size.max(1));
         if here.max(there) % here.min(there) != 0 {
-            return Err(mismatch("attn_tp_size (--tp-size)", here, there));
+            return Err(differs("attn_tp_size (--tp-size)", here, there));
         }
         // SGLang pairs the regions of stages with those of a whole model only where regions hold latents.
         if ours.pp_size != theirs.pp_size && (ours.pp_size > 1 || !latent) {
-            return Err(mismatch("pp_size (--pp-size)", ours.pp_size, theirs.pp_size));
+            return Err(differs("pp_size (--pp-size)", ours.pp_size, theirs.pp_size));
         }
         let rank = ours.tp_rank % here;
         let (tp, required) = if here >= there {
@@ -61,10 +63,6 @@ pub(crate) fn unique_rank(rank: &Parallel) -> u32 {
     rank.tp_rank.saturating_mul(rank.pp_size.saturating_mul(rank.pcp_size)).saturating_add(stage)
 }
 
-pub(crate) fn mismatch(field: &str, ours: impl ToString, theirs: impl ToString) -> Mismatch {
-    Mismatch { field: field.to_owned(), ours: ours.to_string(), theirs: theirs.to_string() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,12 +84,12 @@ mod tests {
         assert_eq!(targets((2, 1), 4, false), (vec![2, 3], 1, None));
         assert_eq!(targets((1, 0), 2, true), (vec![0, 1], 1, Some(0)), "rank 1 is a dummy");
         let refused = Targets::new(&place(2, 0, 1), &place(3, 0, 1), false).unwrap_err();
-        assert_eq!(refused, mismatch("attn_tp_size (--tp-size)", 2, 3));
+        assert_eq!(refused, differs("attn_tp_size (--tp-size)", 2, 3));
         let stages = Targets::new(&place(1, 0, 1), &place(1, 0, 3), true).unwrap();
         assert_eq!((stages.pp.clone(), stages.count()), (vec![2, 1, 0], 3));
         for (ours, latent) in [(2, true), (1, false)] {
             let refused = Targets::new(&place(1, 0, ours), &place(1, 0, 3), latent).unwrap_err();
-            assert_eq!(refused, mismatch("pp_size (--pp-size)", ours, 3));
+            assert_eq!(refused, differs("pp_size (--pp-size)", ours, 3));
         }
     }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use kv_poll::Listener;
 
-use super::consumer::{SideChannelAddr, VllmReader};
 use super::hash::Compatibility;
 use crate::gauges::IgnoredGauges;
 
@@ -131,4 +130,48 @@ impl VllmTiming {
         change(&mut self);
         self
     }
+}
+
+/// How a worker deals with the vLLM engines whose KV the worker takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VllmReader {
+    /// How often a handshake is tried before the sessions that wait for it fail (default 3).
+    pub handshake_tries: u32,
+    /// How long an engine is remembered that no session needs (default 3600 s; vLLM: `engine_ttl`).
+    pub engine_ttl: Duration,
+    /// Most engines that are remembered at once (default 1024).
+    pub max_engines: usize,
+    /// How long the worker processes of a vLLM engine of several ranks may outlive the process with the side
+    /// channel (default 60 s). The pages of push sessions are free this long after the death of that process.
+    pub ranks_outlive: Duration,
+}
+
+impl Default for VllmReader {
+    fn default() -> VllmReader {
+        VllmReader {
+            handshake_tries: 3,
+            engine_ttl: Duration::from_secs(3600),
+            max_engines: 1024,
+            ranks_outlive: Duration::from_secs(60),
+        }
+    }
+}
+
+impl VllmReader {
+    /// The same with some fields changed: `VllmReader::default().with(|reader| reader.handshake_tries = 1)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+/// Where vLLM engines find this worker's side channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SideChannelAddr {
+    /// The host, as the engines can resolve it.
+    pub host: String,
+    /// The port on which the side channel listens.
+    pub port: u16,
 }

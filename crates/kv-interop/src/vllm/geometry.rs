@@ -11,7 +11,7 @@ mod shown;
 
 pub(crate) use foreign::Place;
 pub use own::CacheError;
-pub(crate) use own::{OwnCache, differs};
+pub(crate) use own::OwnCache;
 pub(crate) use shown::own_metadata;
 
 #[cfg(test)]

@@ -16,14 +16,13 @@ mod producer;
 mod recordings;
 #[cfg(test)]
 mod rig;
+pub(crate) mod side_channel;
 mod start;
 
-pub use config::{VllmConfig, VllmLimits, VllmTiming};
-pub use consumer::{SideChannelAddr, VllmReader};
+pub use config::{SideChannelAddr, VllmConfig, VllmLimits, VllmReader, VllmTiming};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
 #[cfg(feature = "fuzz")]
 pub(crate) use metadata::question;
 pub use metadata::{MetadataError, NixlAgentMetadata, NixlHandshakePayload};
-pub(crate) use metadata::{asked, clock};
 pub use start::{VllmStartError, start};

@@ -9,8 +9,7 @@ use kv_core::{
 };
 use serde_json::Value;
 
-use super::config::VllmConfig;
-use super::consumer::SideChannelAddr;
+use super::config::{SideChannelAddr, VllmConfig};
 use super::geometry::own_metadata;
 use super::hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
 use super::machine::VllmMachine;

@@ -13,9 +13,9 @@ use kv_core::Time;
 use kv_host::clock;
 use mio::{Events, Poll, Token, Waker};
 
+use super::metadata::{self, asked};
 use crate::channels::server::{Bounds, Context, Server};
 use crate::channels::{ChannelError, Counters, SCRATCH};
-use crate::vllm::{self, asked};
 use crate::zmtp::SocketType;
 
 const LISTENER: Token = Token(usize::MAX);
@@ -165,7 +165,7 @@ impl Shared {
             return None;
         };
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let clock = vllm::clock(clock::now().since(Time::ZERO));
+        let clock = metadata::clock(clock::now().since(Time::ZERO));
         Some(vec![Bytes::new(), payload, clock])
     }
 }

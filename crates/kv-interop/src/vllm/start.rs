@@ -9,13 +9,12 @@ use kv_core::{
 use kv_poll::worker::attach;
 use kv_poll::{StartError, Worker};
 
-use super::config::VllmConfig;
-use super::consumer::SideChannelAddr;
+use super::config::{SideChannelAddr, VllmConfig};
 use super::geometry::{CacheError, own_metadata};
 use super::machine::VllmMachine;
 use super::metadata::NixlHandshakePayload;
+use super::side_channel::SideChannel;
 use crate::agents::Agents;
-use crate::side_channel::SideChannel;
 use crate::starting::{random_bits, setup};
 use crate::transport::InteropTransport;
 

@@ -9,7 +9,7 @@ use std::thread;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 
 use super::*;
-use crate::side_channel::SideChannel;
+use crate::SideChannel;
 
 const CHILD: &str = "KV_INTEROP_CHILD";
 const MARK: &str = "listens at: ";

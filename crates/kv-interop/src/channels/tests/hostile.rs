@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 use super::*;
-use crate::side_channel::SideChannel;
+use crate::SideChannel;
 use crate::zmtp::write_message;
 
 fn connect(addr: &str) -> TcpStream {

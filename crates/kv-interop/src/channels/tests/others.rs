@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use zeromq::{PullSocket, PushSocket, ReqSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use super::*;
-use crate::side_channel::SideChannel;
+use crate::SideChannel;
 
 const MESSAGES: usize = 500;
 

@@ -7,8 +7,9 @@
 use kv_bootstrap::SglangRank;
 use kv_core::{BootstrapError, Cause, Incarnation, MemoryKind, Mismatch, Parallel, RankRecord, WorkerId};
 
+use crate::cache::differs;
 use crate::sglang::cache::OurCache;
-use crate::sglang::ranks::{Targets, mismatch, unique_rank};
+use crate::sglang::ranks::{Targets, unique_rank};
 
 /// One life of a prefill rank, by its address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +49,7 @@ pub(super) fn serving(ours: &OurCache, records: &[RankRecord]) -> Result<(Vec<Se
         serving.push(Serving { place, worker, unique, dummy });
     }
     if serving.len() != targets.count() {
-        let found = mismatch("ranks that serve this rank", targets.count(), serving.len());
+        let found = differs("ranks that serve this rank", targets.count(), serving.len());
         return Err(Cause::Incompatible(found));
     }
     Ok((serving, targets.required))
@@ -61,7 +62,7 @@ fn check_memory(ours: &OurCache, theirs: &Parallel) -> Result<(), Mismatch> {
     let (here, there) = (ours.geometry.parallel.tp_size, theirs.tp_size);
     if here != there && host && !ours.latent {
         let theirs = format!("VRAM, where attn_tp_size differs ({here} here, {there} there)");
-        return Err(mismatch("kv_data_mem_kinds", "DRAM", theirs));
+        return Err(differs("kv_data_mem_kinds", "DRAM", theirs));
     }
     Ok(())
 }
@@ -69,30 +70,30 @@ fn check_memory(ours: &OurCache, theirs: &Parallel) -> Result<(), Mismatch> {
 fn check(ours: &OurCache, rank: &SglangRank) -> Result<(), Mismatch> {
     let page_size = u64::from(ours.geometry.page_size);
     if rank.page_size != page_size {
-        return Err(mismatch("page_size (--page-size)", page_size, rank.page_size));
+        return Err(differs("page_size (--page-size)", page_size, rank.page_size));
     }
     if let Some(dtype) = rank.kv_cache_dtype.as_ref().filter(|dtype| **dtype != ours.dtype) {
-        return Err(mismatch("kv_cache_dtype (--kv-cache-dtype)", &ours.dtype, dtype));
+        return Err(differs("kv_cache_dtype (--kv-cache-dtype)", &ours.dtype, dtype));
     }
     if let (Some(here), Some(there)) = (&ours.kv_layout, &rank.kv_layout)
         && here != there
     {
-        return Err(mismatch("kv_layout", here, there));
+        return Err(differs("kv_layout", here, there));
     }
     if let Some(layout) = &rank.dsv41_spec_layout {
-        return Err(mismatch("dsv41_spec_layout", "none", layout));
+        return Err(differs("dsv41_spec_layout", "none", layout));
     }
     for (field, set) in [
         ("enable_kv_cache_sharding (--enable-kv-cache-sharding)", rank.kv_cache_sharding),
         ("enable_dsa_cache_layer_split", rank.dsa_cache_layer_split),
     ] {
         if set {
-            return Err(mismatch(field, false, true));
+            return Err(differs(field, false, true));
         }
     }
     if rank.decode_allocation_policy != "early" {
         let field = "decode_allocation_policy (--disaggregation-decode-allocation-policy)";
-        return Err(mismatch(field, "early", &rank.decode_allocation_policy));
+        return Err(differs(field, "early", &rank.decode_allocation_policy));
     }
     Ok(())
 }

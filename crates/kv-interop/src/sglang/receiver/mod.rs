@@ -32,7 +32,6 @@ use crate::effects::Effects;
 use crate::sessions::{Due, Sessions};
 use finding::Finder;
 use prefills::Prefills;
-pub(super) use prefills::host_port;
 use session::Receive;
 
 /// The receiving sessions of a machine.

@@ -8,7 +8,7 @@ use kv_core::{PeerId, SessionId, Time};
 
 use super::engine::Place;
 use crate::effects::Effects;
-use crate::message::Way;
+use crate::message::{Way, host_port};
 
 /// All prefill ranks on which a session depends, and those to which the way is open.
 #[derive(Debug, Default)]
@@ -148,14 +148,5 @@ impl Prefills {
                 effects.disconnect(peer);
             }
         }
-    }
-}
-
-/// An address as ZeroMQ writes it: IPv6 in brackets.
-pub(crate) fn host_port(host: &str, port: u16) -> String {
-    if host.contains(':') && !host.starts_with('[') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
     }
 }

@@ -8,9 +8,9 @@ use super::Sending;
 use super::agents::{Agent, Registered};
 use super::pushes::Endpoint;
 use super::session::Target;
+use crate::cache::differs;
 use crate::effects::Effects;
 use crate::sglang::codec::{Abort, AbortAck, FAILED, KvStatus, Registration, Request};
-use crate::sglang::ranks::mismatch;
 
 impl Sending {
     /// Takes a registration. False if there is no room for another agent.
@@ -91,13 +91,13 @@ impl Sending {
             return Some(cause.clone());
         }
         if request.has_state {
-            let found = mismatch("state_indices", "no state components", "some");
+            let found = differs("state_indices", "no state components", "some");
             return Some(Cause::Incompatible(found));
         }
         let page_size = u64::from(self.cache.geometry.page_size);
         if !request.prefix_tokens.is_multiple_of(page_size.max(1)) {
             let ours = format!("whole pages of {page_size} tokens");
-            return Some(Cause::Incompatible(mismatch("decode_prefix_len", ours, request.prefix_tokens)));
+            return Some(Cause::Incompatible(differs("decode_prefix_len", ours, request.prefix_tokens)));
         }
         let far = request.pages.iter().find(|page| **page >= agent.slots());
         let error = PagesError::OutOfRange { page: *far?, num_pages: agent.slots() };

@@ -6,10 +6,9 @@ use kv_core::layout::{NHD, RegionShape};
 use kv_core::plan::{PlanError, RegionMap, Side};
 use kv_core::{Geometry, Holds, Layout, MAX_PAGES, MemoryKind, Mismatch, Parallel, RegionRole};
 
-use crate::cache::{ForeignCache, ForeignRegion};
+use crate::cache::{ForeignCache, ForeignRegion, differs};
 use crate::sglang::cache::OurCache;
 use crate::sglang::codec::Registration;
-use crate::sglang::ranks::mismatch;
 
 /// How many aux rows a decode worker can have at most. SGLang does not tell the number: the regions reach as far
 /// as the agent has registered memory, and the transport refuses rows beyond.
@@ -21,7 +20,7 @@ pub(super) fn foreign(ours: &OurCache, theirs: &Registration) -> Result<(Foreign
     let geometry = geometry(ours, theirs)?;
     let map = RegionMap::directed(&ours.geometry, &geometry, Side::Local).map_err(|error| match error {
         PlanError::Incompatible(mismatch) => mismatch,
-        error => mismatch("registration", "a cache that fits", error),
+        error => differs("registration", "a cache that fits", error),
     })?;
     let (memory, device, stride) = (MemoryKind::Dram, 0, 0);
     let kv = theirs.kv_ptrs.iter().zip(&theirs.item_lens).zip(&theirs.kinds).map(|((addr, len), kind)| {
@@ -41,24 +40,24 @@ pub(super) fn foreign(ours: &OurCache, theirs: &Registration) -> Result<(Foreign
 
 fn check_numbers(ours: &OurCache, theirs: &Registration) -> Result<(), Mismatch> {
     if theirs.has_state {
-        return Err(mismatch("state_data_ptrs", "no state components", "some"));
+        return Err(differs("state_data_ptrs", "no state components", "some"));
     }
     if theirs.dcp_size != 1 {
-        return Err(mismatch("dst_dcp_size (--dcp-size)", 1, theirs.dcp_size));
+        return Err(differs("dst_dcp_size (--dcp-size)", 1, theirs.dcp_size));
     }
     let (here, there) = (ours.geometry.aux_regions().len(), theirs.aux_ptrs.len());
     if here != there {
-        return Err(mismatch("aux_data_ptrs (count)", here, there));
+        return Err(differs("aux_data_ptrs (count)", here, there));
     }
     if !(1..=MAX_PAGES).contains(&theirs.slots) {
-        return Err(mismatch("dst_num_slots", format!("1 to {MAX_PAGES}"), theirs.slots));
+        return Err(differs("dst_num_slots", format!("1 to {MAX_PAGES}"), theirs.slots));
     }
     let (here, there) = (ours.geometry.parallel.tp_size.max(1), theirs.tp_size.max(1));
     if theirs.tp_rank >= there {
-        return Err(mismatch("decode_tp_rank", format!("below {there}"), theirs.tp_rank));
+        return Err(differs("decode_tp_rank", format!("below {there}"), theirs.tp_rank));
     }
     if here.max(there) % here.min(there) != 0 {
-        return Err(mismatch("decode_tp_size (--tp-size)", here, there));
+        return Err(differs("decode_tp_size (--tp-size)", here, there));
     }
     Ok(())
 }
@@ -94,11 +93,11 @@ fn geometry(ours: &OurCache, theirs: &Registration) -> Result<Geometry, Mismatch
 /// the region at the same position here.
 fn mirrored(kv: &[RegionShape], theirs: &Registration) -> Result<Vec<RegionShape>, Mismatch> {
     if kv.len() != theirs.kv_ptrs.len() {
-        return Err(mismatch("kv_data_ptrs (count)", kv.len(), theirs.kv_ptrs.len()));
+        return Err(differs("kv_data_ptrs (count)", kv.len(), theirs.kv_ptrs.len()));
     }
     for (at, (here, there)) in kv.iter().zip(&theirs.item_lens).enumerate() {
         if here.item_len != *there {
-            return Err(mismatch(&format!("kv_item_lens[{at}]"), here.item_len, there));
+            return Err(differs(&format!("kv_item_lens[{at}]"), here.item_len, there));
         }
     }
     let slots = u64::from(theirs.slots);
@@ -120,7 +119,7 @@ fn labelled(ours: &OurCache, theirs: &Registration) -> Result<Vec<RegionShape>, 
     let count = theirs.kv_ptrs.len();
     let layers = layers(here, theirs, count / parts)?;
     if count != layers.len() * parts {
-        return Err(mismatch("kv_data_ptrs (count)", layers.len() * parts, count));
+        return Err(differs("kv_data_ptrs (count)", layers.len() * parts, count));
     }
     let heads = (here.total_kv_heads() / theirs.tp_size.max(1)).max(1);
     let item_len = |region: &RegionShape| {
@@ -143,7 +142,7 @@ fn labelled(ours: &OurCache, theirs: &Registration) -> Result<Vec<RegionShape>, 
         let Some(region) = of_layer(layer).or(kv.first()) else { continue };
         let expected = item_len(region);
         if *there != expected {
-            return Err(mismatch(&format!("kv_item_lens[{at}]"), expected, there));
+            return Err(differs(&format!("kv_item_lens[{at}]"), expected, there));
         }
         let holds = match (ours.latent, part) {
             (true, _) => region.holds,
@@ -183,5 +182,5 @@ fn layers(here: &Geometry, theirs: &Registration, count: usize) -> Result<Vec<u3
     if all {
         return Ok((0..count as u32).collect());
     }
-    Err(mismatch("kv_data_ptrs (layers)", held.len(), count))
+    Err(differs("kv_data_ptrs (layers)", held.len(), count))
 }

@@ -6,8 +6,7 @@ use bytes::Bytes;
 use kv_core::PeerId;
 
 use crate::effects::Effects;
-use crate::message::Way;
-use crate::sglang::receiver::host_port;
+use crate::message::{Way, host_port};
 
 /// The address of a decode worker's PULL socket.
 pub(super) type Endpoint = (String, u16);

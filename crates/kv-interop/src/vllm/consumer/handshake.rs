@@ -13,13 +13,13 @@ use kv_core::plan::{PlanError, RegionMap, Side};
 use kv_core::{Cause, KvPoll, Mismatch, Time, TransferMode, WayEnd};
 
 use super::super::context::Context;
-use super::super::geometry::{Place, differs};
+use super::super::geometry::Place;
 use super::super::hash::NIXL_CONNECTOR_VERSION;
 use super::super::metadata::{MetadataError, NixlAgentMetadata, answer, question};
 use super::Consumer;
 use super::engine::{Engine, EngineNo, Stage, rest};
 use super::lease::EngineClock;
-use crate::cache::ForeignCache;
+use crate::cache::{ForeignCache, differs};
 use crate::gauges::Ignored;
 use crate::message::Way;
 

@@ -49,7 +49,6 @@ use crate::flows::{Bounds, FlowId, Flows};
 use crate::sessions::{Due, Sessions};
 
 use config::ConsumerConfig;
-pub use config::{SideChannelAddr, VllmReader};
 use engine::Engines;
 use receiving::Receiving;
 use used::Used;

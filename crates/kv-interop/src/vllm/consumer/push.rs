@@ -17,10 +17,10 @@ use kv_core::random::mix;
 use kv_core::{Cause, KvPoll, PageList, RemoteRequest, SessionId};
 
 use super::super::context::Context;
-use super::super::geometry::differs;
 use super::super::notification::PushRegistration;
 use super::Consumer;
 use super::receiving::{Progress, host_and_port};
+use crate::cache::differs;
 use crate::gauges::Ignored;
 
 /// Most requests of which is known how often they were opened.

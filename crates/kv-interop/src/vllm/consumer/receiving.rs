@@ -9,10 +9,10 @@ use kv_core::{
 };
 
 use super::super::context::Context;
-use super::super::geometry::differs;
 use super::Consumer;
 use super::engine::{EngineNo, Key, Rank, Stage};
 use super::lease::Lease;
+use crate::cache::differs;
 use crate::flows::FlowId;
 use crate::sessions::Held;
 

@@ -3,9 +3,9 @@
 use kv_core::layout::{Axes, Geometry, HND_PACKED, Holds, Layout, NHD_PACKED, RegionRole, RegionShape};
 use kv_core::{MemoryKind, Mismatch, Parallel};
 
-use super::own::{OwnCache, differs};
+use super::own::OwnCache;
 use super::shown::shown_layout;
-use crate::cache::{ForeignCache, ForeignRegion};
+use crate::cache::{ForeignCache, ForeignRegion, differs};
 use crate::vllm::metadata::NixlAgentMetadata;
 
 /// A rank of a vLLM engine.

@@ -3,6 +3,8 @@
 use kv_core::layout::{Geometry, Holds};
 use kv_core::{KvArgs, MemoryKind, Mismatch, Parallel};
 
+use crate::cache::differs;
+
 /// Why vLLM's ranks could not read or write this worker's cache.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {ours}; vLLM's ranks need {needed}")]
@@ -99,8 +101,4 @@ impl OwnCache {
 pub(super) fn refused(field: &str, ours: impl std::fmt::Debug, needed: &'static str) -> CacheError {
     let ours = format!("{ours:?}").trim_matches('"').to_owned();
     CacheError { field: field.to_owned(), ours, needed }
-}
-
-pub(crate) fn differs(field: &str, ours: impl ToString, theirs: impl ToString) -> Mismatch {
-    Mismatch { field: field.to_owned(), ours: ours.to_string(), theirs: theirs.to_string() }
 }

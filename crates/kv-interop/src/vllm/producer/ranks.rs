@@ -17,11 +17,11 @@ use bytes::Bytes;
 use kv_core::plan::{PlanError, RegionMap, Side};
 use kv_core::{Cause, KvArgs, PeerId, SessionId, Time, TransferMode, TransportError};
 
-use crate::cache::ForeignCache;
-use crate::message::Way;
+use crate::cache::{ForeignCache, differs};
+use crate::message::{Way, host_port};
 use crate::vllm::config::VllmConfig;
 use crate::vllm::context::Context;
-use crate::vllm::geometry::{CacheError, OwnCache, Place, differs};
+use crate::vllm::geometry::{CacheError, OwnCache, Place};
 use crate::vllm::hash::Compatibility;
 use crate::vllm::metadata::{NixlAgentMetadata, answer, question};
 use crate::vllm::notification::PushRegistration;
@@ -121,10 +121,7 @@ impl Ranks {
             let most = format!("at most {MAX_TARGETS} for each rank here");
             return Err(Cause::Incompatible(differs("decode_tp_size", most, tp_size)));
         }
-        let host = &registration.decode_host;
-        let bare = host.contains(':') && !host.starts_with('[');
-        let host = if bare { format!("[{host}]") } else { host.clone() };
-        let addr = format!("{host}:{}", registration.decode_port);
+        let addr = host_port(&registration.decode_host, registration.decode_port);
         let mut needed = Vec::new();
         for tp_rank in targets {
             let engine = registration.decode_engine_id.clone();

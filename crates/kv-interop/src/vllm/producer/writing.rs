@@ -29,11 +29,11 @@ use kv_core::{
 use super::ranks::{News, RankNo, plan_cause};
 use super::registrations::Registered;
 use super::{Producer, Way};
+use crate::cache::differs;
 use crate::flows::{Ended, FlowId, descriptors};
 use crate::gauges::Ignored;
 use crate::sessions::Held;
 use crate::vllm::context::Context;
-use crate::vllm::geometry::differs;
 use crate::vllm::notification::{PushRegistration, done};
 
 /// What is kept of a session that writes.

@@ -13,12 +13,12 @@ use kv_core::{
     TransportError, WayEnd,
 };
 
-use super::super::super::config::VllmConfig;
+use super::super::super::config::{SideChannelAddr, VllmConfig};
 use super::super::super::context::Context;
 use super::super::super::geometry::own_metadata;
 use super::super::super::hash::Compatibility;
 use super::super::super::metadata::{NixlAgentMetadata, NixlHandshakePayload, asked, clock};
-use super::super::{Consumer, SideChannelAddr};
+use super::super::Consumer;
 use crate::message::{AgentRegion, Message, Way};
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
