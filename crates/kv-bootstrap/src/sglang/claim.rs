@@ -4,8 +4,8 @@ use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::error::RouteError;
-use super::rank::{MAX_HOST, SglangRank, SglangRankError, json_len};
+use super::error::{RouteError, SglangRankError};
+use super::rank::{MAX_HOST, SglangRank, json_len};
 
 /// The body of `PUT /route`. Unknown fields are ignored.
 #[derive(Debug, Clone, Deserialize)]

@@ -1,6 +1,6 @@
-//! Why SGLang's route table refuses a registration, or has no answer.
+//! Why the description of a rank is not valid, why SGLang's route table refuses a registration, and why the table has no
+//! answer.
 
-use super::rank::SglangRankError;
 use crate::place::Place;
 
 /// Why a registration was refused. The texts of the first two variants are part of SGLang's protocol.
@@ -48,4 +48,45 @@ pub(crate) enum RouteMiss {
     /// A rank of the engine is gone or does not answer; the text says which.
     Unwell(String),
     Unknown,
+}
+
+/// Why the description of a rank is not valid. The rank must be corrected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SglangRankError {
+    /// The bytes are not the JSON of `PUT /route`.
+    #[error("the body is not valid: {0}")]
+    Json(String),
+    /// A number is outside its range.
+    #[error("{field} is {got}; it must be {min} to {max}")]
+    Range {
+        /// The name of the JSON field.
+        field: &'static str,
+        /// The number that was given.
+        got: i128,
+        /// The smallest number allowed.
+        min: i128,
+        /// The largest number allowed.
+        max: i128,
+    },
+    /// A text is too long.
+    #[error("{field} has {got} bytes; at most {max} are allowed")]
+    Length {
+        /// The name of the JSON field.
+        field: &'static str,
+        /// The length of the text in bytes.
+        got: usize,
+        /// The longest text allowed, in bytes.
+        max: usize,
+    },
+    /// The offer describes another place than the record that holds the offer.
+    #[error("the sglang offer has {field} {offered}, but the record has {recorded}")]
+    Place {
+        /// The name of the field of `parallel`.
+        field: &'static str,
+        /// The number in the offer.
+        offered: u32,
+        /// The number in the record.
+        recorded: u32,
+    },
 }

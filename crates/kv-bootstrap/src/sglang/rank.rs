@@ -5,6 +5,7 @@ use kv_core::{Parallel, RankRecord, ServiceOffer, WorkerRole};
 use serde_json::{Value, json};
 
 use super::claim::{Int, RouteJson};
+use super::error::SglangRankError;
 
 /// The name of the service under which a rank record holds a [`SglangRank`].
 pub const SGLANG_SERVICE: &str = "sglang";
@@ -51,47 +52,6 @@ pub struct SglangRank {
     /// When a decode worker allocates its pages: `early`, or `prefill_complete`; at most 128 bytes. Both sides
     /// must have the same policy.
     pub decode_allocation_policy: String,
-}
-
-/// Why the description of a rank is not valid. The rank must be corrected.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SglangRankError {
-    /// The bytes are not the JSON of `PUT /route`.
-    #[error("the body is not valid: {0}")]
-    Json(String),
-    /// A number is outside its range.
-    #[error("{field} is {got}; it must be {min} to {max}")]
-    Range {
-        /// The name of the JSON field.
-        field: &'static str,
-        /// The number that was given.
-        got: i128,
-        /// The smallest number allowed.
-        min: i128,
-        /// The largest number allowed.
-        max: i128,
-    },
-    /// A text is too long.
-    #[error("{field} has {got} bytes; at most {max} are allowed")]
-    Length {
-        /// The name of the JSON field.
-        field: &'static str,
-        /// The length of the text in bytes.
-        got: usize,
-        /// The longest text allowed, in bytes.
-        max: usize,
-    },
-    /// The offer describes another place than the record that holds the offer.
-    #[error("the sglang offer has {field} {offered}, but the record has {recorded}")]
-    Place {
-        /// The name of the field of `parallel`.
-        field: &'static str,
-        /// The number in the offer.
-        offered: u32,
-        /// The number in the record.
-        recorded: u32,
-    },
 }
 
 impl SglangRank {

@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 
-use super::MAX_HOST;
-use super::fields::{Frames, Malformed, decimal};
+use super::fields::{Frames, MAX_HOST, Malformed, decimal};
 
 pub(super) const KV_STATUS: &[u8] = b"KV_STATUS";
 pub(super) const ABORT: &[u8] = b"ABORT";

@@ -1,6 +1,18 @@
-//! The fields of SGLang's messages: decimal numbers, short texts, and packed lists of integers.
+//! The fields of SGLang's messages: decimal numbers, short texts, and packed lists of integers; and their bounds.
 
 use bytes::Bytes;
+
+/// The first frame of registrations and requests. SGLang's prefill rank stops serving at any other first frame
+/// that names no message.
+pub(super) const GUARD: &[u8] = b"NixlMsgGuard";
+/// Longest host name or address, in bytes.
+pub(super) const MAX_HOST: usize = 255;
+/// Longest agent name, in bytes.
+pub(super) const MAX_AGENT: usize = 128;
+/// Longest metadata of an agent, in bytes.
+pub(super) const MAX_METADATA: usize = 1 << 20;
+/// Most regions of one decode worker.
+pub(super) const MAX_REGIONS: usize = 4096;
 
 /// Why a message is not one of SGLang's. Such a message is counted and dropped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

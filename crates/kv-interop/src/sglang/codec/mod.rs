@@ -14,34 +14,23 @@ mod tests;
 use bytes::Bytes;
 
 pub(crate) use ending::{Abort, AbortAck, FAILED, KvStatus, SUCCESS};
+use fields::GUARD;
 pub(crate) use fields::Malformed;
 pub(crate) use registration::Registration;
 pub(crate) use request::Request;
 
-/// The first frame of registrations and requests. SGLang's prefill rank stops to serve at any other first frame
-/// that names no message.
-const GUARD: &[u8] = b"NixlMsgGuard";
-/// Longest host name or address, in bytes.
-pub(crate) const MAX_HOST: usize = 255;
-/// Longest agent name, in bytes.
-const MAX_AGENT: usize = 128;
-/// Longest metadata of an agent, in bytes.
-const MAX_METADATA: usize = 1 << 20;
-/// Most regions of one decode worker.
-const MAX_REGIONS: usize = 4096;
-
 /// A message that has arrived at a worker's PULL socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SglangMessage {
-    /// From a decode worker to a prefill worker.
+    /// A decode worker tells a prefill worker about its memory.
     Registration(Box<Registration>),
-    /// From a decode worker to a prefill worker.
+    /// A decode worker names the pages of a request to a prefill worker.
     Request(Request),
-    /// From a decode worker to a prefill worker.
+    /// A decode worker gives a request up, and tells a prefill worker.
     Abort(Abort),
-    /// From a prefill worker to a decode worker.
+    /// A prefill worker tells a decode worker how a request has ended.
     Status(KvStatus),
-    /// From a prefill worker to a decode worker.
+    /// A prefill worker tells a decode worker that nothing more is written for an aborted request.
     AbortAck(AbortAck),
 }
 

@@ -3,8 +3,10 @@
 use bytes::Bytes;
 use kv_core::MemoryKind;
 
-use super::fields::{Frames, Malformed, decimal, pack_u32s, pack_u64s, shown};
-use super::{GUARD, MAX_AGENT, MAX_HOST, MAX_METADATA, MAX_REGIONS};
+use super::fields::{
+    Frames, GUARD, MAX_AGENT, MAX_HOST, MAX_METADATA, MAX_REGIONS, Malformed, decimal, pack_u32s, pack_u64s,
+    shown,
+};
 
 /// The frames of the shortest registration that is understood: everything up to the item lengths of the regions.
 const MIN_FRAMES: usize = 20;

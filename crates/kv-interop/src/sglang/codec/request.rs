@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 
-use super::fields::{Frames, Malformed, decimal};
-use super::{GUARD, MAX_AGENT, MAX_HOST};
+use super::fields::{Frames, GUARD, MAX_AGENT, MAX_HOST, Malformed, decimal};
 
 /// Most pages that one message may name.
 const MAX_PAGES: usize = 1 << 22;

@@ -1,6 +1,6 @@
 //! The prefill engine that a lookup has found: whether its cache fits, and which of its ranks serve this worker.
 //!
-//! A prefill rank of SGLang stops to serve anybody when a registration does not fit. What a rank tells the bootstrap
+//! A prefill rank of SGLang stops serving everybody when a registration does not fit. What a rank tells the bootstrap
 //! server is therefore compared before the rank hears anything. The rank does not tell the number of its layers and
 //! heads: both sides must be configured with the same model.
 
