@@ -16,7 +16,6 @@ mod engine;
 mod error;
 mod fields;
 mod harm;
-
 mod options;
 mod order;
 mod prefill;
