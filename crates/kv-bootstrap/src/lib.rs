@@ -66,7 +66,7 @@
 //!   A rank record of a prefill worker with an offer [`SGLANG_SERVICE`], whose data are a [`SglangRank`], is served
 //!   by `/route` of the address at which it was published, and leaves with its lease.
 //! - The framework's own (`/v1/ranks`): [`RankJson`] records with leases, incarnations and offers, for
-//!   [`HttpBootstrapClient`]. The client also asks SGLang's questions ([`SglangQuery`]), of this server and of
+//!   [`HttpBootstrapClient`]. The client also makes SGLang's lookups ([`SglangQuery`]), at this server and at
 //!   SGLang's own, and registers a record with an offer [`SGLANG_SERVICE`] with SGLang's own by `PUT /route`.
 //!
 //! ```text
