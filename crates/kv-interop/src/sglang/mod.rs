@@ -1,4 +1,5 @@
-//! SGLang's protocol: what its workers push to each other's sockets, and the machine that speaks with them.
+//! SGLang's dialect: the protocol of SGLang 0.5.23's NIXL backend (`--disaggregation-transfer-backend nixl`), in which
+//! the prefill rank always writes.
 
 mod aux_rows;
 mod cache;

@@ -58,6 +58,11 @@ pub enum SglangStartError {
 /// - A chunk is written when all its layers are final.
 /// - A decode rank is told of a success or a failure, and its abort is acknowledged, once no post of this worker
 ///   writes for the request any more.
+///
+/// # Errors
+///
+/// [`SglangStartError`] if SGLang's protocol cannot express the worker, if peers cannot reach the PULL socket, if the
+/// agent has no metadata, or if the worker's thread cannot start or register the regions.
 pub fn start<A: Agents + Send + 'static>(
     mut config: SglangConfig,
     args: KvArgs,

@@ -23,8 +23,9 @@ pub struct VllmConfig {
     pub limits: VllmLimits,
     /// How the worker deals with the engines whose KV the worker takes.
     pub reader: VllmReader,
-    /// Where vLLM engines find this worker's side channel; `None` for a worker without one. A receiver in push mode
-    /// needs a side channel, because the engine that writes asks there for the worker's memory.
+    /// Where vLLM engines find this worker's side channel; `None` (default) for the address to which the side channel
+    /// given to [`start`](super::start) is bound, if that is the address of one host. A receiver in push mode needs
+    /// a side channel, because the engine that writes asks there for the worker's memory.
     pub side_channel: Option<SideChannelAddr>,
     /// Counts what the worker ignores. Keep a clone to read the numbers.
     pub gauges: IgnoredGauges,

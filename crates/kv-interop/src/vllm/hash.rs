@@ -12,9 +12,10 @@ pub const NIXL_CONNECTOR_VERSION: u32 = 15;
 /// What a worker shows to vLLM engines as its hash, and what the worker expects of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Compatibility {
-    /// The hash of these factors.
+    /// The hash of these factors and of the session's transfer mode.
     Factors(Box<Factors>),
-    /// This hash, as another engine of the fleet shows it.
+    /// This hash, as the engines of the fleet log it when they start (`NIXL compatibility hash: …`). Engines in pull
+    /// mode have another hash than engines in push mode.
     Hash(String),
     /// No comparison. The vLLM engines must run with `enforce_handshake_compat=false`, too.
     Unchecked,

@@ -40,14 +40,20 @@ pub enum VllmStartError {
 ///   room of a receiver is the `remote_request_id`, and its bootstrap address is the side channel of the engine
 ///   that has the KV; the rest of what a router says goes into
 ///   [`SessionOptions::remote`](kv_core::SessionOptions::remote).
-/// - Sessions do what [`KvArgs::transfer_mode`] says unless their options say otherwise;
-///   [`Auto`](TransferMode::Auto) is pull here. The mode of the arguments is a part of the hash that vLLM compares.
+/// - Sessions do what [`KvArgs::transfer_mode`] says unless their options say otherwise. With
+///   [`Auto`](TransferMode::Auto) a sender is read, and a receiver reads if the router names the pages
+///   (`remote_block_ids`), and is written otherwise. The mode of the arguments is a part of the hash that vLLM compares.
 /// - The numbers of a sender's pages are the block ids that routers carry.
 ///
 /// Registers the regions of `args` with the transport, and publishes the rank at the side channel, which ranks of
 /// one process share. The rank stays there after the worker has stopped: [`SideChannel::withdraw`] ends that. A
 /// worker that only receives in pull mode needs no side channel, and then its cache need not be arranged as vLLM's
 /// ranks would read it.
+///
+/// # Errors
+///
+/// [`VllmStartError`] if vLLM's protocol cannot express the cache, if the agent has no metadata, or if the worker's
+/// thread cannot start or register the regions.
 pub fn start<A: Agents + Send + 'static>(
     mut config: VllmConfig,
     args: KvArgs,
