@@ -16,7 +16,7 @@ macro_rules! reasons {
         }
 
         impl Ignored {
-            /// All reasons.
+            /// All reasons, in the order of their declaration.
             pub const ALL: &[Ignored] = &[$(Ignored::$reason,)+];
 
             /// The reason as events tell it.

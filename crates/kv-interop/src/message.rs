@@ -41,7 +41,7 @@ pub enum Incoming {
         /// The peer on whose connection the message came; `None` for a message to the worker's own listening
         /// socket, to which anybody can connect.
         peer: Option<u64>,
-        /// The message.
+        /// The parts of the message, without the envelope of a REQ socket.
         message: Message,
     },
     /// A notification of a NIXL agent.
@@ -109,7 +109,7 @@ impl Way {
 pub struct AgentRegion {
     /// The address of the first byte, in the agent's process.
     pub addr: u64,
-    /// Length in bytes.
+    /// Bytes from the first to the last byte of the region, gaps between items included.
     pub len: u64,
     /// Bytes from the beginning of an item to the beginning of the next one.
     pub stride: u64,

@@ -19,7 +19,7 @@ pub(crate) struct Sessions<S> {
     timers: BTreeSet<(Time, SessionId)>,
 }
 
-/// One session.
+/// One session, from its opening until everything that the session was lent has come back.
 #[derive(Debug)]
 pub(crate) struct Session<S> {
     pub(crate) room: Room,
@@ -117,7 +117,7 @@ impl<S> Sessions<S> {
         }
     }
 
-    /// Ends a session in success. Everything that was lent comes back, unless it is held.
+    /// Ends a session in success. Everything that was lent comes back.
     pub(crate) fn succeed(&mut self, effects: &mut Effects, id: SessionId) {
         self.end(effects, id, None, None);
     }
@@ -190,7 +190,7 @@ impl<S> Sessions<S> {
         }
     }
 
-    /// The next thing for which the time has come. The caller ends or frees the session before it asks again.
+    /// The next thing for which the time has come. The caller ends or frees the session before the next call.
     pub(crate) fn due(&mut self, now: Time) -> Option<Due> {
         let (at, id) = *self.timers.first()?;
         if at > now {

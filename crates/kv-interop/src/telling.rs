@@ -48,7 +48,7 @@ impl Telling {
     }
 
     /// Tells what an output says, which the worker takes now. `rest` are the outputs behind it: what a session hands
-    /// back follows its end at once, or comes later if it is held.
+    /// back follows the session's end at once, or comes later if `held`.
     pub(crate) fn output(&mut self, log: &mut Log<KvWhat>, now: Time, out: &Out, rest: &Effects, held: bool) {
         if !log.is_heard() {
             return self.posts.clear();

@@ -43,7 +43,7 @@ pub struct SglangRank {
     /// True if the replica of a request is its room modulo the number of replicas. If false, the prefill worker
     /// says by `/register_dp_rank` which replica serves a room.
     pub follow_bootstrap_room: bool,
-    /// SGLang's `enable_dsa_cache_layer_split`.
+    /// True if a cache of sparse attention is split by layers between ranks (SGLang's `enable_dsa_cache_layer_split`).
     pub dsa_cache_layer_split: bool,
     /// True if each rank holds only a part of the pages (SGLang's `enable_kv_cache_sharding`).
     pub kv_cache_sharding: bool,

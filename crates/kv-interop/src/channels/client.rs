@@ -52,7 +52,7 @@ const OVERHEAD: usize = 64;
 pub(super) enum Kind {
     /// A REQ socket: one message at a time, and its answer before the next one.
     Request,
-    /// A PUSH socket.
+    /// A PUSH socket: messages go to the peer only.
     Push,
 }
 

@@ -22,7 +22,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the peer's system may leave bytes unacknowledged, in milliseconds.
 const UNACKNOWLEDGED: u32 = 25_000;
 
-/// A connection.
+/// A connection with its session, and the bytes that the peer's system has not taken.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Socket,

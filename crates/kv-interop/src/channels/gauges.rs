@@ -25,7 +25,7 @@ pub struct ChannelGauges {
 pub struct ChannelCounts(pub(crate) Arc<Counters>);
 
 impl ChannelCounts {
-    /// The counts now.
+    /// Reads the counts, each at its own moment.
     pub fn gauges(&self) -> ChannelGauges {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counters { messages, dropped, violated, refused } = &*self.0;

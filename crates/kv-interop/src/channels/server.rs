@@ -40,7 +40,7 @@ pub(crate) struct Bounds {
     pub(crate) handshake: Duration,
 }
 
-/// A listening socket.
+/// A listening socket with all its connections.
 #[derive(Debug)]
 pub(crate) struct Server {
     listener: TcpListener,

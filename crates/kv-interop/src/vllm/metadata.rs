@@ -25,7 +25,7 @@ pub struct NixlHandshakePayload {
     /// The hash over everything on which both engines must agree: 64 hexadecimal digits in vLLM, and the empty text
     /// for a worker with [`Compatibility::Unchecked`](super::Compatibility::Unchecked).
     pub compatibility_hash: String,
-    /// The encoded [`NixlAgentMetadata`].
+    /// The msgpack of a [`NixlAgentMetadata`].
     pub agent_metadata_bytes: Bytes,
 }
 
@@ -131,7 +131,7 @@ pub enum MetadataError {
     /// The second frame is no time.
     #[error("the time of the engine is {got} seconds")]
     Clock {
-        /// What was found.
+        /// The value in the message.
         got: String,
     },
 }

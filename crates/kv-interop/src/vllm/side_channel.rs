@@ -125,7 +125,7 @@ impl SideChannel {
         at.as_nanos() as f64 / 1e9
     }
 
-    /// The counts now.
+    /// Reads the counts, each at its own moment.
     pub fn gauges(&self) -> SideChannelGauges {
         let Shared { answered, refused, malformed, connections, .. } = &*self.thread.shared;
         SideChannelGauges {

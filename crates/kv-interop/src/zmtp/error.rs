@@ -32,7 +32,7 @@ pub enum ZmtpError {
     /// A frame, or the message to which the frame belongs, would be longer than this side allows.
     #[error("a {what} of at least {got} bytes is announced; at most {max} are allowed")]
     Length {
-        /// `command` or `message`.
+        /// What is too long: `command` or `message`.
         what: &'static str,
         /// The bytes of the message so far, and of the frame that is announced.
         got: u64,

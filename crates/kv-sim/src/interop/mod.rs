@@ -63,12 +63,12 @@ pub enum Dialect {
     VllmPull,
     /// vLLM's NixlConnector; senders write.
     VllmPush,
-    /// SGLang's NIXL backend.
+    /// SGLang's NIXL backend; senders write.
     Sglang,
 }
 
 impl Dialect {
-    /// All dialects.
+    /// All three dialects: pull of vLLM, push of vLLM, SGLang.
     pub const ALL: [Dialect; 3] = [Dialect::VllmPull, Dialect::VllmPush, Dialect::Sglang];
 
     /// The name on the command line.

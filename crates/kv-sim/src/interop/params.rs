@@ -49,7 +49,7 @@ pub struct DialectParams {
     pub cancel: u32,
     /// Notifications under way that die with their sender, and those that are lost with a way.
     pub notify_lost: u32,
-    /// Lookups that fail.
+    /// Lookups that fail, of a thousand.
     pub lookup_fail: u32,
     /// Lookups whose answer is out of date.
     pub lookup_stale: u32,

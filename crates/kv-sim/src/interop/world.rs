@@ -43,13 +43,13 @@ pub(super) enum Event {
     Channel { channel: ChannelId },
     /// A side channel that has ended is tried again, after this many refusals in a row.
     Probe { channel: ChannelId, refused: u32 },
-    /// A notification arrives.
+    /// A notification of one agent arrives at another.
     Notify { from: LifeId, peer: PeerId, to: LifeId, bytes: bytes::Bytes },
     /// A post makes progress.
     Slice { flight: usize },
     /// An agent notices that the way to another is gone.
     AgentGone { life: LifeId, peer: PeerId },
-    /// A scheduler acts.
+    /// A scheduler does something.
     Act(Act),
     /// A fault begins or ends.
     Strike(Strike),

@@ -53,7 +53,7 @@ pub(super) enum Writes {
     No,
     /// Until the rank says that it has ended, or its process is proven dead.
     Yes(QuarantineReason),
-    /// Until this moment.
+    /// Until this moment, because the rank's process is dead.
     Until(Time),
 }
 

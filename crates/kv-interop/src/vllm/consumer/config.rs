@@ -24,7 +24,7 @@ pub(crate) struct ConsumerConfig {
     pub(crate) side_channel: Option<SideChannelAddr>,
     /// Most bytes of one post.
     pub(crate) post_bytes: u64,
-    /// This worker's engine.
+    /// The id of this worker's own engine.
     pub(crate) engine_id: String,
     /// The beginning of the random numbers that make request ids unique.
     pub(crate) seed: u64,

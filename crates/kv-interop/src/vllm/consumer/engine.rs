@@ -18,7 +18,7 @@ pub(super) struct EngineNo(u64);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) engine: EngineId,
-    /// The side channel.
+    /// The side channel, as `host:port`.
     pub(super) addr: String,
     pub(super) tp_size: u32,
     pub(super) pp_size: u32,

@@ -48,9 +48,9 @@ pub(super) struct Receiving {
 pub(super) enum Progress {
     /// The handshake has not ended, or the pages were not given.
     Waiting,
-    /// This worker reads.
+    /// This worker reads the pages (pull).
     Reading,
-    /// The engine may write.
+    /// The pages are registered, and the engine may write (push).
     Registered,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Writing {
 #[derive(Debug)]
 struct Receiver {
     registered: Registered,
-    /// The receiver's blocks.
+    /// The receiver's blocks, in the order of the request.
     pages: PageList,
     targets: Vec<Target>,
     /// True once all ranks were reached, and the agent that registered is one of theirs.
