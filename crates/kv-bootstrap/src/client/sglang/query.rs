@@ -12,9 +12,9 @@ const SERVES: &str = "sglang/serves/";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SglangQuery {
     /// Where the ranks of a replica of the prefill engine are: `Found` has a record for each rank, in the order of
-    /// their places, with the rank's [`SglangRank`] as the only offer. `Replica::Modulo` is the room: the replica
-    /// is the room modulo the number of replicas if the engine follows the room, and else what the prefill worker
-    /// has said; `UnknownRank` until it has.
+    /// their places, with the rank's [`SglangRank`](crate::SglangRank) as the only offer. `Replica::Modulo` is the
+    /// room: the replica is the room modulo the number of replicas if the engine follows the room, and else what the
+    /// prefill worker has said; `UnknownRank` until it has.
     Ranks(Replica),
     /// Whether the engine dies: `Failed` after [`ClientConfig::max_failures`] heartbeats in a row without
     /// the answer 200 to `GET /health`; `Found` without ranks after [`ClientConfig::watch`], if the engine lived
