@@ -21,11 +21,20 @@ pub(crate) struct Finder {
 struct Address {
     /// The ranks of each replica that was asked for, and until when they count.
     known: Option<Known>,
-    /// The sessions that wait for an answer.
-    waiting: Vec<SessionId>,
+    waiting: Vec<Waiting>,
     in_flight: bool,
-    retry: Option<(Time, Replica)>,
+    /// Until when nothing is asked, after a lookup that the server did not answer.
+    pause: Option<Time>,
     error: Option<BootstrapError>,
+}
+
+/// A session that waits for an answer.
+#[derive(Debug)]
+struct Waiting {
+    session: SessionId,
+    replica: Replica,
+    /// When the replica may be asked for. A replica that the server does not know holds up no other one.
+    at: Time,
 }
 
 #[derive(Debug)]
@@ -44,9 +53,37 @@ fn numbered(replica: Replica, replicas: Option<u32>) -> Replica {
     }
 }
 
+impl Address {
+    /// Which replica is to be asked for now: the one that has waited longest.
+    fn next(&self, now: Time) -> Option<Replica> {
+        let next = self.waiting.iter().min_by_key(|waiting| waiting.at)?;
+        self.may_ask(now).then_some(next.replica).filter(|_| next.at <= now)
+    }
+
+    fn may_ask(&self, now: Time) -> bool {
+        !self.in_flight && self.pause.is_none_or(|until| until <= now)
+    }
+
+    /// When [`next`](Address::next) has a replica, if only time is missing.
+    fn next_due(&self) -> Option<Time> {
+        let next = self.waiting.iter().map(|waiting| waiting.at).min().filter(|_| !self.in_flight)?;
+        Some(self.pause.map_or(next, |until| until.max(next)))
+    }
+
+    /// Takes out the sessions whose ranks are known now.
+    fn served(&mut self) -> Vec<SessionId> {
+        let Some(known) = &self.known else { return Vec::new() };
+        for waiting in &mut self.waiting {
+            waiting.replica = numbered(waiting.replica, known.replicas);
+        }
+        let served = |waiting: &mut Waiting| known.ranks.contains_key(&waiting.replica);
+        self.waiting.extract_if(.., served).map(|waiting| waiting.session).collect()
+    }
+}
+
 impl Finder {
     /// The ranks that serve, if they are known; otherwise the session is put on the list of those that are looked
-    /// at again with the next answer.
+    /// at again with an answer for them.
     pub(super) fn find(
         &mut self,
         effects: &mut Effects,
@@ -62,18 +99,18 @@ impl Finder {
                 return Some(ranks.clone());
             }
         }
-        address.waiting.push(session);
-        if !address.in_flight && address.retry.is_none() {
-            self.ask(effects, addr, replica);
-        }
+        address.waiting.push(Waiting { session, replica, at: Time::ZERO });
+        self.ask_next(effects, now, addr);
         None
     }
 
-    fn ask(&mut self, effects: &mut Effects, addr: &str, replica: Replica) {
+    /// Asks for a replica, if one is to be asked for now.
+    fn ask_next(&mut self, effects: &mut Effects, now: Time, addr: &str) {
+        let Some(address) = self.addresses.get_mut(addr) else { return };
+        let Some(replica) = address.next(now) else { return };
+        (address.in_flight, address.pause) = (true, None);
         self.last += 1;
         let lookup = LookupId(self.last);
-        let Some(address) = self.addresses.get_mut(addr) else { return };
-        (address.in_flight, address.retry) = (true, None);
         self.asked.insert(lookup, (addr.to_owned(), replica));
         let query = SglangQuery::Ranks(replica).into();
         effects.push(Output::Lookup { lookup, addr: addr.to_owned(), query });
@@ -82,8 +119,8 @@ impl Finder {
     /// Takes an answer; the sessions that have to look again.
     pub(super) fn found(
         &mut self,
-        now: Time,
-        lifetime: Duration,
+        effects: &mut Effects,
+        (now, lifetime): (Time, Duration),
         lookup: LookupId,
         ranks: Vec<RankRecord>,
     ) -> Vec<SessionId> {
@@ -99,13 +136,16 @@ impl Finder {
             *known = Known { until, replicas, ranks: BTreeMap::new() };
         }
         known.ranks.insert(numbered(replica, replicas), ranks);
-        std::mem::take(&mut address.waiting)
+        let served = address.served();
+        self.ask_next(effects, now, &addr);
+        served
     }
 
     /// Takes a failure. If asking again may help, the sessions go on waiting; otherwise they are returned.
     pub(super) fn failed(
         &mut self,
-        retry_at: Time,
+        effects: &mut Effects,
+        (now, retry): (Time, Duration),
         lookup: LookupId,
         error: &BootstrapError,
     ) -> Vec<SessionId> {
@@ -113,11 +153,18 @@ impl Finder {
         let Some(address) = self.addresses.get_mut(&addr) else { return Vec::new() };
         address.in_flight = false;
         address.error = Some(error.clone());
-        if error.is_retryable() {
-            address.retry = Some((retry_at, replica));
-            return Vec::new();
+        if !error.is_retryable() {
+            return std::mem::take(&mut address.waiting).into_iter().map(|waiting| waiting.session).collect();
         }
-        std::mem::take(&mut address.waiting)
+        match error {
+            BootstrapError::UnknownRank => {
+                let same = |waiting: &&mut Waiting| waiting.replica == replica;
+                address.waiting.iter_mut().filter(same).for_each(|waiting| waiting.at = now + retry);
+            }
+            _ => address.pause = Some(now + retry),
+        }
+        self.ask_next(effects, now, &addr);
+        Vec::new()
     }
 
     /// The error of the last lookup at an address, if that failed.
@@ -128,7 +175,7 @@ impl Finder {
     /// A session asks no more.
     pub(super) fn leave(&mut self, addr: &str, session: SessionId) {
         let Some(address) = self.addresses.get_mut(addr) else { return };
-        address.waiting.retain(|waiting| *waiting != session);
+        address.waiting.retain(|waiting| waiting.session != session);
     }
 
     /// What was known of an address is out of date.
@@ -140,15 +187,11 @@ impl Finder {
 
     /// Asks again where the time for that has come, and forgets addresses that nobody needs.
     pub(super) fn tick(&mut self, effects: &mut Effects, now: Time) {
-        let due = |address: &Address| address.retry.filter(|(at, _)| *at <= now).map(|(_, replica)| replica);
-        let asks: Vec<(String, Replica)> = self
-            .addresses
-            .iter()
-            .filter(|(_, address)| !address.waiting.is_empty())
-            .filter_map(|(addr, address)| Some((addr.clone(), due(address)?)))
-            .collect();
-        for (addr, replica) in asks {
-            self.ask(effects, &addr, replica);
+        let due = |address: &Address| address.next(now).is_some();
+        let asks: Vec<String> =
+            self.addresses.iter().filter(|(_, address)| due(address)).map(|(addr, _)| addr.clone()).collect();
+        for addr in asks {
+            self.ask_next(effects, now, &addr);
         }
         self.addresses.retain(|_, address| {
             address.known.take_if(|known| known.until <= now);
@@ -159,9 +202,8 @@ impl Finder {
     /// When `tick` is due.
     pub(super) fn next_due(&self) -> Option<Time> {
         let due = |address: &Address| {
-            let retry = address.retry.map(|(at, _)| at);
             let known = address.known.as_ref().map(|known| known.until);
-            retry.into_iter().chain(known).min()
+            address.next_due().into_iter().chain(known).min()
         };
         self.addresses.values().filter_map(due).min()
     }

@@ -91,7 +91,8 @@ impl Receiving {
         lookup: LookupId,
         ranks: Vec<RankRecord>,
     ) {
-        for session in self.finder.found(now, self.timing.lookup_lifetime, lookup, ranks) {
+        let times = (now, self.timing.lookup_lifetime);
+        for session in self.finder.found(effects, times, lookup, ranks) {
             self.find(effects, now, session);
         }
     }
@@ -103,7 +104,8 @@ impl Receiving {
         lookup: LookupId,
         error: &BootstrapError,
     ) {
-        for session in self.finder.failed(now + self.timing.lookup_retry, lookup, error) {
+        let times = (now, self.timing.lookup_retry);
+        for session in self.finder.failed(effects, times, lookup, error) {
             self.fail(effects, now, session, (None, Cause::Bootstrap(error.clone())));
         }
     }

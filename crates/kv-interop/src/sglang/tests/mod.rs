@@ -1,5 +1,6 @@
 //! A machine with scripted inputs: what SGLang's workers say, what the transport reports, and the time.
 
+mod looking;
 mod receiving;
 mod refusals;
 mod sending;
