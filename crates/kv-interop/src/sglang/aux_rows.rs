@@ -32,7 +32,9 @@ impl Default for AuxBuffers {
 /// Reads the aux rows of this worker's own memory for a machine, which sees no memory itself.
 ///
 /// A receiver succeeds only if the row holds the request's own room: the first eight bytes, little-endian, of
-/// the row in the buffer [`room_buffer`](AuxBuffers::room_buffer).
+/// the row in the buffer [`room_buffer`](AuxBuffers::room_buffer). A row that holds the room already when the
+/// receiver is given the row proves nothing, and is refused: a server that uses a room number again clears the
+/// row first.
 pub trait AuxRooms: Send {
     /// The room that the aux row holds now; 0 for a row that nobody has written.
     fn room_in(&self, row: AuxIndex) -> u64;

@@ -71,14 +71,14 @@ impl Receiving {
 
     /// Tells every rank that the request is given up. Ranks that were told pages answer when they write no more.
     fn ask_to_stop(&mut self, effects: &mut Effects, session: SessionId) {
-        let generation = self.generation + 1;
         let Some(open) = self.sessions.live(session) else { return };
-        if open.dialect.is_complete() {
-            return;
-        }
         if open.dialect.sources.iter().any(|source| source.told) {
-            self.generation = generation;
-            open.dialect.generation = Some(generation);
+            self.generation += 1;
+            open.dialect.generation = Some(self.generation);
+        }
+        // A success that was of no use may have been that of a former request of the room.
+        for source in open.dialect.sources.iter_mut().filter(|source| source.done) {
+            (source.done, source.writes) = (false, Writes::Yes(QuarantineReason::Unacknowledged));
         }
         self.say_stop(effects, session);
     }
@@ -172,8 +172,8 @@ impl Receiving {
         for session in gone.sessions {
             let Some(open) = self.sessions.any(session) else { continue };
             for source in &mut open.dialect.sources {
-                if source.serving.place == gone.place && source.writes != Writes::No {
-                    source.writes = after(source.writes, now, end);
+                if source.serving.place == gone.place {
+                    source.ended(now, end);
                 }
             }
             let worker = self.worker_at(session, &gone.place);
@@ -229,15 +229,5 @@ impl Receiving {
         if self.rooms.get(&room) == Some(&session) {
             self.rooms.remove(&room);
         }
-    }
-}
-
-/// Whether a rank may still write after its way has ended so.
-fn after(writes: Writes, now: Time, end: WayEnd) -> Writes {
-    match (end, writes) {
-        (WayEnd::Dead { quiet_after }, Writes::Yes(_)) if quiet_after.is_zero() => Writes::No,
-        (WayEnd::Dead { quiet_after }, Writes::Yes(_)) => Writes::Until(now + quiet_after),
-        (WayEnd::Lost, Writes::Yes(_)) => Writes::Yes(QuarantineReason::WayLost),
-        (_, known) => known,
     }
 }

@@ -13,6 +13,10 @@ use crate::effects::Effects;
 use crate::sglang::codec::Request;
 use kv_core::QuarantineReason;
 
+/// Why a row is refused with which a success would prove nothing.
+const STALE_ROW: &str =
+    "the aux row holds the room of the request before it was told to a rank: clear the row";
+
 impl Receiving {
     pub(in crate::sglang) fn open(
         &mut self,
@@ -155,6 +159,11 @@ impl Receiving {
             _ if open.dialect.given.is_some() => Some(Cause::InitOrder),
             None => Some(Cause::AuxOneSided { sender: true, receiver: false }),
             Some(AuxIndex(index)) if index >= rows => Some(Cause::BadAux { index, rows }),
+            Some(aux)
+                if self.aux_rooms.as_ref().is_some_and(|rows| rows.room_in(aux) == open.dialect.room) =>
+            {
+                Some(Cause::Protocol(STALE_ROW))
+            }
             Some(aux) => {
                 open.dialect.given = Some(Given { pages: list, aux });
                 bad

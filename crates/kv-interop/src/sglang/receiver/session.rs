@@ -4,13 +4,13 @@
 //! |---|---|---|---|
 //! | chosen | – | the lookup was answered | no |
 //! | told | chosen | the pages were sent to the rank, which is no dummy | yes |
-//! | done | told | `KV_STATUS` said success | no |
-//! | asked to stop | told | the session has failed, and `ABORT` was sent | yes |
+//! | done | told | `KV_STATUS` said success | no, unless the session fails |
+//! | asked to stop | told, done | the session has failed, and `ABORT` was sent | yes |
 //! | stopped | asked to stop | `ABORT_ACK` came with the number of the abort | no |
-//! | dead | told, asked to stop | the way ended in the rank's proven death | for a while |
-//! | out of sight | told, asked to stop | the way was lost | yes |
+//! | dead | told, done, asked to stop | the way ended in the rank's proven death | for a while |
+//! | out of sight | told, done, asked to stop | the way was lost | yes |
 
-use kv_core::{AuxIndex, QuarantineReason, Replica, Time};
+use kv_core::{AuxIndex, QuarantineReason, Replica, Time, WayEnd};
 
 use super::engine::Serving;
 use crate::sessions::Held;
@@ -60,6 +60,18 @@ pub(super) enum Writes {
 impl Source {
     pub(super) fn new(serving: Serving) -> Source {
         Source { serving, told: false, done: false, writes: Writes::No }
+    }
+
+    /// The way to the rank has ended so.
+    pub(super) fn ended(&mut self, now: Time, end: WayEnd) {
+        let may_write = std::mem::take(&mut self.done) || self.writes != Writes::No;
+        self.writes = match (end, self.writes) {
+            _ if !may_write => Writes::No,
+            (_, Writes::Until(until)) => Writes::Until(until),
+            (WayEnd::Dead { quiet_after }, _) if quiet_after.is_zero() => Writes::No,
+            (WayEnd::Dead { quiet_after }, _) => Writes::Until(now + quiet_after),
+            (WayEnd::Lost, _) => Writes::Yes(QuarantineReason::WayLost),
+        };
     }
 }
 

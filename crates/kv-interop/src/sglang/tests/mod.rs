@@ -4,6 +4,7 @@ mod looking;
 mod receiving;
 mod refusals;
 mod sending;
+mod stale;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -100,14 +100,16 @@ fn success_needs_a_word_of_every_rank_that_writes_and_none_of_dummies() {
 #[test]
 fn an_aux_row_of_another_room_is_no_success() {
     let mut rig = Rig::decode(&args(tp(1, 0)));
-    let (session, _) = told(&mut rig);
+    let (session, peer) = told(&mut rig);
     rig.rows.lock().unwrap().insert(5, 8);
     rig.hear(&["KV_STATUS", "9", "4", "0", ""]);
     assert_eq!(
         rig.cause(session),
         "the peer broke the protocol: bootstrap_room in the aux row is not the room of the request"
     );
-    assert_eq!((rig.back(session), rig.said()), (Some(3), vec![]), "all ranks have said that they are done");
+    assert_eq!((rig.back(session), rig.said()), (None, vec![(peer, abort("9"))]), "the word was not true");
+    rig.hear(&["ABORT_ACK", "9", "0", GENERATION]);
+    assert_eq!(rig.back(session), Some(3));
 }
 
 #[test]
