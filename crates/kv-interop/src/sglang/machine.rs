@@ -2,16 +2,17 @@
 
 use kv_core::machine::{Input, Machine, Output};
 use kv_core::proto::{Command, Resource};
-use kv_core::trace::KvWhat;
-use kv_core::{Cause, KvArgs, KvPoll, Quarantine, Time, TransferError};
+use kv_core::trace::{Event, KvWhat, Log, Who};
+use kv_core::{Cause, ChunkId, KvArgs, KvPoll, Pages, Quarantine, SessionId, Time, TransferError, WayEnd};
 
 use super::codec::{Registration, SglangMessage};
 use super::config::{SglangAgent, SglangConfig, SglangConfigError};
 use super::receiver::Receiving;
 use super::sender::Sending;
-use crate::effects::Effects;
+use crate::effects::{Effects, Out};
 use crate::gauges::{Ignored, IgnoredGauges};
 use crate::message::Incoming;
+use crate::telling::Telling;
 
 /// The machine of one rank among SGLang's workers: receivers, whose KV SGLang's prefill ranks write, and senders,
 /// whose KV SGLang's decode ranks take. [`start`](super::start) says what callers can rely on.
@@ -21,6 +22,8 @@ pub(crate) struct SglangMachine {
     receiving: Receiving,
     sending: Sending,
     gauges: IgnoredGauges,
+    log: Log<KvWhat>,
+    telling: Telling,
 }
 
 impl SglangMachine {
@@ -65,6 +68,8 @@ impl SglangMachine {
                 seed.unwrap_or_default(),
             ),
             gauges,
+            log: Log::default(),
+            telling: Telling::default(),
         })
     }
 
@@ -84,11 +89,11 @@ impl SglangMachine {
                 self.sending.init(effects, session, (num_pages, aux));
             }
             Command::BeginChunk { session, chunk } => {
-                self.sending.begin(effects, session, chunk);
+                self.begin(session, chunk);
             }
             Command::Send { session, chunk } => {
-                if let Some(chunk) = self.sending.begin(effects, session, chunk) {
-                    self.sending.finish(effects, session, (chunk, None));
+                if let Some(chunk) = self.begin(session, chunk) {
+                    self.sending.finish(&mut self.effects, session, (chunk, None));
                 }
             }
             Command::LayersFinal { session, layers } => {
@@ -114,6 +119,13 @@ impl SglangMachine {
         }
     }
 
+    fn begin(&mut self, session: SessionId, chunk: Pages) -> Option<ChunkId> {
+        let pages = chunk.len();
+        let chunk = self.sending.begin(&mut self.effects, session, chunk)?;
+        self.log.tell(self.now, session, || KvWhat::ChunkGiven { chunk, pages });
+        Some(chunk)
+    }
+
     fn arrived(&mut self, frame: &[u8]) {
         let (effects, now) = (&mut self.effects, self.now);
         let message = match Incoming::decode(frame) {
@@ -127,10 +139,61 @@ impl SglangMachine {
             Some(SglangMessage::Registration(registration)) => self.sending.register(effects, *registration),
             Some(SglangMessage::Request(request)) => self.sending.request(effects, now, request),
             Some(SglangMessage::Abort(abort)) => self.sending.aborted(effects, &abort),
-            None => return self.gauges.count(Ignored::Malformed),
+            None => return self.ignore(Ignored::Malformed),
         };
         if !expected {
-            self.gauges.count(Ignored::UnknownRequest);
+            self.ignore(Ignored::UnknownRequest);
+        }
+    }
+
+    fn ignore(&mut self, why: Ignored) {
+        self.gauges.count(why);
+        self.log.tell(self.now, Who::default(), || KvWhat::Dropped(why.traced()));
+    }
+
+    fn tell_output(&mut self, out: &Out) {
+        let Self { log, telling, now, effects, receiving, sending, .. } = self;
+        let held = match out {
+            Output::Status { session, poll, .. } => {
+                let sends = sending.knows(*session);
+                if sends && *poll == KvPoll::WaitingForInput {
+                    log.tell(*now, *session, || KvWhat::ReceiverCame);
+                }
+                sends || receiving.knows(*session)
+            }
+            Output::Lookup { lookup, .. } => {
+                let (session, again) = receiving.asks(*lookup);
+                let who = session.map_or_else(Who::default, Who::from);
+                log.tell(*now, who, || KvWhat::Asked { again });
+                false
+            }
+            _ => false,
+        };
+        telling.output(log, *now, out, effects, held);
+    }
+
+    /// Tells what an input says of the transport and of the bootstrap server.
+    fn tell_input(&mut self, input: &Input<Command>) {
+        let Self { log, telling, now, .. } = self;
+        match input {
+            Input::Command(command) => telling.command(log, *now, command),
+            Input::Posted { post, result } => telling.posted(log, *now, *post, result),
+            Input::Connected { peer, .. } => log.tell(*now, *peer, || KvWhat::WayOpened),
+            Input::ConnectFailed { peer, error } => {
+                log.tell(*now, *peer, || KvWhat::ConnectFailed(error.clone()));
+            }
+            Input::PeerGone { peer, end } => log.tell(*now, *peer, || match end {
+                WayEnd::Dead { quiet_after } => KvWhat::PeerDead { quiet_after: *quiet_after },
+                WayEnd::Lost => KvWhat::WayLost,
+            }),
+            Input::Found { lookup, ranks } => {
+                let (ranks, sessions) = (ranks.len(), self.receiving.waiting_for(*lookup));
+                log.tell(*now, Who::default(), || KvWhat::Answered { ranks, sessions });
+            }
+            Input::LookupFailed { error, .. } => {
+                log.tell(*now, Who::default(), || KvWhat::NotAnswered(error.clone()));
+            }
+            _ => {}
         }
     }
 }
@@ -146,6 +209,9 @@ impl Machine for SglangMachine {
     fn handle(&mut self, now: Time, input: Input<Command>) {
         self.now = self.now.max(now);
         let now = self.now;
+        if self.log.is_heard() {
+            self.tell_input(&input);
+        }
         let effects = &mut self.effects;
         match input {
             Input::Command(command) => self.command(command),
@@ -173,11 +239,23 @@ impl Machine for SglangMachine {
     }
 
     fn poll_output(&mut self) -> Option<Output<KvPoll, Resource, TransferError>> {
-        self.effects.poll()
+        let out = self.effects.poll()?;
+        if self.log.is_heard() {
+            self.tell_output(&out);
+        }
+        Some(out)
     }
 
     fn next_timeout(&self) -> Option<Time> {
         [self.receiving.next_due(), self.sending.next_due()].into_iter().flatten().min()
+    }
+
+    fn listen(&mut self, on: bool) {
+        self.log.listen(on);
+    }
+
+    fn poll_trace(&mut self) -> Option<Event<KvWhat>> {
+        self.log.next()
     }
 
     fn quarantine(&self) -> Vec<Quarantine> {

@@ -167,6 +167,28 @@ impl Finder {
         Vec::new()
     }
 
+    /// How many sessions wait for the replica that a lookup asks for.
+    pub(super) fn waiting_for(&self, lookup: LookupId) -> usize {
+        self.waiting(lookup).count()
+    }
+
+    /// The session for which a lookup is made, unless the lookup repeats one that has failed; and whether it does.
+    pub(super) fn asks(&self, lookup: LookupId) -> (Option<SessionId>, bool) {
+        let addr = self.asked.get(&lookup).and_then(|(addr, _)| self.addresses.get(addr));
+        let again = addr.is_some_and(|address| address.error.is_some());
+        let session = self.waiting(lookup).next().map(|waiting| waiting.session);
+        (session.filter(|_| !again), again)
+    }
+
+    fn waiting(&self, lookup: LookupId) -> impl Iterator<Item = &Waiting> {
+        let asked = self.asked.get(&lookup);
+        let address = asked.and_then(|(addr, replica)| Some((self.addresses.get(addr)?, *replica)));
+        let waiting = address.into_iter().flat_map(|(address, replica)| {
+            address.waiting.iter().filter(move |waiting| waiting.replica == replica)
+        });
+        waiting
+    }
+
     /// The error of the last lookup at an address, if that failed.
     pub(super) fn last_error(&self, addr: &str) -> Option<BootstrapError> {
         self.addresses.get(addr)?.error.clone()

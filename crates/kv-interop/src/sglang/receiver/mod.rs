@@ -22,7 +22,7 @@ mod session;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use kv_core::{Cause, Phase, Quarantine, QuarantineReason, Room, SessionId, Time, WorkerId};
+use kv_core::{Cause, LookupId, Phase, Quarantine, QuarantineReason, Room, SessionId, Time, WorkerId};
 
 use super::aux_rows::AuxRooms;
 use super::cache::OurCache;
@@ -76,6 +76,21 @@ impl Receiving {
             repeats: BTreeSet::new(),
             stopping: false,
         }
+    }
+
+    /// True if the session is one of this half of the machine.
+    pub(super) fn knows(&mut self, session: SessionId) -> bool {
+        self.sessions.any(session).is_some()
+    }
+
+    /// How many sessions a lookup under way serves, as far as is known before the answer.
+    pub(super) fn waiting_for(&self, lookup: LookupId) -> usize {
+        self.finder.waiting_for(lookup)
+    }
+
+    /// The session for which a lookup is made, unless the lookup repeats one that has failed; and whether it does.
+    pub(super) fn asks(&self, lookup: LookupId) -> (Option<SessionId>, bool) {
+        self.finder.asks(lookup)
     }
 
     /// Does what time brings.

@@ -5,6 +5,7 @@ mod receiving;
 mod refusals;
 mod sending;
 mod stale;
+mod tracing;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -4,10 +4,10 @@ use super::*;
 use crate::sglang::codec::{Registration, Request};
 use kv_core::{ChunkId, FinalLayers, Holds, QuarantineReason, TransportError};
 
-const DECODE: (&str, u16) = ("10.0.0.3", 5001);
+pub(super) const DECODE: (&str, u16) = ("10.0.0.3", 5001);
 
 /// The registration of a decode rank with two regions of 64 bytes a page.
-fn registration(name: &str, port: u16) -> Registration {
+pub(super) fn registration(name: &str, port: u16) -> Registration {
     Registration {
         ip: DECODE.0.to_owned(),
         port,
@@ -28,7 +28,7 @@ fn registration(name: &str, port: u16) -> Registration {
     }
 }
 
-fn request(name: &str, port: u16, room: u64, pages: &[u32]) -> Request {
+pub(super) fn request(name: &str, port: u16, room: u64, pages: &[u32]) -> Request {
     Request {
         room,
         ip: DECODE.0.to_owned(),
@@ -44,39 +44,39 @@ fn request(name: &str, port: u16, room: u64, pages: &[u32]) -> Request {
 }
 
 impl Rig {
-    fn prefill() -> Rig {
+    pub(super) fn prefill() -> Rig {
         Rig::new(&args(tp(1, 0)), WorkerRole::Prefill)
     }
 
-    fn take(&mut self, frames: Vec<Bytes>) {
+    pub(super) fn take(&mut self, frames: Vec<Bytes>) {
         let frame = Incoming::Message { peer: None, message: Message(frames) }.encode();
         self.input(Input::Frame { from: kv_core::Origin(1), frame });
     }
 
-    fn sender(&mut self, session: u64, room: u64) -> SessionId {
+    pub(super) fn sender(&mut self, session: u64, room: u64) -> SessionId {
         let (session, room, options) = (SessionId(session), Room::Number(room), Box::default());
         self.input(Input::Command(Command::OpenSender { session, room, receivers: 0, options }));
         session
     }
 
-    fn announce(&mut self, session: SessionId, num_pages: usize, aux: u32) {
+    pub(super) fn announce(&mut self, session: SessionId, num_pages: usize, aux: u32) {
         let aux = Some(AuxIndex(aux));
         self.input(Input::Command(Command::InitSender { session, num_pages, aux }));
     }
 
-    fn send(&mut self, session: SessionId, pages: &[u32]) {
+    pub(super) fn send(&mut self, session: SessionId, pages: &[u32]) {
         let chunk = self.pages(pages);
         self.input(Input::Command(Command::Send { session, chunk }));
     }
 
     /// The descriptors of the posts since the last look, as (local region, offset, remote region, offset, len).
-    fn posted(&self) -> Vec<(u32, u64, u32, u64, u64)> {
+    pub(super) fn posted(&self) -> Vec<(u32, u64, u32, u64, u64)> {
         let all = self.posts.iter().flat_map(|(_, post)| &post.descriptors);
         all.map(|d| (d.local_region, d.local_offset, d.remote_region, d.remote_offset, d.len)).collect()
     }
 
     /// Ends all posts.
-    fn end_posts(&mut self, result: Result<(), TransportError>) {
+    pub(super) fn end_posts(&mut self, result: Result<(), TransportError>) {
         for (_, post) in std::mem::take(&mut self.posts) {
             assert_eq!(post.notify, None, "SGLang's agents get no notification");
             self.input(Input::Posted { post: post.id, result: result.clone() });
@@ -84,7 +84,7 @@ impl Rig {
     }
 
     /// The way to an agent that was opened last.
-    fn agent_way(&mut self) -> (PeerId, Vec<crate::message::AgentRegion>) {
+    pub(super) fn agent_way(&mut self) -> (PeerId, Vec<crate::message::AgentRegion>) {
         let at = self.ways.iter().position(|(_, way)| matches!(way, Way::Agent { .. })).unwrap();
         let (peer, Way::Agent { metadata, regions }) = self.ways.remove(at) else { panic!() };
         assert_eq!((metadata, self.permits.pop()), (Bytes::from_static(b"nixlSerDes|theirs"), Some(peer)));
@@ -92,13 +92,13 @@ impl Rig {
     }
 
     /// What was said to decode ranks, without the peers.
-    fn words(&mut self) -> Vec<String> {
+    pub(super) fn words(&mut self) -> Vec<String> {
         self.said().into_iter().map(|(_, parts)| parts.join(" ")).collect()
     }
 }
 
 /// A sender of room 9 whose decode rank has asked for pages 20 and 21.
-fn asked(rig: &mut Rig) -> SessionId {
+pub(super) fn asked(rig: &mut Rig) -> SessionId {
     rig.take(registration("d", DECODE.1).encode());
     rig.take(request("d", DECODE.1, 9, &[20, 21]).encode());
     rig.sender(1, 9)
