@@ -8,6 +8,7 @@ use kv_poll::Listener;
 
 use super::aux_rows::{AuxBuffers, AuxRooms};
 use super::cache::OurCache;
+use super::codec::MAX_HOST;
 use crate::gauges::IgnoredGauges;
 
 /// The settings of a worker that speaks SGLang's protocol. A field whose default does not fit is assigned:
@@ -189,8 +190,17 @@ impl SglangConfig {
 }
 
 impl SglangAgent {
-    /// Checks that SGLang's prefill ranks can decode the name.
+    /// Checks that SGLang's ranks can decode the name and the host: the thread of a prefill rank that takes
+    /// registrations ends with one that is not ASCII.
     pub(super) fn check(&self) -> Result<(), SglangConfigError> {
+        let (host, port) = &self.pull;
+        if host.is_empty() || host.len() > MAX_HOST || !host.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let needed = format!("a host of 1 to {MAX_HOST} printable ASCII characters");
+            return Err(SglangConfigError::new("host", host, needed));
+        }
+        if *port == 0 {
+            return Err(SglangConfigError::new("port of the PULL socket", port, "a port above 0"));
+        }
         let name = &self.name;
         if name.is_empty() || name.len() > 128 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(SglangConfigError::new("agent", name, "1 to 128 printable ASCII characters"));

@@ -6,7 +6,7 @@ use bytes::Bytes;
 /// that names no message.
 pub(super) const GUARD: &[u8] = b"NixlMsgGuard";
 /// Longest host name or address, in bytes.
-pub(super) const MAX_HOST: usize = 255;
+pub(crate) const MAX_HOST: usize = 255;
 /// Longest agent name, in bytes.
 pub(super) const MAX_AGENT: usize = 128;
 /// Longest metadata of an agent, in bytes.

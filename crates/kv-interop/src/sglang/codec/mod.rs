@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 pub(crate) use ending::{Abort, AbortAck, FAILED, KvStatus, SUCCESS};
 use fields::GUARD;
-pub(crate) use fields::Malformed;
+pub(crate) use fields::{MAX_HOST, Malformed};
 pub(crate) use registration::Registration;
 pub(crate) use request::Request;
 
