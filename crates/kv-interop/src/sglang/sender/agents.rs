@@ -19,6 +19,8 @@ pub(super) struct Agents {
     agents: BTreeMap<String, Agent>,
     peers: BTreeMap<PeerId, String>,
     max: usize,
+    /// Counts registrations and requests.
+    clock: u64,
 }
 
 /// One registered decode worker.
@@ -29,6 +31,8 @@ pub(super) struct Agent {
     pub(super) cache: Result<(ForeignCache, RegionMap), Cause>,
     /// The agent's peer, while a way is open.
     way: Option<PeerId>,
+    /// When the agent was heard last, by the clock of the table.
+    heard: u64,
 }
 
 /// What a registration meant.
@@ -44,11 +48,19 @@ pub(super) enum Registered {
 
 impl Agents {
     pub(super) fn new(max: usize) -> Agents {
-        Agents { agents: BTreeMap::new(), peers: BTreeMap::new(), max }
+        Agents { agents: BTreeMap::new(), peers: BTreeMap::new(), max, clock: 0 }
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Agent> {
         self.agents.get(name)
+    }
+
+    /// Notes that the agent asks for something, so that a full table keeps the agent.
+    pub(super) fn hear(&mut self, name: &str) {
+        self.clock += 1;
+        if let Some(agent) = self.agents.get_mut(name) {
+            agent.heard = self.clock;
+        }
     }
 
     /// True if a registered worker has this PULL socket.
@@ -56,7 +68,8 @@ impl Agents {
         self.agents.values().any(|agent| agent.endpoint() == *endpoint)
     }
 
-    /// Takes a registration. If the table is full, an agent that is not `used` makes room.
+    /// Takes a registration. If the table is full, the agent makes room that was heard least recently of those that
+    /// are not `used`: a decode rank registers once in its life, and is lost for this worker when it is forgotten.
     pub(super) fn register(
         &mut self,
         effects: &mut Effects,
@@ -72,13 +85,15 @@ impl Agents {
             return Registered::Taken;
         }
         if known.is_none() && self.agents.len() >= self.max {
-            let unused = self.agents.keys().find(|name| !used(name)).cloned();
+            let unused = self.agents.iter().filter(|(name, _)| !used(name));
+            let unused = unused.min_by_key(|(_, agent)| agent.heard).map(|(name, _)| name.clone());
             let Some(unused) = unused else { return Registered::Full };
             self.remove(effects, &unused);
         }
         self.remove(effects, &name);
         let cache = foreign(ours, &registration).map_err(Cause::Incompatible);
-        self.agents.insert(name, Agent { registration, cache, way: None });
+        self.clock += 1;
+        self.agents.insert(name, Agent { registration, cache, way: None, heard: self.clock });
         if known.is_some() { Registered::Replaced } else { Registered::Taken }
     }
 

@@ -7,20 +7,19 @@ use kv_core::{
 use super::Sending;
 use super::agents::{Agent, Registered};
 use super::pushes::Endpoint;
-use super::session::Target;
+use super::session::{Send, Target};
 use crate::cache::differs;
 use crate::effects::Effects;
 use crate::sglang::codec::{Abort, AbortAck, FAILED, KvStatus, Registration, Request};
+
+/// How many requests rooms without a sender may have, for each room that may be without one.
+const REQUESTS_PER_ROOM: usize = 16;
 
 impl Sending {
     /// Takes a registration. False if there is no room for another agent.
     pub(in crate::sglang) fn register(&mut self, effects: &mut Effects, registration: Registration) -> bool {
         let name = registration.agent.clone();
-        let rooms = &self.rooms;
-        let sessions = &self.sessions;
-        let used = |agent: &str| {
-            rooms.uses(agent) || sessions.iter().any(|(_, session)| session.dialect.targets(agent))
-        };
+        let used = |agent: &str| self.rooms.uses(agent) || self.of_agent.contains_key(agent);
         match self.agents.register(effects, &self.cache, registration, used) {
             Registered::Taken => true,
             Registered::Replaced => {
@@ -53,18 +52,19 @@ impl Sending {
             self.refuse(effects, &endpoint, request.room, "the prefill worker is stopping");
             return false;
         }
-        let refusal = self.refusal(&request);
+        self.agents.hear(&request.agent);
         let (session, room) = (self.rooms.session(request.room), request.room);
-        if let Some(cause) = refusal {
+        if let Some(cause) = self.refusal(&request) {
             self.refuse(effects, &endpoint, room, &cause.to_string());
-            self.refused(effects, now, room, (worker, cause));
+            self.refused(effects, now, &request, (worker, cause));
             return false;
         }
         if let Some(session) = session {
             return self.attach(effects, session, request);
         }
-        let (rooms, pages) = self.rooms.unclaimed();
+        let (rooms, requests, pages) = self.rooms.unclaimed();
         let full = rooms >= self.limits.unclaimed_rooms
+            || requests >= self.limits.unclaimed_rooms.saturating_mul(REQUESTS_PER_ROOM)
             || pages.saturating_add(request.pages.len()) > self.limits.unclaimed_pages;
         if full {
             self.refuse(effects, &endpoint, room, "too many requests wait for their prefill");
@@ -73,16 +73,12 @@ impl Sending {
         if !request.dummy {
             self.agents.open(effects, &request.agent);
         }
-        self.rooms.note(now + self.timing.unclaimed, room, |room| {
-            // A request after an abort is a new try.
-            room.refusal = None;
-            room.requests.insert(request.agent.clone(), request);
-        });
+        self.rooms.ask(now + self.timing.unclaimed, room, request);
         true
     }
 
     /// Why a request cannot be served.
-    fn refusal(&self, request: &Request) -> Option<Cause> {
+    pub(super) fn refusal(&self, request: &Request) -> Option<Cause> {
         let agent = self.agents.get(&request.agent)?;
         if request.dummy {
             return None;
@@ -104,19 +100,31 @@ impl Sending {
         Some(Cause::BadPages(error))
     }
 
-    /// A request of a room was refused: its sender fails, or will when it comes.
-    fn refused(&mut self, effects: &mut Effects, now: Time, room: u64, refusal: (Option<WorkerId>, Cause)) {
-        match self.rooms.session(room) {
-            Some(session) => self.fail(effects, session, refusal),
+    /// A request of a room was refused: its sender fails, or will when it comes. A sender that has all its decode
+    /// ranks is not ended by the request of another one.
+    fn refused(
+        &mut self,
+        effects: &mut Effects,
+        now: Time,
+        request: &Request,
+        refusal: (Option<WorkerId>, Cause),
+    ) {
+        match self.rooms.session(request.room) {
+            Some(session) => {
+                let waits = |send: &Send| !send.attached || send.targets(&request.agent);
+                if self.sessions.live(session).is_some_and(|open| waits(&open.dialect)) {
+                    self.fail(effects, session, refusal);
+                }
+            }
             None if self.rooms.unclaimed().0 < self.limits.unclaimed_rooms => {
-                self.rooms.note(now + self.timing.unclaimed, room, |room| room.refusal = Some(refusal));
+                self.rooms.refuse(now + self.timing.unclaimed, request.room, refusal);
             }
             None => {}
         }
     }
 
     /// Tells a decode rank that a request has failed for which nothing was written.
-    fn refuse(&mut self, effects: &mut Effects, endpoint: &Endpoint, room: u64, reason: &str) {
+    pub(super) fn refuse(&mut self, effects: &mut Effects, endpoint: &Endpoint, room: u64, reason: &str) {
         let status = KvStatus { room, status: FAILED, rank: self.rank, reason: reason.to_owned() };
         self.pushes.say(effects, endpoint, status.encode());
     }
@@ -152,6 +160,7 @@ impl Sending {
         open.dialect.targets.push(target);
         open.dialect.attached = open.dialect.targets.len() >= open.dialect.required();
         let attached = open.dialect.attached;
+        self.of_agent.entry(agent.clone()).or_default().insert(session);
         if !dummy {
             self.agents.open(effects, &agent);
         }
@@ -213,8 +222,7 @@ impl Sending {
 
     /// The sessions that write, or wrote, to an agent.
     fn sessions_of(&self, agent: &str) -> Vec<SessionId> {
-        let of_agent = self.sessions.iter().filter(|(_, session)| session.dialect.targets(agent));
-        of_agent.map(|(id, _)| id).collect()
+        self.of_agent.get(agent).into_iter().flatten().copied().collect()
     }
 
     /// The way to an agent, or to the socket of one, has ended. True if the peer is one of these.

@@ -1,5 +1,7 @@
 //! How sending sessions end, and what decode ranks are told.
 
+use std::collections::btree_map::Entry;
+
 use kv_core::{Cause, QuarantineReason, RequestCacheGroups, SessionId, WorkerId};
 
 use super::Sending;
@@ -21,9 +23,9 @@ impl Sending {
             }
         }
         if send.is_done() {
-            let room = send.room;
+            let (room, agents) = (send.room, send.agents());
             self.sessions.succeed(effects, session);
-            self.rooms.leave(room, session);
+            self.leave_if_over(session, room, agents);
         }
     }
 
@@ -74,27 +76,36 @@ impl Sending {
         }
         self.tell_targets(effects, session);
         let Some(open) = self.sessions.live(session) else { return };
-        let (room, quiet) = (open.dialect.room, open.dialect.is_quiet());
+        let (room, agents, quiet) = (open.dialect.room, open.dialect.agents(), open.dialect.is_quiet());
         let reason = QuarantineReason::OwnPosts;
         let held = (!quiet).then(|| Held { reason, peer: peer.clone(), until: None });
         self.sessions.fail(effects, session, (peer, phase, cause), held);
-        self.leave_if_over(session, room);
+        self.leave_if_over(session, room, agents);
     }
 
     /// Tells the targets of a failed session whose posts have ended, and frees the pages once all have.
     pub(super) fn settle(&mut self, effects: &mut Effects, session: SessionId) {
         self.tell_targets(effects, session);
         let Some(ended) = self.sessions.any(session).filter(|session| session.has_ended()) else { return };
-        let room = ended.dialect.room;
+        let (room, agents) = (ended.dialect.room, ended.dialect.agents());
         if ended.dialect.is_quiet() {
             self.sessions.free(effects, session);
         }
-        self.leave_if_over(session, room);
+        self.leave_if_over(session, room, agents);
     }
 
-    fn leave_if_over(&mut self, session: SessionId, room: u64) {
-        if self.sessions.any(session).is_none() {
-            self.rooms.leave(room, session);
+    fn leave_if_over(&mut self, session: SessionId, room: u64, agents: Vec<String>) {
+        if self.sessions.any(session).is_some() {
+            return;
+        }
+        self.rooms.leave(room, session);
+        for agent in agents {
+            if let Entry::Occupied(mut sessions) = self.of_agent.entry(agent) {
+                sessions.get_mut().remove(&session);
+                if sessions.get().is_empty() {
+                    sessions.remove();
+                }
+            }
         }
     }
 

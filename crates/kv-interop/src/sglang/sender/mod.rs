@@ -21,7 +21,7 @@ mod rooms;
 mod session;
 mod writing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::layout::HeldLayers;
 use kv_core::{Cause, KvArgs, Obstacle, Phase, Quarantine, SessionId, Time};
@@ -53,6 +53,8 @@ pub(super) struct Sending {
     flows: Flows,
     /// The session and the target of each flow.
     flow_of: BTreeMap<FlowId, (SessionId, usize)>,
+    /// The sessions that write, or wrote, to each agent.
+    of_agent: BTreeMap<String, BTreeSet<SessionId>>,
     stopping: bool,
 }
 
@@ -76,6 +78,7 @@ impl Sending {
             pushes: Pushes::new(limits.agents.saturating_mul(2)),
             flows: Flows::new(bounds),
             flow_of: BTreeMap::new(),
+            of_agent: BTreeMap::new(),
             stopping: false,
         }
     }

@@ -12,8 +12,11 @@ pub(super) struct Rooms {
     rooms: BTreeMap<u64, Room>,
     /// The rooms without a sender, by the time at which they are forgotten.
     unclaimed: BTreeSet<(Time, u64)>,
-    /// How many pages the requests of rooms without a sender name.
+    /// How many requests rooms without a sender have, and how many pages these name.
+    requests: usize,
     pages: usize,
+    /// How many of these requests each agent has made.
+    asking: BTreeMap<String, usize>,
 }
 
 /// One room.
@@ -33,35 +36,54 @@ impl Rooms {
         self.rooms.get(&room)?.session
     }
 
-    /// How many rooms wait for a sender, and how many pages were named for them.
-    pub(super) fn unclaimed(&self) -> (usize, usize) {
-        (self.unclaimed.len(), self.pages)
+    /// How many rooms wait for a sender, how many requests wait there, and how many pages these name.
+    pub(super) fn unclaimed(&self) -> (usize, usize, usize) {
+        (self.unclaimed.len(), self.requests, self.pages)
     }
 
-    /// Notes something of a room for which no sender has come yet.
-    pub(super) fn note(&mut self, until: Time, number: u64, note: impl FnOnce(&mut Room)) {
-        let room = self.rooms.entry(number).or_default();
-        let before = pages(room);
-        if room.session.is_none() {
-            self.unclaimed.remove(&(room.until, number));
-            room.until = until;
-            self.unclaimed.insert((until, number));
+    /// Keeps a request for which no sender has come yet. A request after an abort is a new try.
+    pub(super) fn ask(&mut self, until: Time, number: u64, request: Request) {
+        self.count(&request);
+        let room = self.keep(until, number);
+        room.refusal = None;
+        if let Some(before) = room.requests.insert(request.agent.clone(), request) {
+            self.discount(&before);
         }
-        note(room);
-        let after = pages(room);
-        self.pages = (self.pages + after).saturating_sub(before);
+    }
+
+    /// Notes why the sender of a room will fail, which has not come yet.
+    pub(super) fn refuse(&mut self, until: Time, number: u64, refusal: (Option<WorkerId>, Cause)) {
+        self.keep(until, number).refusal = Some(refusal);
+    }
+
+    fn keep(&mut self, until: Time, number: u64) -> &mut Room {
+        let room = self.rooms.entry(number).or_default();
+        self.unclaimed.remove(&(room.until, number));
+        room.until = until;
+        self.unclaimed.insert((until, number));
+        room
+    }
+
+    fn count(&mut self, request: &Request) {
+        self.requests += 1;
+        self.pages += request.pages.len();
+        *self.asking.entry(request.agent.clone()).or_default() += 1;
+    }
+
+    fn discount(&mut self, request: &Request) {
+        self.requests -= 1;
+        self.pages -= request.pages.len();
+        if let Some(count) = self.asking.get_mut(&request.agent) {
+            *count -= 1;
+            if *count == 0 {
+                self.asking.remove(&request.agent);
+            }
+        }
     }
 
     /// A sender takes a room, with everything that is known of the room.
     pub(super) fn claim(&mut self, number: u64, session: SessionId) -> Room {
-        let mut room = self.rooms.remove(&number).unwrap_or_default();
-        self.unclaimed.remove(&(room.until, number));
-        self.pages = self.pages.saturating_sub(pages(&room));
-        let known = Room {
-            requests: std::mem::take(&mut room.requests),
-            refusal: room.refusal.take(),
-            ..Room::default()
-        };
+        let known = self.forget(number).unwrap_or_default();
         self.rooms.insert(number, Room { session: Some(session), ..Room::default() });
         known
     }
@@ -70,11 +92,10 @@ impl Rooms {
     /// asked for the room.
     pub(super) fn withdraw(&mut self, number: u64, (ip, port): &(String, u16)) -> Option<&mut Room> {
         let room = self.rooms.get_mut(&number).filter(|room| room.session.is_none())?;
-        let before = pages(room);
-        let known = room.requests.len();
-        room.requests.retain(|_, request| (&request.ip, &request.port) != (ip, port));
-        self.pages = (self.pages + pages(room)).saturating_sub(before);
-        (room.requests.len() < known).then_some(room)
+        let of_rank = |_: &String, request: &mut Request| (&request.ip, &request.port) == (ip, port);
+        let gone: Vec<Request> = room.requests.extract_if(.., of_rank).map(|(_, request)| request).collect();
+        gone.iter().for_each(|request| self.discount(request));
+        self.rooms.get_mut(&number).filter(|_| !gone.is_empty())
     }
 
     /// The session that had claimed a room is over.
@@ -88,8 +109,9 @@ impl Rooms {
     pub(super) fn forget(&mut self, number: u64) -> Option<Room> {
         let room = self.rooms.get(&number).filter(|room| room.session.is_none())?;
         self.unclaimed.remove(&(room.until, number));
-        self.pages = self.pages.saturating_sub(pages(room));
-        self.rooms.remove(&number)
+        let room = self.rooms.remove(&number)?;
+        room.requests.values().for_each(|request| self.discount(request));
+        Some(room)
     }
 
     /// The next room without a sender whose time is over.
@@ -108,13 +130,6 @@ impl Rooms {
 
     /// Whether a room without a sender waits for this agent.
     pub(super) fn uses(&self, agent: &str) -> bool {
-        self.unclaimed
-            .iter()
-            .filter_map(|(_, room)| self.rooms.get(room))
-            .any(|room| room.requests.contains_key(agent))
+        self.asking.contains_key(agent)
     }
-}
-
-fn pages(room: &Room) -> usize {
-    if room.session.is_some() { 0 } else { room.requests.values().map(|request| request.pages.len()).sum() }
 }

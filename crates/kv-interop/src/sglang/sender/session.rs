@@ -70,6 +70,11 @@ impl Send {
         (if self.receivers > 0 { self.receivers } else { told }).max(1) as usize
     }
 
+    /// The agents of all decode ranks.
+    pub(super) fn agents(&self) -> Vec<String> {
+        self.targets.iter().map(|target| target.agent.clone()).collect()
+    }
+
     pub(super) fn targets(&self, agent: &str) -> bool {
         self.targets.iter().any(|target| target.agent == agent)
     }

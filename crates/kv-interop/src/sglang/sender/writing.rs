@@ -14,6 +14,7 @@ use super::agents::Agent;
 use super::session::{Send, Target};
 use crate::effects::Effects;
 use crate::flows::{Ended, descriptors};
+use crate::sglang::codec::Request;
 
 impl Sending {
     pub(in crate::sglang) fn open(
@@ -48,10 +49,26 @@ impl Sending {
         }
         let known = self.rooms.claim(number, session);
         for request in known.requests.into_values() {
-            self.attach(effects, session, request);
+            self.attach_late(effects, session, request);
         }
         if let Some(refusal) = known.refusal {
             self.fail(effects, session, refusal);
+        }
+    }
+
+    /// A decode rank joins a session that came after the rank's request. The rank may have died meanwhile, or have
+    /// registered other memory.
+    fn attach_late(&mut self, effects: &mut Effects, session: SessionId, request: Request) {
+        let worker = self.agents.get(&request.agent).map(Agent::worker);
+        match (worker, self.refusal(&request)) {
+            (None, _) => self.fail(effects, session, (None, Cause::PeerLost)),
+            (Some(worker), Some(cause)) => {
+                self.refuse(effects, &(request.ip, request.port), request.room, &cause.to_string());
+                self.fail(effects, session, (worker, cause));
+            }
+            (Some(_), None) => {
+                self.attach(effects, session, request);
+            }
         }
     }
 

@@ -1,6 +1,8 @@
 //! A machine with scripted inputs: what SGLang's workers say, what the transport reports, and the time.
 
+mod hostile;
 mod looking;
+mod phases;
 mod receiving;
 mod refusals;
 mod sending;
