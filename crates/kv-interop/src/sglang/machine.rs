@@ -73,6 +73,12 @@ impl SglangMachine {
         })
     }
 
+    /// What is remembered of requests, on the receiving and on the sending side.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> ([usize; 3], [usize; 4]) {
+        (self.receiving.remembered(), self.sending.remembered())
+    }
+
     fn command(&mut self, command: Command) {
         let (effects, now) = (&mut self.effects, self.now);
         match command {

@@ -83,6 +83,12 @@ impl Receiving {
         self.sessions.any(session).is_some()
     }
 
+    /// How many sessions, rooms and ranks are remembered.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> [usize; 3] {
+        [self.sessions.len(), self.rooms.len(), self.prefills.len()]
+    }
+
     /// How many sessions a lookup under way serves, as far as is known before the answer.
     pub(super) fn waiting_for(&self, lookup: LookupId) -> usize {
         self.finder.waiting_for(lookup)

@@ -88,6 +88,12 @@ impl Sending {
         self.sessions.any(session).is_some()
     }
 
+    /// How many sessions, rooms with or without one, flows, and agents in use are remembered.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> [usize; 4] {
+        [self.sessions.len(), self.rooms.len(), self.flow_of.len(), self.of_agent.len()]
+    }
+
     /// Does what time brings.
     pub(super) fn tick(&mut self, effects: &mut Effects, now: Time) {
         while let Some(due) = self.sessions.due(now) {

@@ -128,6 +128,13 @@ impl Rooms {
         self.unclaimed.iter().map(|(_, room)| *room).collect()
     }
 
+    /// How many rooms something is known of.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        assert!(self.asking.len() <= self.requests && self.unclaimed.len() <= self.rooms.len());
+        self.rooms.len()
+    }
+
     /// Whether a room without a sender waits for this agent.
     pub(super) fn uses(&self, agent: &str) -> bool {
         self.asking.contains_key(agent)

@@ -100,3 +100,49 @@ fn an_address_that_would_raise_in_sglangs_threads_is_refused_at_the_start() {
         assert_eq!((refused.field.as_str(), refused.ours.as_str()), ("host", host));
     }
 }
+
+#[test]
+fn a_decode_rank_that_has_room_for_more_pages_than_are_sent_is_refused() {
+    let mut rig = Rig::prefill();
+    rig.take(registration("d", DECODE.1).encode());
+    rig.take(request("d", DECODE.1, 9, &[20, 21, 22]).encode());
+    let session = rig.sender(1, 9);
+    rig.announce(session, 2, 1);
+    rig.send(session, &[5, 6]);
+    assert_eq!(rig.cause(session), "2 pages are to be sent, but the receiver registered 3");
+    assert_eq!((rig.posts.len(), rig.back(session)), (0, Some(2)));
+}
+
+#[test]
+fn a_request_from_another_socket_than_the_agents_own_is_dropped() {
+    let mut rig = Rig::prefill();
+    rig.take(registration("d", DECODE.1).encode());
+    rig.take(request("d", 5002, 9, &[20]).encode());
+    let session = rig.sender(1, 9);
+    assert_eq!((rig.states(session).as_str(), rig.gauges.of(Ignored::UnknownRequest)), ("", 1));
+    assert_eq!((rig.words().len(), rig.ways.len()), (0, 0), "nobody is told anything");
+}
+
+#[test]
+fn host_memory_of_a_decode_rank_is_named_by_device_zero_as_sglang_registers_it() {
+    let mut rig = Rig::prefill();
+    let kinds = vec![MemoryKind::Dram, MemoryKind::Vram];
+    rig.take(Registration { device: 3, kinds, ..registration("d", DECODE.1) }.encode());
+    rig.take(request("d", DECODE.1, 9, &[20]).encode());
+    let devices: Vec<_> =
+        rig.agent_way().1.iter().map(|region| (region.memory, region.device, region.len)).collect();
+    assert_eq!(devices[..2], [(MemoryKind::Dram, 0, 32 * 64), (MemoryKind::Vram, 3, 32 * 64)]);
+    assert!(devices[2..].iter().all(|(memory, device, _)| (*memory, *device) == (MemoryKind::Dram, 0)));
+}
+
+#[test]
+fn a_stopping_worker_tells_the_decode_ranks_whose_sender_has_not_come() {
+    let mut rig = Rig::prefill();
+    rig.take(registration("d", DECODE.1).encode());
+    rig.take(request("d", DECODE.1, 9, &[20]).encode());
+    rig.input(Input::Command(Command::Shutdown));
+    assert_eq!(rig.words(), ["KV_STATUS 9 0 0 the prefill worker is stopping"]);
+    rig.take(request("d", DECODE.1, 10, &[20]).encode());
+    assert_eq!(rig.words(), ["KV_STATUS 10 0 0 the prefill worker is stopping"]);
+    assert_eq!(rig.machine.remembered().1, [0; 4]);
+}

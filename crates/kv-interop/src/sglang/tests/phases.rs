@@ -166,6 +166,7 @@ fn whatever_ends_a_sender_in_whatever_phase_tells_its_decode_rank_once_and_frees
                 assert_eq!(acks("ABORT_ACK 9 0 78"), 1, "{case}: {words:?}");
             }
             assert_eq!((rig.quarantine().len(), rig.pool.num_out()), (0, 0), "{case}");
+            assert_eq!(rig.machine.remembered().1, [0; 4], "{case}");
             let next = rig.sender(2, 9);
             assert_eq!(rig.cause(next).is_empty(), event != Event::Shutdown, "the room is free: {case}");
         }

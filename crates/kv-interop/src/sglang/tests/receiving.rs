@@ -48,7 +48,7 @@ fn a_prefill_rank_is_registered_once_and_told_the_pages_of_each_request() {
     rig.rows.lock().unwrap().insert(5, 9);
     rig.hear(&["KV_STATUS", "9", "4", "0", ""]);
     assert_eq!(rig.states(session), "WaitingForInput Transferring Success");
-    assert_eq!(rig.back(session), Some(3));
+    assert_eq!((rig.back(session), rig.machine.remembered().0), (Some(3), [0, 0, 1]));
     // The next request needs neither a lookup nor a registration.
     let second = rig.open(2, 10);
     rig.init(second, &[1], 0);
@@ -95,6 +95,21 @@ fn success_needs_a_word_of_every_rank_that_writes_and_none_of_dummies() {
     rig.rows.lock().unwrap().insert(5, 9);
     rig.hear(&["KV_STATUS", "9", "4", "0", ""]);
     assert_eq!(rig.back(session), Some(1));
+}
+
+#[test]
+fn each_prefill_rank_is_told_how_many_decode_ranks_it_serves() {
+    for (ours, theirs, required) in [(2, 2, "1"), (4, 2, "2"), (4, 1, "4"), (1, 2, "1")] {
+        let mut rig = Rig::decode(&args_in(MemoryKind::Vram, tp(ours, ours - 1)));
+        let session = rig.open(1, 9);
+        rig.answer((0..theirs).map(|n| rank(tp(theirs, n), 7001 + n as u16, 5, plain())).collect());
+        let peers = rig.connect().len();
+        assert_eq!(peers, if theirs > ours { 2 } else { 1 });
+        rig.said();
+        rig.init(session, &[3], 5);
+        let told: Vec<_> = rig.said().into_iter().map(|(_, said)| said[7].clone()).collect();
+        assert_eq!(told, vec![required; peers], "{ours} decode ranks, {theirs} prefill ranks");
+    }
 }
 
 #[test]
@@ -344,6 +359,7 @@ fn whatever_ends_a_session_in_whatever_phase_ends_it_once_with_all_pages_back() 
             rig.hear(&["ABORT_ACK", "9", "0", GENERATION]);
             assert_eq!(rig.back(session).unwrap_or(0), given, "{name} {end:?}");
             assert_eq!((rig.quarantine().len(), rig.pool.num_out()), (0, 0), "{name} {end:?}");
+            assert_eq!(rig.machine.remembered().0[..2], [0, 0], "{name} {end:?}");
             let next = rig.open(2, 9);
             assert_eq!(rig.cause(next).is_empty(), end != End::Shutdown, "the room is free: {name} {end:?}");
         }
