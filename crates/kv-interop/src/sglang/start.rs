@@ -44,7 +44,8 @@ pub enum SglangStartError {
 /// - A room is a number above 0, and a room has one session at a time. A room whose former session is in
 ///   quarantine cannot be opened.
 /// - Every receiver needs an aux row. A receiver succeeds when all prefill ranks have said that their pages are in
-///   place and the row holds the room of the request.
+///   place and the row holds the room of the request. A row that holds the room already is refused: a server that
+///   uses a room again clears the row first.
 /// - Pages of a session that failed come back when each prefill rank that may write has acknowledged the abort,
 ///   or is proven dead. SGLang's prefill rank acknowledges no abort after a write that NIXL refused; such pages
 ///   stay in quarantine until that process has ended.
