@@ -183,10 +183,9 @@ impl Finder {
     fn waiting(&self, lookup: LookupId) -> impl Iterator<Item = &Waiting> {
         let asked = self.asked.get(&lookup);
         let address = asked.and_then(|(addr, replica)| Some((self.addresses.get(addr)?, *replica)));
-        let waiting = address.into_iter().flat_map(|(address, replica)| {
+        address.into_iter().flat_map(|(address, replica)| {
             address.waiting.iter().filter(move |waiting| waiting.replica == replica)
-        });
-        waiting
+        })
     }
 
     /// The error of the last lookup at an address, if that failed.

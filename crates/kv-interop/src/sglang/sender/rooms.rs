@@ -92,9 +92,11 @@ impl Rooms {
     /// asked for the room.
     pub(super) fn withdraw(&mut self, number: u64, (ip, port): &(String, u16)) -> Option<&mut Room> {
         let room = self.rooms.get_mut(&number).filter(|room| room.session.is_none())?;
-        let of_rank = |_: &String, request: &mut Request| (&request.ip, &request.port) == (ip, port);
-        let gone: Vec<Request> = room.requests.extract_if(.., of_rank).map(|(_, request)| request).collect();
-        gone.iter().for_each(|request| self.discount(request));
+        let of_rank = |(_, request): &(String, Request)| (&request.ip, &request.port) == (ip, port);
+        let (gone, kept): (BTreeMap<_, _>, _) =
+            std::mem::take(&mut room.requests).into_iter().partition(of_rank);
+        room.requests = kept;
+        gone.values().for_each(|request| self.discount(request));
         self.rooms.get_mut(&number).filter(|_| !gone.is_empty())
     }
 
