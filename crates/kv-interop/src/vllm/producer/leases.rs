@@ -84,8 +84,10 @@ impl Producer {
         }
         let until = now + sender.lease.duration();
         sender.pinned_until = Some(until);
+        let pages = sender.given.num_pages();
+        sender.pages_pinned = pages;
         let done = matches!(&sender.way, Way::Read(readers) if readers.all_done());
-        self.pages_leased += sender.given.num_pages();
+        self.pages_leased += pages;
         self.leases.insert((until, session));
         if done {
             self.succeed(cx, session);
@@ -95,7 +97,8 @@ impl Producer {
     /// Ends the lease of a session, if the lease runs.
     pub(super) fn unpin(&mut self, session: SessionId) {
         let Some(sender) = self.sender(session) else { return };
-        let pages = sender.given.num_pages();
+        // The scheduler may have given more pages since, for which the session fails.
+        let pages = sender.pages_pinned;
         if let Some(until) = sender.pinned_until.take() {
             self.leases.remove(&(until, session));
             self.pages_leased -= pages;

@@ -89,6 +89,8 @@ struct Sender {
     /// Until when the pages are pinned under the lease; `None` until they are complete, and while they have a
     /// receiver.
     pinned_until: Option<Time>,
+    /// How many pages the lease pins while the lease runs.
+    pages_pinned: usize,
     way: Way,
 }
 
@@ -173,7 +175,7 @@ impl Producer {
             false => Way::Read(Readers::new(receivers)),
         };
         let (given, pinned_until) = (Given::default(), None);
-        let sender = Sender { request: Arc::clone(&request), given, lease, pinned_until, way };
+        let sender = Sender { request: Arc::clone(&request), given, lease, pinned_until, pages_pinned: 0, way };
         self.sessions.open(session, room.clone(), cx.now, patience, sender);
         if self.stopping {
             return self.fail(cx, session, Cause::WorkerStopped);

@@ -326,3 +326,12 @@ fn what_no_vllm_would_send_is_counted_and_changes_nothing() {
     assert_eq!(rig.ignored(Ignored::UnknownRequest), 1);
     assert_eq!((rig.state(session), rig.machine.leased()), (Transferring, 1));
 }
+
+#[test]
+fn pages_given_beyond_those_that_are_leased_fail_the_session_and_the_lease_is_counted_back() {
+    let mut rig = rig();
+    let session = rig.sent(1, "r", &[4, 2]);
+    assert_eq!(rig.machine.leased(), 2);
+    rig.send(session, &[5, 6, 7]);
+    assert_eq!((rig.state(session), rig.machine.leased()), (Failed, 0));
+}
