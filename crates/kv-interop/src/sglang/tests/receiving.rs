@@ -365,3 +365,20 @@ fn whatever_ends_a_session_in_whatever_phase_ends_it_once_with_all_pages_back() 
         }
     }
 }
+
+#[test]
+fn a_lookup_that_nobody_waits_for_any_more_leaves_no_timer_behind() {
+    let mut rig = Rig::decode(&args(tp(1, 0)));
+    let of_replica = |replica| SessionOptions::default().with(|it| it.prefill_dp_rank = Some(replica));
+    rig.open_with(1, 11, of_replica(0));
+    rig.answer(vec![rank(tp(1, 0), 7000, 1, plain())]);
+    let session = rig.open_with(2, 12, of_replica(1));
+    let (lookup, _) = rig.lookups.remove(0);
+    let error = kv_core::BootstrapError::NotReady { registered: 1, expected: 2 };
+    rig.input(Input::LookupFailed { lookup, error });
+    rig.abort(session);
+    rig.now = rig.now + Duration::from_secs(2);
+    rig.input(Input::Timeout);
+    assert!(rig.lookups.is_empty());
+    assert!(rig.machine.next_timeout().is_none_or(|next| next > rig.now), "the worker would never sleep");
+}
