@@ -5,8 +5,8 @@
 #   scripts/full.sh seeds kills   runs only these checks
 #
 #   seeds     1 000 000 seeds of the simulator, 500 000 of worlds with encoder caches, 10 000 of each foreign protocol
-#   fuzz      2 000 000 scripts for the protocol machine, 500 000 for the encoder cache's, and 1 000 000 cases of hostile
-#             frames; also ten minutes guided by coverage, if cargo-fuzz and a nightly toolchain are installed
+#   fuzz      2 000 000 scripts for the protocol machine, 500 000 for the encoder cache's, 300 000 for each foreign
+#             dialect's, 1 000 000 cases for each decoder, and as many of hostile frames; also ten minutes guided by coverage, if cargo-fuzz and a nightly toolchain are installed
 #   kills     half an hour of kills and stops of processes, in every mode, over every installed transport
 #   stops     50 stops of each side in the middle of large copies, over every installed transport
 #   layouts   200 000 pairs of random layouts, with a comparison of every byte
@@ -31,6 +31,8 @@ fuzz() {
     step "fuzzing, seed $seed"
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=2000000 cargo test --release --locked -p kv-fuzz --test machine -- --nocapture
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=500000 cargo test --release --locked -p kv-fuzz --test entries -- --nocapture
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=300000 cargo test --release --locked -p kv-fuzz --test dialects -- --nocapture
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-fuzz --test decoders -- --nocapture
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-core --test hostile
     if cargo +nightly fuzz --version >/dev/null 2>&1; then
         mkdir -p target/found

@@ -7,7 +7,7 @@ use kv_transfer::params::TransferParams;
 
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
 pub use kv_ec::host::fuzz::messages as ec_host;
-pub use kv_interop::fuzz::{side_channel, zmtp};
+pub use kv_interop::fuzz::{sglang_message, side_channel, vllm_answer, vllm_notification, zmtp};
 pub use kv_local::fuzz::{hello as local_hello, messages as local_messages, metadata as local_metadata};
 #[cfg(feature = "nixl")]
 pub use kv_nixl::fuzz::{

@@ -5,18 +5,21 @@
 //! | `wire` | a frame between two workers |
 //! | `machine` | a script of commands, frames of several peers, ends of posts, answers to lookups, and time; see [`machine`] |
 //! | `entries` | the same for the machine of the encoder cache: entries are saved, wanted, asked for and refused |
+//! | `vllm_machine`, `sglang_machine` | the same for the machines of foreign dialects, whose peers are vLLM's and SGLang's engines |
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
 //! | `local_metadata`, `local_hello`, `local_messages` | what the embedded transport reads |
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
 //! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
 //! | `ec_host` | what the server of a host's encoder cache and its ranks read |
 //! | `zmtp`, `side_channel` | what the ZeroMQ sockets of foreign dialects read, and the server of vLLM's handshake |
+//! | `vllm_answer`, `vllm_notification` | what vLLM's side channels and agents send |
+//! | `sglang_message` | what SGLang's workers push to each other's sockets |
 //!
 //! The targets are run in two ways: by cargo-fuzz, guided by coverage, from the directory `fuzz` at the root of the
 //! repository; and by the tests of this crate on a stable toolchain, which mutate the corpus in `fuzz/corpus` with a
 //! printed seed ([`driver`]).
 //!
-//! The targets `machine` and `entries` also count costs: steps of loops whose length others decide, bytes that are allocated, and
+//! The targets of machines also count costs: steps of loops whose length others decide, bytes that are allocated, and
 //! bytes that are sent. After every input the costs are compared with a budget for the bytes of that input and for
 //! what the worker's own scheduler has asked for ([`machine::Budget`]).
 //!
@@ -54,4 +57,7 @@ pub const DECODERS: &[Target] = &[
     ("ec_host", ec_host),
     ("zmtp", zmtp),
     ("side_channel", side_channel),
+    ("vllm_answer", vllm_answer),
+    ("vllm_notification", vllm_notification),
+    ("sglang_message", sglang_message),
 ];

@@ -1,9 +1,16 @@
 //! Entrances for fuzzing: the readers that a stranger's bytes pass first. Not a public API.
 
+mod dialects;
+
 use bytes::Bytes;
 
 use crate::vllm::{self, side_channel};
 use crate::zmtp::{Heard, MAX_MESSAGE, Session, SocketType, ZmtpError, write_message};
+
+pub use dialects::{
+    Said, heard_by_sglang, parts, said_by_sglang, said_by_vllm, sglang_message, vllm_answer,
+    vllm_notification, vllm_registration,
+};
 
 /// Reads the stream of a connection. The first byte gives the type of this side's socket, and the length of the
 /// pieces in which the stream comes. Asserts that pieces mean the same as the whole stream, that what is held has

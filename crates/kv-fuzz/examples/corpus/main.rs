@@ -6,6 +6,8 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
+mod dialects;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -29,7 +31,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 17] = [
+    let targets: [(&str, Vec<Vec<u8>>); 22] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -45,8 +47,13 @@ fn main() {
         ("ec_host", ec_host()),
         ("zmtp", zmtp()),
         ("side_channel", side_channel()),
+        ("vllm_answer", dialects::vllm_answers()),
+        ("vllm_notification", dialects::vllm_notifications()),
+        ("sglang_message", dialects::sglang_messages()),
         ("machine", scripts("machine", machine::run, cases)),
         ("entries", scripts("entries", machine::run_entries, cases)),
+        ("vllm_machine", scripts("vllm_machine", machine::run_vllm, cases)),
+        ("sglang_machine", scripts("sglang_machine", machine::run_sglang, cases)),
     ];
     for (target, inputs) in targets {
         let folder = Path::new(&into).join(target);

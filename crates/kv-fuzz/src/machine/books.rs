@@ -91,6 +91,14 @@ impl Books {
         }
     }
 
+    /// Enters how far the script has come, of a machine without gauges.
+    pub(super) fn note_reach(&mut self, reach: Reach) {
+        self.outcome.reach = self.outcome.reach.or(reach);
+        for (gauge, held) in (50..).zip([reach.sessions, reach.peers, reach.posts]) {
+            self.note(gauge, 5000 + held.checked_ilog2().map_or(0, |log| log + 1));
+        }
+    }
+
     /// Enters how far the script has come.
     pub(super) fn reached(&mut self, reach: Reach, gauges: &NodeGauges) {
         self.outcome.reach = self.outcome.reach.or(reach);

@@ -6,10 +6,12 @@
 //! lets time pass. After every input the outputs are checked against the machine's contract, the gauges
 //! against their bounds, and the cost of the input is noted.
 //!
-//! `entries.rs` does the same with the machine of the encoder cache, whose peers ask for entries.
+//! `entries.rs` does the same with the machine of the encoder cache, whose peers ask for entries, and `dialects` with
+//! the machines of vLLM's and SGLang's dialects.
 
 mod books;
 mod cost;
+mod dialects;
 mod entries;
 mod frames;
 mod scheduler;
@@ -17,6 +19,7 @@ mod script;
 mod world;
 
 pub use cost::{ALLOCATED, Budget, Cost, Paid, SAID, STEPS};
+pub use dialects::{HELD, run_sglang, run_vllm, sglang_machine, vllm_machine};
 pub use world::MAX_INPUTS;
 
 use std::collections::BTreeMap;

@@ -18,5 +18,7 @@ mod start;
 mod tests;
 
 pub use aux_rows::{AUX_ITEM_LENS, AuxBuffers, AuxRooms, room_of_row, write_room};
+#[cfg(feature = "fuzz")]
+pub(crate) use codec::{MAX_REASON, SglangMessage};
 pub use config::{SglangConfig, SglangConfigError, SglangLimits, SglangTiming};
 pub use start::{SglangStartError, start};

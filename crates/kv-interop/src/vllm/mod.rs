@@ -22,7 +22,9 @@ mod start;
 pub use config::{SideChannelAddr, VllmConfig, VllmLimits, VllmReader, VllmTiming};
 pub use geometry::CacheError;
 pub use hash::{Compatibility, Factors, NIXL_CONNECTOR_VERSION};
-#[cfg(feature = "fuzz")]
-pub(crate) use metadata::question;
 pub use metadata::{MetadataError, NixlAgentMetadata, NixlHandshakePayload};
+#[cfg(feature = "fuzz")]
+pub(crate) use metadata::{answer, asked, question};
+#[cfg(feature = "fuzz")]
+pub(crate) use notification::{Notification, PushRegistration, written_again};
 pub use start::{VllmStartError, start};

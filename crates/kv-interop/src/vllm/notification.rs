@@ -92,6 +92,28 @@ impl Notification<'_> {
     }
 }
 
+/// The bytes that vLLM's connector would send for a notification.
+#[cfg(feature = "fuzz")]
+pub(crate) fn written_again(notification: &Notification<'_>) -> Bytes {
+    match notification {
+        Notification::Heartbeat(ids) => heartbeat(ids.iter()),
+        Notification::Done { request, count } => done(request, *count),
+        Notification::Registration(registration) => registration.encode(),
+    }
+}
+
+#[cfg(feature = "fuzz")]
+impl Notification<'_> {
+    /// The requests that the notification names.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        match self {
+            Notification::Heartbeat(ids) => ids.iter().map(str::to_owned).collect(),
+            Notification::Done { request, .. } => vec![(*request).to_owned()],
+            Notification::Registration(registration) => vec![registration.request_id.clone()],
+        }
+    }
+}
+
 /// The heartbeat for the requests with these ids at their holder.
 pub(crate) fn heartbeat<'a>(ids: impl IntoIterator<Item = &'a str>) -> Bytes {
     let mut text = HEARTBEAT.to_owned();

@@ -8,7 +8,7 @@ pub(super) const KV_STATUS: &[u8] = b"KV_STATUS";
 pub(super) const ABORT: &[u8] = b"ABORT";
 pub(super) const ABORT_ACK: &[u8] = b"ABORT_ACK";
 /// The longest reason that is kept, in bytes.
-const MAX_REASON: usize = 512;
+pub(crate) const MAX_REASON: usize = 512;
 
 /// SGLang's numbers for the states of a request.
 pub(crate) const FAILED: u32 = 0;

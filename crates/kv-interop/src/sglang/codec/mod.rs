@@ -13,6 +13,8 @@ mod tests;
 
 use bytes::Bytes;
 
+#[cfg(feature = "fuzz")]
+pub(crate) use ending::MAX_REASON;
 pub(crate) use ending::{Abort, AbortAck, FAILED, KvStatus, SUCCESS};
 use fields::GUARD;
 pub(crate) use fields::{MAX_HOST, Malformed};
@@ -46,5 +48,17 @@ impl SglangMessage {
             (ending::ABORT_ACK, _) => SglangMessage::AbortAck(AbortAck::decode(frames)?),
             _ => return Err(Malformed::Name { got: fields::shown(first) }),
         })
+    }
+
+    /// The frames that SGLang 0.5.23 sends.
+    #[cfg(feature = "fuzz")]
+    pub(crate) fn encode(&self) -> Vec<Bytes> {
+        match self {
+            SglangMessage::Registration(registration) => registration.encode(),
+            SglangMessage::Request(request) => request.encode(),
+            SglangMessage::Abort(abort) => abort.encode(),
+            SglangMessage::Status(status) => status.encode(),
+            SglangMessage::AbortAck(ack) => ack.encode(),
+        }
     }
 }

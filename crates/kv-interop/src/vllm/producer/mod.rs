@@ -175,7 +175,8 @@ impl Producer {
             false => Way::Read(Readers::new(receivers)),
         };
         let (given, pinned_until) = (Given::default(), None);
-        let sender = Sender { request: Arc::clone(&request), given, lease, pinned_until, pages_pinned: 0, way };
+        let sender =
+            Sender { request: Arc::clone(&request), given, lease, pinned_until, pages_pinned: 0, way };
         self.sessions.open(session, room.clone(), cx.now, patience, sender);
         if self.stopping {
             return self.fail(cx, session, Cause::WorkerStopped);
