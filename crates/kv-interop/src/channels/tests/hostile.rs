@@ -15,7 +15,7 @@ fn connect(addr: &str) -> TcpStream {
 }
 
 /// A connection that plays a socket of this type, and is ready.
-fn ready(addr: &str, socket_type: &str) -> TcpStream {
+pub(super) fn ready(addr: &str, socket_type: &str) -> TcpStream {
     let mut stream = connect(addr);
     let mut command = b"\x05READY\x0bSocket-Type\0\0\0".to_vec();
     command.push(socket_type.len() as u8);
@@ -26,7 +26,7 @@ fn ready(addr: &str, socket_type: &str) -> TcpStream {
 }
 
 /// True once the other side has closed the connection.
-fn is_closed(stream: &mut TcpStream) -> bool {
+pub(super) fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     loop {
         match stream.read(&mut [0; 4096]) {
@@ -37,7 +37,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-fn server(worker: &Worker) -> &Server {
+pub(super) fn server(worker: &Worker) -> &Server {
     worker.channels.server.as_ref().unwrap()
 }
 

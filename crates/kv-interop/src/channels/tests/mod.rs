@@ -1,5 +1,6 @@
 //! A worker's sockets on the loopback device.
 
+mod abuse;
 mod ends;
 mod hostile;
 mod others;
