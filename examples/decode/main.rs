@@ -6,6 +6,8 @@
 //! cargo run --release --example prefill
 //! cargo run --release --example decode
 //! ```
+//!
+//! With `--dialect vllm` or `--dialect sglang` both sides speak the protocol of that engine.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
 use std::net::TcpStream;
@@ -19,6 +21,7 @@ use kv_examples::cli::{
     CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, Parallelism, WorkloadOptions,
 };
 use kv_examples::decode::DecodeRank;
+use kv_examples::dialect::{DialectOptions, notes};
 use kv_examples::error::ExampleError;
 use kv_examples::link::Link;
 use kv_examples::loading::ModelOptions;
@@ -51,6 +54,9 @@ struct Options {
     cache: CacheOptions,
 
     #[command(flatten)]
+    dialect: DialectOptions,
+
+    #[command(flatten)]
     parallelism: Parallelism,
 
     #[command(flatten)]
@@ -68,23 +74,18 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Result<ExitCode, ExampleError> {
-    let Options { bootstrap, prefill, workload, cache, parallelism, hand_over, model: model_options } =
-        options;
+    let Options { bootstrap, prefill, workload, cache, dialect, parallelism, hand_over, model } = options;
+    dialect.check(Side::Decode, &cache, &hand_over, parallelism)?;
     transport::prepare(cache.transport)?;
     workload.check(&cache)?;
-    let mut router = Router::new();
-    let stream = connect(&prefill)?;
-    let reader = stream.try_clone().map_err(ExampleError::io("clone the connection to the prefill rank"))?;
-    router.add(Side::Prefill, reader, stream, None);
-
-    let (model, bootstrap_of_rank) = (model_options.clone(), bootstrap.clone());
-    let plan = workload.plan(&hand_over, bootstrap);
+    let mut plan = workload.plan(&hand_over, bootstrap.clone());
+    let model_options = model.clone();
     let spec = RankSpec {
         side: Side::Decode,
         number: 0,
         of: 1,
         peer_page_size: cache.page_size * parallelism.dcp,
-        bootstrap: bootstrap_of_rank,
+        bootstrap,
         model,
         cache,
         parallelism,
@@ -92,7 +93,16 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
         watch_pages: false,
         chunk_tokens: 0,
         layer_wise: false,
+        dialect,
     };
+    plan.finish_within = spec.finish_within();
+    for line in notes(&spec) {
+        eprintln!("{line}");
+    }
+    let mut router = Router::new();
+    let stream = connect(&prefill)?;
+    let reader = stream.try_clone().map_err(ExampleError::io("clone the connection to the prefill rank"))?;
+    router.add(Side::Prefill, reader, stream, None);
     let (here, there) = UnixStream::pair().map_err(ExampleError::io("make a socket pair"))?;
     let reader = here.try_clone().map_err(ExampleError::io("clone a socket"))?;
     router.add(Side::Decode, reader, here, None);

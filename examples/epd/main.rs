@@ -38,6 +38,7 @@ use std::time::Duration;
 use clap::Parser;
 use kv_examples::cli::{CacheOptions, HandOver, Mode, Pace, Parallelism, PrefillOptions};
 use kv_examples::decode::DecodeRank;
+use kv_examples::dialect::DialectOptions;
 use kv_examples::link::Link;
 use kv_examples::loading::ModelOptions;
 use kv_examples::model::{Model, Sample};
@@ -293,6 +294,7 @@ impl Options {
             watch_pages: false,
             chunk_tokens: self.prefill.chunk_tokens,
             layer_wise: self.prefill.layer_wise,
+            dialect: DialectOptions::default(),
         };
         let encoder = |number: u32| {
             let store = store(format!("encoder-{number}"), true);

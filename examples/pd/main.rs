@@ -26,6 +26,7 @@ use kv_examples::cli::{
     CacheOptions, HandOver, Mode, PageLayout, Parallelism, PrefillOptions, WorkloadOptions,
 };
 use kv_examples::decode::DecodeRank;
+use kv_examples::dialect::DialectOptions;
 use kv_examples::error::ExampleError;
 use kv_examples::link::Link;
 use kv_examples::loading::ModelOptions;
@@ -192,6 +193,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 watch_pages: harm.is_some(),
                 chunk_tokens: options.prefill.chunk_tokens,
                 layer_wise: options.prefill.layer_wise,
+                dialect: DialectOptions::default(),
             };
             let (child, output, input) = process::spawn(&spec)?;
             router.add(side, input, output, Some(child));

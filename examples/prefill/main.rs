@@ -8,6 +8,9 @@
 //! The rank registers with a bootstrap server, which it starts itself unless `--bootstrap` names one. It takes
 //! requests on a TCP port from one router at a time, as lines of JSON (see `examples/shared/control.rs`). Only
 //! prompts come that way: the KV goes straight from the pages of this process into those of the decode rank.
+//!
+//! With `--dialect vllm` or `--dialect sglang` the rank speaks the protocol of that engine: its peers are decode
+//! workers of a fleet that exists, or the example `decode` with the same option.
 #![allow(clippy::print_stderr)] // A program for a terminal.
 
 use std::net::TcpListener;
@@ -19,6 +22,7 @@ use kv_transfer::bootstrap::KvBootstrapServer;
 use kv_examples::cli::{
     CacheOptions, DEFAULT_BOOTSTRAP, DEFAULT_REQUESTS, HandOver, Parallelism, PrefillOptions,
 };
+use kv_examples::dialect::{Dialect, DialectOptions, Presence, notes};
 use kv_examples::error::ExampleError;
 use kv_examples::link::Link;
 use kv_examples::loading::ModelOptions;
@@ -41,6 +45,9 @@ struct Options {
 
     #[command(flatten)]
     cache: CacheOptions,
+
+    #[command(flatten)]
+    dialect: DialectOptions,
 
     #[command(flatten)]
     parallelism: Parallelism,
@@ -66,16 +73,24 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Result<(), ExampleError> {
-    let Options { bootstrap, listen, cache, parallelism, hand_over, prefill, model } = options;
+    let Options { bootstrap, listen, cache, dialect, parallelism, hand_over, prefill, model } = options;
+    dialect.check(Side::Prefill, &cache, &hand_over, parallelism)?;
     transport::prepare(cache.transport)?;
+    let registers = dialect.dialect != Dialect::Vllm;
     let (bootstrap, server) = match bootstrap {
+        Some(got) if !registers => {
+            let (option, dialect, instead) = ("bootstrap", dialect.dialect, "--side-channel");
+            return Err(ExampleError::NotInDialect { option, got, dialect, instead });
+        }
         Some(bootstrap) => (bootstrap, None),
+        None if !registers => (String::new(), None),
         None => {
             let server = KvBootstrapServer::start(DEFAULT_BOOTSTRAP)?;
             (server.local_addr().to_string(), Some(server))
         }
     };
     let listener = TcpListener::bind(&listen).map_err(ExampleError::io("listen for requests"))?;
+    let listen = listener.local_addr().map_err(ExampleError::io("ask for the address of requests"))?;
     let whose = if server.is_some() { "its own" } else { "the" };
     let (chunk_tokens, layer_wise) = (prefill.chunk_tokens, prefill.layer_wise);
     let side = Side::Prefill;
@@ -94,12 +109,21 @@ fn run(options: Options) -> Result<(), ExampleError> {
         watch_pages,
         chunk_tokens,
         layer_wise,
+        dialect,
     };
+    for line in notes(&spec) {
+        eprintln!("{line}");
+    }
     let mut rank = PrefillRank::start(&spec)?;
-    eprintln!(
-        "prefill/0 is registered with {whose} bootstrap server {}, and takes requests on {listen}",
-        spec.bootstrap
-    );
+    let Presence { engine, addr, .. } = rank.presence();
+    match registers {
+        true => eprintln!(
+            "prefill/0 is registered with {whose} bootstrap server {addr}, and takes requests on {listen}"
+        ),
+        false => {
+            eprintln!("prefill/0 is engine {engine} at side channel {addr}, and takes requests on {listen}")
+        }
+    }
     loop {
         let (stream, router) = listener.accept().map_err(ExampleError::io("accept a router"))?;
         eprintln!("router {router} has connected");

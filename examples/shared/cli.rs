@@ -121,7 +121,7 @@ impl From<Mode> for TransferMode {
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub struct HandOver {
     /// Which side moves the bytes.
-    #[arg(long, value_enum, default_value = "push")]
+    #[arg(long, value_enum, default_value = "push", default_value_if("dialect", "vllm", "pull"))]
     pub mode: Mode,
 
     /// With --mode pull: the duration of the lease under which a prefill rank keeps pages for a decode rank
@@ -151,6 +151,9 @@ pub enum PageLayout {
     /// As layer-major, with the tokens of each head side by side, so that a rank that receives only some of the
     /// heads gets each head of a page in one piece.
     HeadMajor,
+    /// As vLLM keeps pages: one region for each layer, in which a page holds its heads, each head its tokens, and
+    /// each token its key and its value side by side.
+    Packed,
 }
 
 /// Over how many ranks an engine spreads the model. The ranks run in one process.
@@ -181,15 +184,19 @@ impl Parallelism {
     pub const ONE: Parallelism = Parallelism { tp: 1, pp: 1, cp: 1, dcp: 1 };
 }
 
-/// The cache of a rank, and its transport.
+/// The cache of a rank, and its transport. The defaults that depend on `--dialect` hold where there is that option:
+/// in `prefill` and `decode`.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub struct CacheOptions {
     /// The transport that moves the bytes.
-    #[arg(long, value_enum, default_value = "local")]
+    #[arg(long, value_enum, default_value = "local", default_value_ifs = [
+        ("dialect", "vllm", "nixl"),
+        ("dialect", "sglang", "nixl"),
+    ])]
     pub transport: TransportKind,
 
     /// How pages lie in memory.
-    #[arg(long, value_enum, default_value = "layer-major")]
+    #[arg(long, value_enum, default_value = "layer-major", default_value_if("dialect", "vllm", "packed"))]
     pub layout: PageLayout,
 
     /// Tokens in a page.

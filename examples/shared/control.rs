@@ -63,6 +63,9 @@ pub enum Event {
         model: String,
         /// Bytes of a page, over all regions.
         page_bytes: u64,
+        /// Where decode ranks find the rank, if no bootstrap server says it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reach: Option<Reach>,
     },
     /// A prefill rank gave pages to the transfer.
     Chunk {
@@ -91,6 +94,15 @@ pub enum Event {
     Decoded(Decoded),
     /// After [`Command::Finish`]: every session has ended, or was waited for in vain.
     Finished(Accounting),
+}
+
+/// Where decode ranks find a prefill engine that is registered nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reach {
+    /// The name of the engine.
+    pub engine: String,
+    /// Its side channel, `host:port`.
+    pub addr: String,
 }
 
 impl Event {

@@ -16,6 +16,7 @@ use kv_transfer::queue::{
 use kv_transfer::{EngineGroup, KvManager, OpenError, Pages, Room, SessionOptions, Worker};
 use serde_json::Value;
 
+use super::aux::FirstToken;
 use super::control::{Accounting, Command, Decoded, Event, NamedError, millis};
 use super::error::ExampleError;
 use super::kept::KeptCaches;
@@ -23,7 +24,7 @@ use super::link::Link;
 use super::model::{Model, Sample, Segment};
 use super::paged::{self, PagedKv};
 use super::phases::{Timelines, WatchedManager};
-use super::rank::{IDLE, RETRY, RankSpec, SetUp, close, finish_within};
+use super::rank::{IDLE, RETRY, RankSpec, SetUp, close};
 use super::wire::{Wire, WireLog};
 
 /// Most requests decoded side by side.
@@ -34,6 +35,8 @@ pub const RESERVED_TOKENS: u32 = 64;
 /// A request on a decode rank.
 pub struct Continuation {
     room: u64,
+    /// The room under which the side that has the KV knows the request.
+    source: Room,
     prompt: Vec<u32>,
     max_new_tokens: usize,
     bootstrap: String,
@@ -44,7 +47,32 @@ pub struct Continuation {
     /// What the transfer of the request has moved.
     wire: Wire,
     /// The tokens so far. The first token comes from the prefill rank, in the aux row.
-    pub samples: Vec<Sample>,
+    samples: Vec<Sample>,
+    /// The first token, if the aux row has it without the digest of its logits.
+    told: Option<u32>,
+}
+
+impl Continuation {
+    /// Notes the first token, which the prefill rank has computed. Without a digest, and in dialects without aux
+    /// rows, the first step of this rank computes the logits of the prompt's last token again.
+    pub fn begin_with(&mut self, first: FirstToken) {
+        match first {
+            FirstToken { token, digest: Some(digest) } => self.samples.push(Sample { token, digest }),
+            FirstToken { token, digest: None } => self.told = Some(token),
+        }
+    }
+
+    /// The token to compute next: the one generated last, or the last token of the prompt.
+    fn next_token(&self) -> u32 {
+        let last = self.samples.last().map(|sample| sample.token);
+        last.or(self.prompt.last().copied()).unwrap_or(0)
+    }
+
+    /// Takes what the model has generated. The first token is what the prefill rank has told.
+    fn generated(&mut self, sample: Sample) {
+        let token = self.told.take().unwrap_or(sample.token);
+        self.samples.push(Sample { token, ..sample });
+    }
 }
 
 /// A request in the running batch.
@@ -80,7 +108,7 @@ pub struct DecodeRank {
 impl DecodeRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<DecodeRank, ExampleError> {
-        let SetUp { model, kv, workers, manager, log, ready, .. } = SetUp::new(spec)?;
+        let SetUp { model, kv, workers, manager, presence, log, ready, .. } = SetUp::new(spec)?;
         let timelines = Timelines::default();
         let watched = WatchedManager::new(manager.clone(), timelines.clone());
         let mut config = DecodeConfig::for_args(manager.args());
@@ -97,10 +125,10 @@ impl DecodeRank {
             log,
             running: Vec::new(),
             peer_page_size: spec.peer_page_size,
-            kept: KeptCaches::new(&manager, spec),
+            kept: KeptCaches::new(&manager, presence, spec),
             events: vec![ready],
             finish_by: None,
-            finish_within: finish_within(spec.hand_over.timing),
+            finish_within: spec.finish_within(),
             model,
             kv,
             workers,
@@ -176,6 +204,9 @@ impl DecodeRank {
                     Err(error) => return self.refuse(room, error),
                 }
                 let bootstrap = remote.bootstrap_addr();
+                // The digits of the router's number may have come as a text.
+                let named = remote.room.clone().filter(|other| other.to_string() != room.to_string());
+                let source = named.unwrap_or(Room::Number(room));
                 let options = remote.reader_options(SessionOptions::default().with(|options| {
                     options.deadline = Some(Duration::from_millis(deadline_ms));
                     options.mode = params.mode;
@@ -186,6 +217,7 @@ impl DecodeRank {
                 }
                 self.arrived.push_back(Continuation {
                     room,
+                    source,
                     prompt,
                     max_new_tokens,
                     bootstrap,
@@ -194,6 +226,7 @@ impl DecodeRank {
                     keep_as,
                     wire: Wire::default(),
                     samples: Vec::new(),
+                    told: None,
                 });
             }
             Command::Prefill { room, .. } | Command::Cancel { room } => {
@@ -212,7 +245,7 @@ impl DecodeRank {
             let max_new_tokens = u32::try_from(request.max_new_tokens).unwrap_or(u32::MAX);
             let demand = Demand::new(self.kv.pages_for(request.prompt.len()), max_new_tokens);
             let bootstrap = request.bootstrap.clone();
-            let mut incoming = Incoming::new(&bootstrap, Room::Number(request.room), demand);
+            let mut incoming = Incoming::new(&bootstrap, request.source.clone(), demand);
             incoming.options = request.options.clone();
             match self.queues.push(request, incoming) {
                 Ok(_) => {}
@@ -230,7 +263,7 @@ impl DecodeRank {
         let Ready { key, request, pages, origin, .. } = ready;
         let mut running = Running { key, request, numbers: paged::numbers(&pages), pages };
         if origin == Origin::Transferred {
-            let opened = self.timelines.opened(&Room::Number(running.request.room));
+            let opened = self.timelines.opened(&running.request.source);
             running.request.wire = self.log.take(&running.numbers, opened);
         }
         if origin == Origin::Retracted {
@@ -247,11 +280,8 @@ impl DecodeRank {
     /// Generates one more token for every running request.
     fn decode_batch(&mut self) -> Result<(), ExampleError> {
         self.make_room()?;
-        let tokens: Vec<[u32; 1]> = self
-            .running
-            .iter()
-            .map(|running| [running.request.samples.last().map_or(0, |sample| sample.token)])
-            .collect();
+        let tokens: Vec<[u32; 1]> =
+            self.running.iter().map(|running| [running.request.next_token()]).collect();
         let mut caches: Vec<_> = self.running.iter().map(|running| self.kv.of(&running.numbers)).collect();
         let mut batch: Vec<Segment<'_>> = Vec::with_capacity(self.running.len());
         for ((running, tokens), cache) in self.running.iter().zip(&tokens).zip(&mut caches) {
@@ -259,7 +289,7 @@ impl DecodeRank {
         }
         let samples = self.model.forward(&mut batch)?;
         for (running, sample) in self.running.iter_mut().zip(samples) {
-            running.request.samples.push(sample);
+            running.request.generated(sample);
         }
         self.part_with_the_done()
     }
@@ -335,11 +365,11 @@ impl DecodeRank {
     }
 
     fn tell(&mut self, request: Continuation, params: Option<Value>, error: Option<NamedError>) {
-        let Continuation { room, samples, retractions, wire, .. } = request;
+        let Continuation { room, source, samples, retractions, wire, .. } = request;
         let (bytes, wire_ms) = (wire.bytes, millis(wire.busy));
         let mut decoded =
             Decoded { room, samples, retractions, bytes, wire_ms, params, error, ..Decoded::default() };
-        if let Some(timeline) = self.timelines.take(&Room::Number(room)) {
+        if let Some(timeline) = self.timelines.take(&source) {
             decoded.bootstrap_ms = millis(timeline.bootstrap());
             decoded.prealloc_ms = millis(timeline.prealloc());
             decoded.transfer_ms = millis(timeline.transfer());
@@ -383,7 +413,7 @@ impl Running {
         self.request.prompt.iter().copied().chain(generated).collect()
     }
 
-    /// The position of the token generated last, whose KV is not computed yet.
+    /// The position of the token to compute next: the one generated last, or the last one of the prompt.
     fn position(&self) -> usize {
         (self.request.prompt.len() + self.request.samples.len()).saturating_sub(1)
     }

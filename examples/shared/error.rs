@@ -104,14 +104,50 @@ pub enum ExampleError {
         /// Pages of the request.
         pages: usize,
     },
-    /// The transport was asked for by name, but is not in this binary.
+    /// The transport or dialect was asked for by name, but is not in this binary.
     #[error(
         "this example was built without feature `{feature}`: add --features {feature} to the command of cargo"
     )]
     NotBuilt {
-        /// The cargo feature that has the transport.
+        /// The cargo features that have the transport or dialect.
         feature: &'static str,
     },
+    /// The dialect does not have what an option asks for.
+    #[error("--{option} {got} does not exist in --dialect {dialect}: use {instead} instead")]
+    NotInDialect {
+        /// The option.
+        option: &'static str,
+        /// The value of the option.
+        got: String,
+        /// The dialect of the rank.
+        dialect: super::dialect::Dialect,
+        /// What exists in the dialect.
+        instead: &'static str,
+    },
+    /// A rank cannot listen there for the other side.
+    #[error("--side-channel {addr}: tensor-parallel rank {tp_rank} needs a host and a port")]
+    Address {
+        /// The address as it was given.
+        addr: String,
+        /// The rank that was to listen there, or at a port after it.
+        tp_rank: u32,
+    },
+    /// The cache lies in memory that NIXL does not reach.
+    #[cfg(feature = "interop")]
+    #[error("the dialects of other engines need memory for NIXL: use --transport nixl")]
+    NotNixl,
+    /// The side channel of the rank could not be opened.
+    #[cfg(feature = "interop")]
+    #[error("side channel: {0}")]
+    Channel(#[from] kv_transfer::interop::ChannelError),
+    /// The worker that speaks vLLM's dialect did not start.
+    #[cfg(feature = "interop")]
+    #[error(transparent)]
+    Vllm(#[from] kv_transfer::interop::vllm::VllmStartError),
+    /// The worker that speaks SGLang's dialect did not start.
+    #[cfg(feature = "interop")]
+    #[error(transparent)]
+    Sglang(#[from] kv_transfer::interop::sglang::SglangStartError),
     /// A line between router and rank is not a valid message.
     #[error("a line from the router, or to the router, is not a valid message: {0}")]
     Command(serde_json::Error),

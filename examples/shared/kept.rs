@@ -10,6 +10,7 @@ use kv_transfer::queue::{Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues};
 use kv_transfer::{Change, EngineGroup, KvManager, Lease, Pages, Room, SessionOptions, TransferMode};
 use serde_json::Value;
 
+use super::dialect::Presence;
 use super::rank::RankSpec;
 
 /// How much longer than the lease the session may take to end.
@@ -22,13 +23,13 @@ pub struct KeptCaches {
     manager: EngineGroup,
     /// The kept requests, oldest first. Requests that have ended are dropped from the front.
     order: VecDeque<RequestKey>,
-    bootstrap: String,
+    presence: Presence,
     lease: Lease,
 }
 
 impl KeptCaches {
     /// A keeper that keeps nothing yet.
-    pub fn new(manager: &EngineGroup, spec: &RankSpec) -> KeptCaches {
+    pub fn new(manager: &EngineGroup, presence: Presence, spec: &RankSpec) -> KeptCaches {
         KeptCaches {
             // Nobody has to be there yet: the next turn may come in minutes.
             queues: PrefillQueues::new(
@@ -38,7 +39,7 @@ impl KeptCaches {
             ),
             manager: manager.clone(),
             order: VecDeque::new(),
-            bootstrap: spec.bootstrap.clone(),
+            presence,
             lease: spec.hand_over.kept(),
         }
     }
@@ -53,7 +54,7 @@ impl KeptCaches {
             options.tokens = Some(tokens);
             options.deadline = Some(self.lease.duration() + GRACE);
         });
-        let mut outgoing = Outgoing::new(&self.bootstrap, room.clone());
+        let mut outgoing = Outgoing::new(&self.presence.addr, room.clone());
         outgoing.options = options;
         let Ok(key) = self.queues.push((), outgoing) else { return Err(pages) };
         self.order.push_back(key);
@@ -70,10 +71,11 @@ impl KeptCaches {
         // Refused only if the session has failed, which `step` reports.
         let _ = self.queues.finish(key);
         let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        let (args, bootstrap) = (self.manager.args(), &self.bootstrap);
-        let offer = RemoteKv::granted(args, bootstrap, room, tokens, &list, &lease_refs, self.lease);
+        let (args, addr) = (self.manager.args(), &self.presence.addr);
+        let offer = RemoteKv::granted(args, addr, room, tokens, &list, &lease_refs, self.lease);
         // An address that nobody can use: the pages come back when the session has ended.
-        let Ok(offer) = offer else {
+        let expiry_time = self.presence.expiry_time(self.lease.duration());
+        let Ok(offer) = offer.map(|offer| offer.with(|offer| offer.expiry_time = expiry_time)) else {
             self.queues.abort(key);
             return Ok(Value::Null);
         };

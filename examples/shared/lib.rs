@@ -2,18 +2,21 @@
 //!
 //! 1. [`prefill`] and [`decode`] are the scheduler loop of each side, which a server would copy.
 //!    [`inputs`] are the rows of a prompt that are no text.
-//! 2. [`rank`] sets up a worker, and [`paged`] keeps a model's KV in registered pages. [`kept`] and [`pull_back`]
+//! 2. [`rank`] sets up a worker, whose protocol is a [`dialect`]; [`paged`] keeps a model's KV in registered pages,
+//!    beside the [`aux`] rows. [`kept`] and [`pull_back`]
 //!    are the way back, from one turn of a chat to the next. [`phases`], [`wire`], [`heartbeats`] and
 //!    [`held`] measure, for the report.
 //! 3. [`router`] decides which rank gets which request; [`process`] is a process that it has started, and
 //!    [`control`] and [`link`] carry its messages to the ranks.
 //! 4. [`model`] is the decoder, and [`monolithic`] the run in one process that everything is compared with.
 
+pub mod aux;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
 pub mod cli;
 pub mod control;
 pub mod decode;
+pub mod dialect;
 pub mod error;
 pub mod heartbeats;
 pub mod held;

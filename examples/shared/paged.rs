@@ -3,11 +3,12 @@
 use kv_transfer::queue::AuxMemory;
 use kv_transfer::{AuxIndex, Pages, Parallel};
 
+use super::aux::AuxForm;
 use super::cli::{CacheOptions, Parallelism};
 use super::decode::Continuation;
 use super::error::ExampleError;
 use super::model::{KvCache, Model, Sample};
-use super::rank_kv::{AUX_BYTES, RankKv, Rows};
+use super::rank_kv::{RankKv, Rows};
 
 /// The cache of one engine. Clones share the same memory.
 ///
@@ -16,6 +17,7 @@ use super::rank_kv::{AUX_BYTES, RankKv, Rows};
 #[derive(Debug, Clone)]
 pub struct PagedKv {
     ranks: Vec<RankKv>,
+    aux: AuxForm,
     page_tokens: usize,
     /// The number of ranks that hold pages in turn.
     dealt: usize,
@@ -24,14 +26,14 @@ pub struct PagedKv {
 }
 
 impl PagedKv {
-    /// Allocates the pages for `model`, and `aux_rows` aux rows, on every rank of the data-parallel
+    /// Allocates the pages for `model`, and aux rows (their form, and how many), on every rank of the data-parallel
     /// replica `dp` (number, and how many there are).
     pub fn new(
         model: &Model,
         options: &CacheOptions,
         parallelism: Parallelism,
         (dp_rank, dp_size): (u32, u32),
-        aux_rows: u32,
+        aux: (AuxForm, u32),
     ) -> Result<PagedKv, ExampleError> {
         let Parallelism { tp: tp_size, pp: pp_size, cp: pcp_size, dcp } = parallelism;
         let config = model.config();
@@ -45,12 +47,13 @@ impl PagedKv {
                         (parallel.dp_size, parallel.dp_rank) = (dp_size, dp_rank);
                         (parallel.pcp_size, parallel.pcp_rank) = (pcp_size, pcp_rank);
                     });
-                    ranks.push(RankKv::new(config, options, parallel, dcp, aux_rows)?);
+                    ranks.push(RankKv::new(config, options, parallel, dcp, aux)?);
                 }
             }
         }
         Ok(PagedKv {
             ranks,
+            aux: aux.0,
             page_tokens: options.page_size as usize,
             dealt: dcp as usize,
             key_dim: config.key_dim(),
@@ -83,23 +86,22 @@ impl PagedKv {
         RequestKv { kv: self, pages }
     }
 
+    /// The form of the aux rows.
+    pub fn aux(&self) -> AuxForm {
+        self.aux
+    }
+
     /// Fills an aux row on every rank, because a peer may get the row of any rank.
-    pub fn write_aux(&self, row: AuxIndex, tag: u64, first: Sample) -> Result<(), ExampleError> {
-        let mut bytes = [0; AUX_BYTES];
-        bytes[0..8].copy_from_slice(&tag.to_le_bytes());
-        bytes[8..16].copy_from_slice(&first.digest.to_le_bytes());
-        bytes[16..20].copy_from_slice(&first.token.to_le_bytes());
+    pub fn write_aux(&self, row: AuxIndex, room: u64, first: Sample) -> Result<(), ExampleError> {
+        let bytes = self.aux.row(room, first);
         self.ranks.iter().try_for_each(|rank| rank.write_aux(row.0, &bytes))
     }
 
-    /// The beginning of an aux row, if it is the same on all ranks.
-    fn read_aux(&self, row: AuxIndex) -> Option<[u8; 20]> {
-        let mut all = self.ranks.iter().map(|rank| {
-            let mut bytes = [0; 20];
-            rank.read_aux(row.0, &mut bytes).ok().map(|()| bytes)
-        });
+    /// An aux row, if it is the same on all ranks.
+    fn read_aux(&self, row: AuxIndex) -> Option<Vec<u8>> {
+        let mut all = self.ranks.iter().map(|rank| rank.read_aux(row.0).ok());
         let first = all.next()??;
-        all.all(|other| other == Some(first)).then_some(first)
+        all.all(|other| other.as_ref() == Some(&first)).then_some(first)
     }
 }
 
@@ -183,22 +185,17 @@ impl AuxMemory<Continuation> for PagedKv {
     fn clear(&mut self, row: AuxIndex) {
         for rank in &self.ranks {
             // A row out of range stays as it is; its tag then reads as zero, which no gate lets pass.
-            let _ = rank.write_aux(row.0, &[0; AUX_BYTES]);
+            let _ = rank.write_aux(row.0, &vec![0; self.aux.row_len()]);
         }
     }
 
     fn tag(&self, row: AuxIndex) -> u64 {
-        let tag = self.read_aux(row).and_then(|bytes| bytes.first_chunk().copied());
-        tag.map_or(0, u64::from_le_bytes)
+        self.read_aux(row).map_or(0, |bytes| self.aux.tag(&bytes))
     }
 
     fn read(&mut self, row: AuxIndex, request: &mut Continuation) {
-        let Some(bytes) = self.read_aux(row) else { return };
-        if let (Some(digest), Some(token)) =
-            (bytes[8..].first_chunk().copied(), bytes[16..].first_chunk().copied())
-        {
-            let (token, digest) = (u32::from_le_bytes(token), u64::from_le_bytes(digest));
-            request.samples.push(Sample { token, digest });
+        if let Some(first) = self.read_aux(row).and_then(|bytes| self.aux.first(&bytes)) {
+            request.begin_with(first);
         }
     }
 }
@@ -215,7 +212,8 @@ mod tests {
     use crate::model::{ModelConfig, Segment, Weights};
     use crate::monolithic::ContiguousCache;
 
-    const LAYOUTS: [PageLayout; 3] = [PageLayout::LayerMajor, PageLayout::PageMajor, PageLayout::HeadMajor];
+    const LAYOUTS: [PageLayout; 4] =
+        [PageLayout::LayerMajor, PageLayout::PageMajor, PageLayout::HeadMajor, PageLayout::Packed];
 
     #[test]
     fn paged_caches_hold_the_same_values_as_contiguous_memory_in_every_layout() {
@@ -249,7 +247,7 @@ mod tests {
 
     fn kv(model: &Model, layout: PageLayout, pages: u32, parallelism: Parallelism) -> PagedKv {
         let options = CacheOptions { transport: TransportKind::Local, layout, page_size: 16, pages };
-        PagedKv::new(model, &options, parallelism, (0, 1), 3).unwrap()
+        PagedKv::new(model, &options, parallelism, (0, 1), (AuxForm::Native, 3)).unwrap()
     }
 
     fn run_past_the_end(model: &Model, kv: &PagedKv) -> ExampleError {
@@ -305,11 +303,12 @@ mod tests {
         }
         AuxMemory::clear(&mut kv, AuxIndex(1));
         let tags = |kv: &PagedKv| [0, 1, 2].map(|row| AuxMemory::<Continuation>::tag(kv, AuxIndex(row)));
-        assert_eq!(tags(&kv), [10, 0, 12]);
+        let tag = |room| kv_transfer::queue::aux_tag(&kv_transfer::Room::Number(room));
+        assert_eq!(tags(&kv), [tag(10), 0, tag(12)]);
         assert!(kv.write_aux(AuxIndex(3), 1, Sample { token: 0, digest: 0 }).is_err());
         // A row that only one rank has got counts as none.
-        kv.ranks()[1].write_aux(2, &[0; AUX_BYTES]).unwrap();
-        assert_eq!(tags(&kv), [10, 0, 0]);
+        kv.ranks()[1].write_aux(2, &[0; 64]).unwrap();
+        assert_eq!(tags(&kv), [tag(10), 0, 0]);
     }
 
     #[test]
@@ -324,7 +323,8 @@ mod tests {
         };
         for (tp, pp) in [(3, 1), (1, 5)] {
             let parallelism = Parallelism { tp, pp, ..Parallelism::ONE };
-            let error = PagedKv::new(&model, &options, parallelism, (0, 1), 3).unwrap_err();
+            let error =
+                PagedKv::new(&model, &options, parallelism, (0, 1), (AuxForm::Native, 3)).unwrap_err();
             let text =
                 format!("{tp} tensor-parallel ranks and {pp} pipeline stages cannot share 4 heads of 4");
             assert!(error.to_string().starts_with(&text), "{error}");

@@ -13,15 +13,17 @@ use kv_transfer::allocator::{PageAllocator, RunAllocator};
 use kv_transfer::consensus::{RequestKey, SingleRank};
 use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::queue::{
-    AuxRows, Finished, Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, PushError, PushRefusal, aux_tag,
+    AuxRows, Finished, Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, PushError, PushRefusal,
 };
 use kv_transfer::{
     EngineGroup, EngineReceiver, FinalLayers, KvManager, KvSession, OpenError, PageList, Room,
     SessionOptions, TransferMode, Worker,
 };
 
+use super::aux::AuxForm;
 use super::cli::HandOver;
 use super::control::{Accounting, Command, Event, History, NamedError, Prefilled, millis};
+use super::dialect::Presence;
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
 use super::held::HeldPages;
@@ -31,7 +33,7 @@ use super::model::{Model, Segment};
 use super::paged::{self, PagedKv};
 use super::prompt::Prompt;
 use super::pull_back::{PullBack, Way};
-use super::rank::{AUX_ROWS, IDLE, RETRY, RankSpec, SetUp, close, finish_within};
+use super::rank::{AUX_ROWS, IDLE, RETRY, RankSpec, SetUp, close};
 use super::wire::WireLog;
 
 type Queues = PrefillQueues<Prompt, EngineGroup>;
@@ -66,7 +68,7 @@ pub struct PrefillRank {
     ready: Event,
     /// Events that the router has yet to be sent.
     events: Vec<Event>,
-    bootstrap: String,
+    presence: Presence,
     chunk_tokens: usize,
     /// The rows of prompts that are not only text.
     inputs: Inputs,
@@ -81,7 +83,7 @@ pub struct PrefillRank {
 impl PrefillRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<PrefillRank, ExampleError> {
-        let SetUp { model, kv, workers, manager, log, heartbeats, ready } = SetUp::new(spec)?;
+        let SetUp { model, kv, workers, manager, presence, log, heartbeats, ready } = SetUp::new(spec)?;
         let held = spec.watch_pages.then(|| HeldPages::watch(manager.clone()));
         Ok(PrefillRank {
             arrived: VecDeque::new(),
@@ -100,13 +102,13 @@ impl PrefillRank {
             current: None,
             ready,
             events: Vec::new(),
-            bootstrap: spec.bootstrap.clone(),
+            presence,
             chunk_tokens: spec.chunk_tokens as usize,
             inputs: Inputs::default(),
             layer_wise: spec.layer_wise,
             hand_over: spec.hand_over.clone(),
             finish_by: None,
-            finish_within: finish_within(spec.hand_over.timing),
+            finish_within: spec.finish_within(),
             model,
             kv,
             workers,
@@ -115,6 +117,11 @@ impl PrefillRank {
             heartbeats,
             held,
         })
+    }
+
+    /// The engine as the other side finds it.
+    pub fn presence(&self) -> &Presence {
+        &self.presence
     }
 
     /// Computes prompts with the rows that are in `inputs` when the prompts arrive.
@@ -246,7 +253,7 @@ impl PrefillRank {
     /// for them.
     fn push_arrived(&mut self) {
         while let Some(prompt) = self.arrived.pop_front() {
-            let mut outgoing = Outgoing::new(&self.bootstrap, Room::Number(prompt.room));
+            let mut outgoing = Outgoing::new(&self.presence.addr, Room::Number(prompt.room));
             outgoing.options = prompt.options.clone();
             match self.queues.push(prompt, outgoing) {
                 Ok(key) => {
@@ -270,7 +277,8 @@ impl PrefillRank {
         }
         let (allocator, aux_rows, kv) = (&mut self.allocator, &mut self.aux_rows, &self.kv);
         let popped = self.queues.pop_waiting(|_, prompt| {
-            if aux_rows.available() == 0 {
+            let has_aux = kv.aux() != AuxForm::Nothing;
+            if has_aux && aux_rows.available() == 0 {
                 return false;
             }
             let Some(pages) = allocator.allocate(kv.pages_for(prompt.tokens.len())) else {
@@ -278,7 +286,7 @@ impl PrefillRank {
             };
             prompt.pages = paged::numbers(&pages);
             prompt.unsent = pages;
-            prompt.aux = aux_rows.take();
+            prompt.aux = if has_aux { aux_rows.take() } else { None };
             true
         });
         let Some(key) = popped else { return };
@@ -382,7 +390,7 @@ impl PrefillRank {
         }
         if last {
             if let (Some(row), Some(sample)) = (aux, samples.first()) {
-                self.kv.write_aux(row, aux_tag(&Room::Number(room)), *sample)?;
+                self.kv.write_aux(row, room, *sample)?;
             }
             self.current = None;
         }
@@ -405,8 +413,8 @@ impl PrefillRank {
         let (room, tokens) = (prompt.room, u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX));
         let Ok(pages) = PageList::from_pages(prompt.pages.iter().copied()) else { return };
         let (args, lease) = (self.manager.args(), self.hand_over.lease());
-        let kept =
-            RemoteKv::granted(args, &self.bootstrap, Room::Number(room), tokens, &pages, &lease_refs, lease);
+        let addr = &self.presence.addr;
+        let kept = RemoteKv::granted(args, addr, Room::Number(room), tokens, &pages, &lease_refs, lease);
         match kept {
             Ok(kept) => {
                 let params = TransferParams::decode(mode, kept).to_value();

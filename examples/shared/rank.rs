@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::{EngineGroup, KvArgs, KvManager, Worker, WorkerConfig, WorkerRole};
+use kv_transfer::{EngineGroup, KvArgs, KvManager, Worker};
 use serde::{Deserialize, Serialize};
 
 use super::cli::{CacheOptions, HandOver, Pace, Parallelism};
 use super::control::Event;
+use super::dialect::{Dialect, DialectOptions, Presence};
 use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
 use super::loading::ModelOptions;
 use super::model::Model;
 use super::paged::PagedKv;
 use super::router::Side;
-use super::transport;
 use super::wire::WireLog;
 
 /// Aux rows of a rank: requests that can be in transfer at once.
@@ -61,6 +60,20 @@ pub struct RankSpec {
     pub chunk_tokens: u32,
     /// True if each layer is sent while the next layer is computed.
     pub layer_wise: bool,
+    /// The protocol between the sides.
+    pub dialect: DialectOptions,
+}
+
+impl RankSpec {
+    /// How long the rank waits at the end for the pages of ended requests.
+    pub fn finish_within(&self) -> Duration {
+        let lease = match self.dialect.dialect {
+            // After the lease, a read of an engine that cannot be told to stop may touch the pages for as long again.
+            Dialect::Vllm => 2 * self.hand_over.lease().duration(),
+            Dialect::Native | Dialect::Sglang => Duration::ZERO,
+        };
+        finish_within(self.hand_over.timing) + lease
+    }
 }
 
 /// The parts of an engine.
@@ -73,6 +86,8 @@ pub struct SetUp {
     pub workers: Vec<Worker>,
     /// The managers of all ranks, as one.
     pub manager: EngineGroup,
+    /// The engine as the other side finds it.
+    pub presence: Presence,
     /// What the transports have moved.
     pub log: WireLog,
     /// When the readers of the engine's pages were last heard of.
@@ -84,32 +99,22 @@ pub struct SetUp {
 impl SetUp {
     /// Loads the model, allocates the cache, registers it with transports, and starts the workers.
     pub fn new(spec: &RankSpec) -> Result<SetUp, ExampleError> {
+        let presence = Presence::new(spec)?;
         let model = spec.model.load()?;
-        let kv = PagedKv::new(&model, &spec.cache, spec.parallelism, (spec.number, spec.of), AUX_ROWS)?;
-        let engine = spec.side.to_string();
+        let aux = (spec.dialect.dialect.aux(), AUX_ROWS);
+        let kv = PagedKv::new(&model, &spec.cache, spec.parallelism, (spec.number, spec.of), aux)?;
         let first = spec.number * kv.ranks().len() as u32;
-        let role = match spec.side {
-            Side::Decode => WorkerRole::Decode,
-            Side::Prefill => WorkerRole::Prefill,
-        };
         let (log, heartbeats) = (WireLog::default(), Heartbeats::default());
         let mut workers = Vec::new();
         for (number, rank) in (first..).zip(kv.ranks()) {
-            let args = KvArgs::builder(&engine, number).model(&model.fingerprint());
-            let args = rank.describe(args.transfer_mode(spec.hand_over.mode.into())).build()?;
-            // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
-            let pace = spec.hand_over.timing;
-            let config = WorkerConfig::new(args, role).with(|config| {
-                config.bootstrap = Some(spec.bootstrap.clone());
-                config.timing = pace.timing();
-            });
-            let client = HttpBootstrapClient::new(pace.client())?;
-            workers.push(transport::start(rank.memory(), config, (&log, &heartbeats), client, pace)?);
+            let args = KvArgs::builder(&presence.engine, number).model(&model.fingerprint());
+            workers.push(presence.start(spec, rank, rank.describe(args), (&log, &heartbeats))?);
         }
         let manager = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
         let worker = manager.args().worker().to_string();
-        let ready = Event::Ready { worker, model: model.fingerprint(), page_bytes: kv.page_bytes() as u64 };
-        Ok(SetUp { model, kv, workers, manager, log, heartbeats, ready })
+        let (page_bytes, reach) = (kv.page_bytes() as u64, presence.reach());
+        let ready = Event::Ready { worker, model: model.fingerprint(), page_bytes, reach };
+        Ok(SetUp { model, kv, workers, manager, presence, log, heartbeats, ready })
     }
 }
 

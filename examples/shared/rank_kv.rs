@@ -2,16 +2,14 @@
 
 use std::ops::Range;
 
-use kv_transfer::layout::{HND, NHD};
+use kv_transfer::layout::{HND, HND_PACKED, NHD};
 use kv_transfer::{Holds, KvArgsBuilder, Layout, Parallel, Region, RegionRole};
 
+use super::aux::AuxForm;
 use super::cli::{CacheOptions, PageLayout};
 use super::error::ExampleError;
 use super::model::ModelConfig;
 use super::transport::Memory;
-
-/// Bytes of an aux row: a cache line, of which 20 are used.
-pub const AUX_BYTES: usize = 64;
 
 /// The part of the cache that one rank holds. Clones share the same memory.
 #[derive(Debug, Clone)]
@@ -20,6 +18,7 @@ pub struct RankKv {
     layout: PageLayout,
     pages: usize,
     page_tokens: usize,
+    aux: AuxForm,
     aux_rows: usize,
     parallel: Parallel,
     /// The number of ranks that hold pages in turn.
@@ -34,6 +33,18 @@ pub struct RankKv {
     total_heads: usize,
     heads: Range<usize>,
     head_dim: usize,
+}
+
+/// Some of the rows of a page that lie side by side in memory.
+struct Piece {
+    /// The first head, and the number of heads.
+    head: usize,
+    heads: usize,
+    /// The first token, counted from the first row, and the number of tokens.
+    token: usize,
+    tokens: usize,
+    /// The place in memory.
+    offset: usize,
 }
 
 /// Consecutive tokens of one layer in one page: keys, values, or latent vectors.
@@ -60,7 +71,7 @@ impl RankKv {
         options: &CacheOptions,
         parallel: Parallel,
         dealt: u32,
-        aux_rows: u32,
+        (aux, aux_rows): (AuxForm, u32),
     ) -> Result<RankKv, ExampleError> {
         let (parts, head_dim): (&'static [Holds], _) = match config.latent {
             Some(latent) => (&[Holds::Latent], latent.width()),
@@ -80,13 +91,14 @@ impl RankKv {
         let (pages, page_tokens, aux_rows) =
             (options.pages as usize, options.page_size as usize, aux_rows as usize);
         let token = layers.len() * parts.len() * heads.len() * head_dim * size_of::<f32>();
-        let memory = Memory::new(options.transport, pages * page_tokens * token + aux_rows * AUX_BYTES)?;
+        let memory = Memory::new(options.transport, pages * page_tokens * token + aux_rows * aux.row_len())?;
         let layout = options.layout;
         Ok(RankKv {
             memory,
             layout,
             pages,
             page_tokens,
+            aux,
             aux_rows,
             parallel,
             dealt,
@@ -127,7 +139,11 @@ impl RankKv {
             Region::dram(role, base + offset as u64, (items * item) as u64, item as u64)
         };
         let layout = Layout::default().with(|layout| {
-            layout.axes = if self.layout == PageLayout::HeadMajor { HND } else { NHD };
+            layout.axes = match self.layout {
+                PageLayout::LayerMajor | PageLayout::PageMajor => NHD,
+                PageLayout::HeadMajor => HND,
+                PageLayout::Packed => HND_PACKED,
+            };
             layout.total_kv_heads = if self.parts == [Holds::Latent] { 0 } else { self.total_heads as u32 };
             layout.dcp_size = self.dealt;
             layout.dcp_rank = self.dealt_to();
@@ -149,23 +165,44 @@ impl RankKv {
                     }
                 }
             }
+            PageLayout::Packed => {
+                for layer in self.layers.clone() {
+                    let (offset, len) = (self.piece_at(0, layer, 0), self.parts.len() * self.piece());
+                    let region = region(RegionRole::Kv, offset, self.pages, len);
+                    args = args.region(region.layer(layer as u32).holds(self.all_parts()));
+                }
+            }
             PageLayout::PageMajor => {
                 let layers = self.layers.start as u32..self.layers.end as u32;
-                let holds = if self.parts.len() == 2 { Holds::KeyValue } else { Holds::Latent };
+                let holds = self.all_parts();
                 let region = region(RegionRole::Kv, 0, self.pages, self.page_bytes());
                 args = args.region(region.layers(layers).holds(holds));
             }
         }
-        args.region(region(RegionRole::Aux, self.aux_at(0), self.aux_rows, AUX_BYTES))
+        for (buffer, len) in self.aux.item_lens().iter().enumerate() {
+            let offset = self.aux_at(buffer, 0);
+            args = args.region(region(RegionRole::Aux, offset, self.aux_rows, *len as usize));
+        }
+        args
+    }
+
+    /// What a region holds that has keys and values.
+    fn all_parts(&self) -> Holds {
+        if self.parts.len() == 2 { Holds::KeyValue } else { Holds::Latent }
+    }
+
+    /// The form of the aux rows.
+    pub fn aux(&self) -> AuxForm {
+        self.aux
     }
 
     /// Takes this rank's heads out of `rows`, which have all heads of the model for each token.
     pub fn store(&self, at: Rows, rows: &[f32]) -> Result<(), ExampleError> {
         let (width, dim) = (self.total_heads * self.head_dim, self.head_dim);
         let mut bytes = Vec::with_capacity(at.tokens * self.heads.len() * dim * size_of::<f32>());
-        for (head, heads, offset) in self.pieces(at) {
+        for Piece { head, heads, token, tokens, offset } in self.pieces(at) {
             bytes.clear();
-            for row in rows.chunks_exact(width).take(at.tokens) {
+            for row in rows.chunks_exact(width).skip(token).take(tokens) {
                 let heads = row.iter().skip(head * dim).take(heads * dim);
                 heads.for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
             }
@@ -178,10 +215,10 @@ impl RankKv {
     pub fn load(&self, at: Rows, rows: &mut [f32]) -> Result<(), ExampleError> {
         let (width, dim) = (self.total_heads * self.head_dim, self.head_dim);
         let mut bytes = Vec::new();
-        for (head, heads, offset) in self.pieces(at) {
-            bytes.resize(at.tokens * heads * dim, [0; size_of::<f32>()]);
+        for Piece { head, heads, token, tokens, offset } in self.pieces(at) {
+            bytes.resize(tokens * heads * dim, [0; size_of::<f32>()]);
             self.memory.read(offset, bytes.as_flattened_mut())?;
-            let rows = rows.chunks_exact_mut(width).take(at.tokens);
+            let rows = rows.chunks_exact_mut(width).skip(token).take(tokens);
             for (row, bytes) in rows.zip(bytes.chunks_exact(heads * dim)) {
                 for (x, bytes) in row.iter_mut().skip(head * dim).zip(bytes) {
                     *x = f32::from_le_bytes(*bytes);
@@ -191,28 +228,57 @@ impl RankKv {
         Ok(())
     }
 
-    /// Writes the content of an aux row.
+    /// Writes the content of an aux row: the rows of all buffers, one after the other.
     pub fn write_aux(&self, row: u32, bytes: &[u8]) -> Result<(), ExampleError> {
-        self.memory.write(self.aux_at(row as usize), bytes)
+        let mut rest = bytes;
+        for (buffer, len) in self.aux.item_lens().iter().enumerate() {
+            let (now, later) = rest.split_at(rest.len().min(*len as usize));
+            self.memory.write(self.aux_at(buffer, row as usize), now)?;
+            rest = later;
+        }
+        Ok(())
     }
 
-    /// Reads the beginning of an aux row.
-    pub fn read_aux(&self, row: u32, bytes: &mut [u8]) -> Result<(), ExampleError> {
-        self.memory.read(self.aux_at(row as usize), bytes)
+    /// Reads an aux row: the rows of all buffers, one after the other.
+    pub fn read_aux(&self, row: u32) -> Result<Vec<u8>, ExampleError> {
+        let mut bytes = vec![0; self.aux.row_len()];
+        let mut rest = bytes.as_mut_slice();
+        for (buffer, len) in self.aux.item_lens().iter().enumerate() {
+            let (now, later) = rest.split_at_mut(*len as usize);
+            self.memory.read(self.aux_at(buffer, row as usize), now)?;
+            rest = later;
+        }
+        Ok(bytes)
     }
 
-    /// The places of rows in memory, piece by piece: the first head of the piece, its number of heads, and
-    /// its offset.
-    fn pieces(&self, at: Rows) -> impl Iterator<Item = (usize, usize, usize)> {
+    /// The places of rows in memory, piece by piece.
+    fn pieces(&self, at: Rows) -> impl Iterator<Item = Piece> {
         let base = self.piece_at(at.page as usize, at.layer, at.part);
-        let (heads, page_tokens) = (self.heads.clone(), self.page_tokens);
+        let (first, heads, page_tokens, parts) =
+            (self.heads.start, self.heads.len(), self.page_tokens, self.parts.len());
         let head_bytes = self.head_dim * size_of::<f32>();
-        // Tokens of one head lie together, or heads of one token.
-        let head_major = self.layout == PageLayout::HeadMajor;
-        let (pieces, in_piece) = if head_major { (heads.len(), 1) } else { (1, heads.len()) };
-        (0..pieces).map(move |head| {
-            let place = if head_major { head * page_tokens + at.token } else { at.token * in_piece };
-            (heads.start + head, in_piece, base + place * head_bytes)
+        // Side by side lie all heads of a token, all tokens of a head, or the key and the value of a token.
+        let (by_head, by_token) = match self.layout {
+            PageLayout::LayerMajor | PageLayout::PageMajor => (1, 1),
+            PageLayout::HeadMajor => (heads, 1),
+            PageLayout::Packed => (heads, at.tokens),
+        };
+        let layout = self.layout;
+        (0..by_head).flat_map(move |head| {
+            (0..by_token).map(move |token| {
+                let place = match layout {
+                    PageLayout::LayerMajor | PageLayout::PageMajor => at.token * heads,
+                    PageLayout::HeadMajor => head * page_tokens + at.token,
+                    PageLayout::Packed => (head * page_tokens + at.token + token) * parts,
+                };
+                Piece {
+                    head: first + head,
+                    heads: heads / by_head,
+                    token,
+                    tokens: at.tokens / by_token,
+                    offset: base + place * head_bytes,
+                }
+            })
         })
     }
 
@@ -221,17 +287,25 @@ impl RankKv {
         self.page_tokens * self.heads.len() * self.head_dim * size_of::<f32>()
     }
 
-    /// The offset of such a piece.
+    /// The offset of such a piece; with packed pages, of its first key or value.
     fn piece_at(&self, page: usize, layer: usize, part: usize) -> usize {
         let number = (layer - self.layers.start) * self.parts.len() + part;
         match self.layout {
             PageLayout::LayerMajor | PageLayout::HeadMajor => (number * self.pages + page) * self.piece(),
             PageLayout::PageMajor => (page * self.layers.len() * self.parts.len() + number) * self.piece(),
+            PageLayout::Packed => {
+                let block = (layer - self.layers.start) * self.pages + page;
+                block * self.parts.len() * self.piece() + part * self.head_dim * size_of::<f32>()
+            }
         }
     }
 
-    fn aux_at(&self, row: usize) -> usize {
-        self.pages * self.page_bytes() + row * AUX_BYTES
+    /// The offset of a row in a buffer of aux rows.
+    fn aux_at(&self, buffer: usize, row: usize) -> usize {
+        let lens = self.aux.item_lens();
+        let before: u64 = lens.iter().take(buffer).sum();
+        let len = lens.get(buffer).copied().unwrap_or(0);
+        self.pages * self.page_bytes() + before as usize * self.aux_rows + row * len as usize
     }
 }
 

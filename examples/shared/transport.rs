@@ -109,9 +109,14 @@ pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
 /// A transport over NIXL, without memory.
 #[cfg(feature = "nixl")]
 pub fn nixl(pace: Pace) -> Result<kv_transfer::nixl::NixlTransport, ExampleError> {
-    use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
-    let config = NixlConfig::default();
+    use kv_transfer::nixl::{Nixl, NixlTransport, Search};
+    Ok(NixlTransport::new(&Nixl::load(&Search::default())?, nixl_config(pace))?)
+}
+
+/// The settings of a transport over NIXL at this pace.
+#[cfg(feature = "nixl")]
+pub fn nixl_config(pace: Pace) -> kv_transfer::nixl::NixlConfig {
+    let config = kv_transfer::nixl::NixlConfig::default();
     let settle = pace.at_most_a_second(config.settle);
-    let config = config.with(|config| config.settle = settle);
-    Ok(NixlTransport::new(&Nixl::load(&Search::default())?, config)?)
+    config.with(|config| config.settle = settle)
 }

@@ -72,6 +72,7 @@ mod tests {
     use crate::cli::{CacheOptions, HandOver, Mode, Pace, PageLayout, Parallelism, TransportKind};
     use crate::control::History;
     use crate::decode::DecodeRank;
+    use crate::dialect::DialectOptions;
     use crate::link::Link;
     use crate::loading::ModelOptions;
     use crate::prefill::PrefillRank;
@@ -136,6 +137,7 @@ mod tests {
                 watch_pages,
                 chunk_tokens,
                 layer_wise: number == 0,
+                dialect: DialectOptions::default(),
             };
             let (here, there) = UnixStream::pair().unwrap();
             router.add(side, here.try_clone().unwrap(), here, None);

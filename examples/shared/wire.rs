@@ -167,6 +167,31 @@ impl<P: Transport> Transport for TimedTransport<P> {
     }
 }
 
+/// For workers of other dialects, whose peers are agents of other programs.
+#[cfg(feature = "interop")]
+impl<P: kv_transfer::interop::Agents> kv_transfer::interop::Agents for TimedTransport<P> {
+    fn agent_name(&self) -> String {
+        self.inner.agent_name()
+    }
+
+    fn agent_metadata(&self) -> Result<Bytes, TransportError> {
+        self.inner.agent_metadata()
+    }
+
+    fn connect_agent(
+        &mut self,
+        peer: PeerId,
+        metadata: &[u8],
+        regions: &[kv_transfer::interop::message::AgentRegion],
+    ) -> Result<(), TransportError> {
+        self.inner.connect_agent(peer, metadata, regions)
+    }
+
+    fn next_notification(&mut self) -> Option<(Arc<str>, Bytes)> {
+        self.inner.next_notification()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

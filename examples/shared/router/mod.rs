@@ -33,7 +33,7 @@ use kv_transfer::{EngineId, Room};
 use serde_json::Value;
 
 use super::cli::Mode;
-use super::control::{Command, Decoded, Event};
+use super::control::{Command, Decoded, Event, Reach};
 use super::error::ExampleError;
 use super::process::{self, Process};
 use super::progress::Progress;
@@ -115,8 +115,9 @@ impl Router {
         let mut waiting: Vec<bool> = self.ranks.iter().map(|_| true).collect();
         while let Some(missing) = waiting.iter().position(|waiting| *waiting) {
             match self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok((index, Some(Event::Ready { page_bytes, .. }))) => {
+                Ok((index, Some(Event::Ready { page_bytes, reach, .. }))) => {
                     self.page_bytes = page_bytes;
+                    self.ranks[index].reach = reach;
                     waiting[index] = false;
                 }
                 Ok((_, Some(_))) => {}
@@ -294,9 +295,11 @@ impl Router {
     /// In push mode: the parameters of the decode side for a request that is not computed yet.
     fn expect_push(&self, index: usize, plan: &Plan) -> Result<Value, ExampleError> {
         let Routed { room, prefill, .. } = self.routed[index];
-        let (host, port) = plan.bootstrap.rsplit_once(':').unwrap_or((&plan.bootstrap, ""));
+        let registered = Reach { engine: Side::Prefill.to_string(), addr: plan.bootstrap.clone() };
+        let Reach { engine, addr } = self.ranks[prefill].reach.as_ref().unwrap_or(&registered);
+        let (host, port) = addr.rsplit_once(':').unwrap_or((addr, ""));
         let port = port.parse().unwrap_or(0);
-        let engine = EngineId::new(&Side::Prefill.to_string())?;
+        let engine = EngineId::new(engine)?;
         let mut remote = RemoteKv::new(engine, Room::Number(room), host.trim_matches(['[', ']']), port);
         remote.dp_rank = Some(self.ranks[prefill].number);
         Ok(TransferParams::decode(plan.mode.into(), remote).to_value())

@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Accounting, Command};
+use crate::control::{Accounting, Command, Reach};
 use crate::error::ExampleError;
 use crate::process::Process;
 
@@ -52,13 +52,15 @@ pub struct Rank {
     pub harmed: Option<Harm>,
     /// True if the rank was stopped and resumed.
     pub resumed: bool,
+    /// Where decode ranks find the rank, if no bootstrap server says it.
+    pub reach: Option<Reach>,
     process: Process,
 }
 
 impl Rank {
     /// The rank that `process` runs.
     pub fn new(side: Side, number: u32, process: Process) -> Rank {
-        Rank { side, number, accounting: None, harmed: None, resumed: false, process }
+        Rank { side, number, accounting: None, harmed: None, resumed: false, reach: None, process }
     }
 
     /// The name of the rank, such as `prefill/0`.

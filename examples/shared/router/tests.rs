@@ -13,7 +13,7 @@ fn rank(router: &mut Router, side: Side, says: impl Fn(&Command) -> (Vec<Event>,
     router.add(side, here.try_clone().unwrap(), here, None);
     std::thread::spawn(move || {
         let say = |event: &Event| writeln!(&there, "{}", serde_json::to_string(event).unwrap()).unwrap();
-        say(&Event::Ready { worker: side.to_string(), model: String::new(), page_bytes: 1 });
+        say(&Event::Ready { worker: side.to_string(), model: String::new(), page_bytes: 1, reach: None });
         for line in BufReader::new(&there).lines().map_while(Result::ok) {
             let (events, lives) = says(&serde_json::from_str(&line).unwrap());
             events.iter().for_each(&say);
