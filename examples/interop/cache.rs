@@ -175,13 +175,18 @@ impl RankCache {
 
     /// The fields of a block, in the order in which the fields lie in memory.
     fn fields(&self) -> Vec<Field> {
-        let CacheOptions { dialect, layers, mla, .. } = self.options;
+        let CacheOptions { dialect, layers, mla, page_major, .. } = self.options;
         let all = |holds, first| (0..layers).map(move |layer| Field { region: first + layer, layer, holds });
-        match (mla, dialect) {
+        let mut fields: Vec<Field> = match (mla, dialect) {
             (true, _) => all(Holds::Latent, 0).collect(),
             (false, Dialect::Vllm) => all(Holds::KeyValue, 0).collect(),
             (false, Dialect::Sglang) => all(Holds::Key, 0).chain(all(Holds::Value, layers)).collect(),
+        };
+        if page_major {
+            // A region of all layers holds the keys and the values of one layer side by side.
+            fields.sort_by_key(|field| field.layer);
         }
+        fields
     }
 
     /// The item of a field as the rule has it. `source` says which block of the rule, and which token of that
@@ -292,15 +297,22 @@ mod tests {
 
     #[test]
     fn a_rank_with_all_heads_holds_the_words_of_the_rule_in_either_arrangement() {
-        for (dialect, page_major) in [(Dialect::Vllm, false), (Dialect::Vllm, true), (Dialect::Sglang, false)]
-        {
+        let arrangements =
+            [Dialect::Vllm, Dialect::Sglang].into_iter().flat_map(|of| [(of, false), (of, true)]);
+        for (dialect, page_major) in arrangements {
             let mut options = cache_options(dialect);
             options.page_major = page_major;
             let cache = RankCache::new(&options, 0).unwrap();
             cache.fill().unwrap();
-            for (region, block) in [(0, 0), (1, 5)] {
+            for (field, block) in [(0, 0), (1, 5)] {
+                // Page-major, the values of layer 0 follow its keys.
+                let region = if field == 1 && page_major && dialect == Dialect::Sglang {
+                    options.layers
+                } else {
+                    field
+                };
                 let expected = words(region as u32, block as u32, (cache.item() / WORD) as u32);
-                assert_eq!(read(&cache, region, block), expected, "{dialect:?}");
+                assert_eq!(read(&cache, field, block), expected, "{dialect:?}");
             }
             assert_eq!(cache.args("e", Mode::Pull).unwrap().geometry().bytes_per_page() as usize, {
                 cache.item() * cache.fields_len()

@@ -29,8 +29,8 @@ use crate::options::{CacheOptions, Dialect, Options, Run};
 use crate::order::Order;
 use crate::receive::{Conditions, Received, Wanted, millis, receive};
 
-/// How long the peer may take to free what we have received.
-const FREED_WITHIN: Duration = Duration::from_secs(5);
+/// How long the peer may take to free what we have received. Only a failure takes so long.
+const FREED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Serves commands until `quit`.
 pub fn serve(options: &Options, engine: &mut Engine, control: &mut Control) -> Result<(), PairError> {

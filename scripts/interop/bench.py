@@ -2,7 +2,7 @@
 import itertools, json, os, queue, signal, socket, subprocess, sys, threading, time, urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-START = 120  # seconds for a peer to import and to start
+START = 400  # seconds for a peer to import and to start, on a busy machine
 
 
 class Wrong(Exception):
@@ -113,7 +113,8 @@ class Bench:
 
     def vllm(self, role, shape, **more):
         s = shape
-        sizes = ["--layers", s.layers, "--heads", s.heads, "--hd", s.head_dim, "--nblocks", s.blocks, "--block", s.peer_block]
+        heads = s.heads if s.mla else s.heads // s.their_tp
+        sizes = ["--layers", s.layers, "--heads", heads, "--hd", s.head_dim, "--nblocks", s.blocks, "--block", s.peer_block]
         return self.start("vllm", self.python("vllm_pair", shape) + ["--role", role, "--mode", s.mode, *sizes] + flags(more))
 
     def sglang(self, role, shape, **more):
@@ -125,7 +126,7 @@ class Bench:
 
     def python(self, driver, shape):
         """The peer's driver, unchanged, with what the driver has no option for."""
-        variant = ["--mla"] if shape.mla else []
+        variant = (["--mla"] if shape.mla else []) + (["--tp", shape.their_tp] if shape.their_tp > 1 else [])
         return [sys.executable, "-u", os.path.join(HERE, "peer.py"), self.options.peers, driver, *variant, "--"]
 
 
@@ -142,7 +143,9 @@ class Shape:
         self.dialect, self.mode, self.name = dialect, mode, "TP 1"
         self.layers, self.blocks, self.block, self.peer_block = 4, 200, 16, 16
         self.heads, self.head_dim = (1, 128) if dialect == "vllm" else (8, 64)
-        self.tp, self.page_major, self.mla, self.chunks, self.refused = 1, False, False, 1, False
+        self.tp, self.their_tp, self.page_major, self.mla, self.chunks = 1, 1, False, False, 1
+        # What the causes of a refusal must say, if a pair of this shape must be refused, and on which side.
+        self.refused, self.refused_by = (), "us"
         self.__dict__.update(more)
 
     def our_sizes(self):

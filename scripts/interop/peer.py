@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Runs a driver of the peers, unchanged, in variants for which the driver has no option.
 
-    peer.py DIR vllm_pair|sglang_pair [--mla] [--record FILE] -- OPTIONS OF THE DRIVER
+    peer.py DIR vllm_pair|sglang_pair [--mla] [--tp N] [--record FILE] -- OPTIONS OF THE DRIVER
 
 --mla makes the model one with latent attention: vLLM's latents have twice the elements of --hd.
+--tp gives a vLLM engine N tensor-parallel ranks, all in this process; --heads are those of one rank.
 SGLang's driver has 64 rows of metadata, which are too few for 100 requests at once; it gets 256.
 """
 import argparse, ast, os, sys, types
+
+import ranks
 
 
 def latent_vllm(fields):
@@ -34,6 +37,12 @@ def latent_sglang(_):
             super().__init__(args, mode, server, True)
 
     conn.NixlKVManager = Manager
+
+
+def all_heads(fields, ranks):
+    """The model has the heads of all ranks."""
+    of_one = fields["get_total_num_kv_heads"]
+    fields.update(get_total_num_kv_heads=lambda: ranks * of_one())
 
 
 def record(path, space):
@@ -66,10 +75,15 @@ def main():
     parser.add_argument("peers")
     parser.add_argument("driver", choices=["vllm_pair", "sglang_pair"])
     parser.add_argument("--mla", action="store_true")
+    parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--record", metavar="FILE", help="write what the driver's side says into this file")
     options = parser.parse_args(own)
 
     hooks = {"use_mla": latent_vllm, "enable_pd_role_switch": latent_sglang} if options.mla else {}
+    if options.tp > 1:
+        hooks["tensor_parallel_size"] = lambda fields: fields.update(tensor_parallel_size=options.tp)
+        if not options.mla:
+            hooks["get_total_num_kv_heads"] = lambda fields: all_heads(fields, options.tp)
     plain = types.SimpleNamespace
 
     class Namespace(plain):
@@ -92,6 +106,8 @@ def main():
     exec(compile(ast.Module(definitions, []), path, "exec"), space)
     if "AUX_SLOTS" in space:
         space["AUX_SLOTS"] = 256
+    if options.tp > 1:
+        ranks.several(space, options.tp)
     if options.record:
         record(options.record, space)
     exec(compile(ast.Module([run], []), path, "exec"), space)

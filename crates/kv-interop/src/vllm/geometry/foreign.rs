@@ -32,6 +32,21 @@ impl OwnCache {
         if theirs.block_size != ours && !cut {
             return Err(differs("block_size", ours, theirs.block_size));
         }
+        self.check_layout(theirs)
+    }
+
+    /// Refuses a vLLM rank whose engine step would raise an exception once the rank is told that this worker has
+    /// written. vLLM rearranges received blocks of other sizes, or of another order, by the block ids of the sender,
+    /// and a receiver in push mode has none: not even latents may come from blocks of another size.
+    pub(crate) fn check_receiver(&self, theirs: &NixlAgentMetadata) -> Result<(), Mismatch> {
+        let (page, ours) = (self.geometry.page_size, self.geometry.kernel_page_size());
+        same("block_size", ours, theirs.block_size)?;
+        let ratio = theirs.physical_blocks_per_logical_kv_block;
+        same("physical_blocks_per_logical_kv_block", page / ours.max(1), ratio)?;
+        self.check_layout(theirs)
+    }
+
+    fn check_layout(&self, theirs: &NixlAgentMetadata) -> Result<(), Mismatch> {
         match shown_layout(self) {
             _ if self.latent => Ok(()),
             Ok(shown) if shown == theirs.kv_cache_layout => Ok(()),

@@ -171,7 +171,7 @@ impl Producer {
         let lease = sane(options.lease.unwrap_or(Lease::Renewable(self.timing.kv_lease_duration)));
         let writes = options.mode.unwrap_or(self.mode) == TransferMode::Push;
         let way = match writes {
-            true => Way::Write(Box::new(Writing::new(options.tokens))),
+            true => Way::Write(Box::default()),
             false => Way::Read(Readers::new(receivers)),
         };
         let (given, pinned_until) = (Given::default(), None);

@@ -341,6 +341,7 @@ fn check(
     }
     let place = Place { tp_size: key.tp_size, tp_rank: key.tp_rank, pp_size: 1, pp_rank: 0, first_layer: 0 };
     let cache = ours.foreign(&metadata, place).map_err(Cause::Incompatible)?;
+    ours.check_receiver(&metadata).map_err(Cause::Incompatible)?;
     let map = RegionMap::directed(&ours.geometry, &cache.geometry, Side::Local).map_err(plan_cause)?;
     Ok((metadata.agent_metadata, cache, map))
 }

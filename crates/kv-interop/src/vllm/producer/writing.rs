@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kv_core::plan::{Plan, PlanError, RegionMap};
+use kv_core::plan::{Plan, PlanError};
 use kv_core::trace::KvWhat;
 use kv_core::{
     Cause, Descriptor, EngineId, Op, PageList, PeerId, Phase, PostId, QuarantineReason, RequestId, SessionId,
@@ -37,10 +37,8 @@ use crate::vllm::context::Context;
 use crate::vllm::notification::{PushRegistration, done};
 
 /// What is kept of a session that writes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Writing {
-    /// How many tokens the request has, if the scheduler told.
-    tokens: Option<usize>,
     receiver: Option<Receiver>,
     /// The flows in flight, each with its target's position; `None` for a receiver that was replaced.
     flows: BTreeMap<FlowId, Option<usize>>,
@@ -72,10 +70,6 @@ struct Target {
 }
 
 impl Writing {
-    pub(super) fn new(tokens: Option<usize>) -> Writing {
-        Writing { tokens, receiver: None, flows: BTreeMap::new(), ranks: BTreeSet::new() }
-    }
-
     pub(super) fn has_receiver(&self) -> bool {
         self.receiver.is_some()
     }
@@ -295,8 +289,7 @@ impl Producer {
             let Some(map) = self.ranks.map(target.rank, writable.layers)? else { return Ok(()) };
             let Some(reached) = self.ranks.reached(target.rank) else { return Ok(()) };
             let announced = given.announced().map_or(0, |(pages, _)| pages);
-            let total = writing.tokens.map(|tokens| reached.cache.geometry.pages_of(tokens));
-            let first = first_page(&map, announced, receiver.pages.len(), total)?;
+            let first = first_page(announced, receiver.pages.len())?;
             let plan = Plan::suffix(&map, (writable.pages, writable.first), (&receiver.pages, first))?;
             let all: VecDeque<Descriptor> = descriptors(plan, &reached.cache);
             target.next_final += 1;
@@ -401,25 +394,11 @@ fn blocks(registration: &PushRegistration) -> Result<PageList, Cause> {
         .map_err(|_| Cause::Protocol("the registered blocks are too many"))
 }
 
-/// The number of the receiver's first block within the request: the receiver's blocks are the last ones. `total` is
-/// the number of the receiver's blocks for the whole request, where the scheduler has told how many tokens there are.
-fn first_page(
-    map: &RegionMap,
-    announced: usize,
-    registered: usize,
-    total: Option<usize>,
-) -> Result<usize, PlanError> {
-    let differs = PlanError::PageCount { local: announced, remote: registered };
+/// The number of the receiver's first block within the request: the receiver's blocks are the last ones, and have as
+/// many tokens as the pages here.
+fn first_page(announced: usize, registered: usize) -> Result<usize, PlanError> {
     if registered == 0 {
         return Ok(0);
     }
-    let most = map.peer_pages(announced);
-    let total = match total.filter(|total| map.check_counts(announced, *total).is_ok()) {
-        Some(total) => total,
-        None if map.check_counts(announced, registered).is_ok() => registered,
-        // Where the receiver's blocks are smaller, nobody knows how many of them the last page here fills.
-        None if most > announced => return Err(differs),
-        None => most,
-    };
-    total.checked_sub(registered).ok_or(differs)
+    announced.checked_sub(registered).ok_or(PlanError::PageCount { local: announced, remote: registered })
 }

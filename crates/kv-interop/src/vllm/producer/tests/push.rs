@@ -4,12 +4,14 @@ use bytes::Bytes;
 use kv_core::machine::{Machine, Output};
 use kv_core::proto::Command;
 use kv_core::{
-    Cause, ChunkId, Descriptor, FinalLayers, KvPoll, Op, QuarantineReason, SessionId, TransportError,
+    Cause, ChunkId, Descriptor, FinalLayers, KvPoll, Mismatch, Op, QuarantineReason, SessionId,
+    TransportError,
 };
 
 use super::decoder::{HASH, of, push, rig, told};
 use crate::gauges::Ignored;
 use crate::vllm::geometry::tests::{args, metadata};
+use crate::vllm::metadata::NixlAgentMetadata;
 use crate::vllm::notification::{done, heartbeat};
 use crate::vllm::rig::{Rig, SECOND, at};
 use KvPoll::{Failed, Success, Transferring, WaitingForInput};
@@ -274,34 +276,39 @@ fn pages_with_room_between_them_are_written_one_by_one() {
 }
 
 #[test]
-fn smaller_blocks_of_a_receiver_with_a_prefix_are_placed_by_the_number_of_tokens() {
-    // Two pages of 16 tokens here are up to four blocks of 8 there; of 25 tokens, four, and of 24, three.
-    for (tokens, second_half) in [(Some(25), Some(true)), (Some(24), Some(false)), (None, None)] {
+fn a_receiver_whose_engine_step_would_fail_is_refused_with_both_values() {
+    // vLLM's receiver raises an exception at the notification of a write from blocks that are not as its own.
+    type Change = fn(&mut NixlAgentMetadata);
+    let of_blocks = |size: u32| {
+        move |told: &mut NixlAgentMetadata| {
+            let len = PAGE * u64::from(size) / 16;
+            (told.block_size, told.num_blocks) = (size, 160 / u64::from(size));
+            (told.block_lens, told.block_strides) = (vec![len; 2], vec![len; 2]);
+            told.region_num_blocks = None;
+        }
+    };
+    let joined: Change = |told| told.physical_blocks_per_logical_kv_block = 2;
+    let order: Change = |told| told.kv_cache_layout = "LBNHC".to_owned();
+    let mut refused = Vec::new();
+    let changes: [&dyn Fn(&mut NixlAgentMetadata); 5] =
+        [&of_blocks(16), &of_blocks(8), &of_blocks(32), &joined, &order];
+    for change in changes {
         let mut rig = rig((1, 0));
-        let session = rig.open(1, "r", push().with(|options| options.tokens = tokens));
-        rig.announce(session, 2);
-        rig.send(session, &[1, 2]);
-        rig.register("d-0", &of("r", 1, &[5]));
+        let session = sent(&mut rig, 1, "r", &[1, 2]);
+        rig.register("d-0", &of("r", 1, &[4]));
         let (channel, _) = rig.asked()[0];
         let mut theirs = told((1, 0), "d-0");
-        (theirs.block_size, theirs.num_blocks) = (8, 20);
-        theirs.region_num_blocks = None;
-        (theirs.block_lens, theirs.block_strides) = (vec![PAGE / 2; 2], vec![PAGE / 2; 2]);
+        change(&mut theirs);
         rig.answer(channel, HASH, &theirs);
-        let agent = rig.agent();
-        rig.connected(agent);
-        let posts = rig.posts();
-        let Some(second_half) = second_half else {
-            assert_eq!(rig.cause(session), Some(Cause::PageCount { sent: 2, registered: 1 }));
-            continue;
-        };
-        // The one block is the last one of the request: the second or the first half of the second page, of which
-        // each head's tokens lie side by side.
-        let half_head = PAGE / 4 / 2;
-        let begin = if second_half { half_head } else { 0 };
-        let from: Vec<u64> = posts[0].1.descriptors.iter().map(|one| one.local_offset - 2 * PAGE).collect();
-        assert_eq!(from[..4], [0, 1, 2, 3].map(|head| head * 2 * half_head + begin));
+        let Some(cause) = rig.cause(session) else { continue };
+        let Cause::Incompatible(Mismatch { field, ours, theirs }) = cause else { panic!("{cause}") };
+        let said = |out: &_| matches!(out, Output::Post { .. } | Output::Send { .. });
+        assert!(!rig.out.iter().any(said), "nothing is written, and the receiver is told nothing");
+        assert_eq!(rig.back(session), [1, 2]);
+        refused.push(format!("{field}: {ours}, {theirs}"));
     }
+    let ratio = "physical_blocks_per_logical_kv_block: 1, 2";
+    assert_eq!(refused, ["block_size: 16, 8", "block_size: 16, 32", ratio, "kv_cache_layout: LBHNC, LBNHC"]);
 }
 
 #[test]
