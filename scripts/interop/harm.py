@@ -113,12 +113,18 @@ def in_time(done):
         raise Through
 
 
+def wrong_bytes(report):
+    """The requests that a receiving side calls received, and whose bytes differ: vLLM's report, or SGLang's rooms."""
+    rooms = report.get("rooms", {}).items()
+    return {**report.get("wrong_bytes", {}), **{room: of["wrong"] for room, of in rooms if of["status"] == 4 and of.get("wrong")}}
+
+
 def received(sides, report):
     """How many requests have arrived; every other one must have failed with a cause, and no byte may be wrong."""
     done, n = report["done"], report["n"]
     # vLLM calls a request received and failed if blocks of it did not arrive.
     failed = set(report.get("failed", ())) if sides.ours_sends else set()
-    wrong = {name: count for name, count in report.get("wrong_bytes", {}).items() if name not in failed}
+    wrong = {name: count for name, count in wrong_bytes(report).items() if name not in failed}
     require(not wrong, f"wrong bytes: {wrong}, {len(failed)} failed, {len(report.get('timed_out', ()))} timed out")
     if sides.ours_sends and sides.vllm:
         done = n - len(report["timed_out"]) - len(failed)
@@ -142,7 +148,7 @@ def goes_on(sides):
     while True:
         report, _ = sides.transfer(1)
         if report.get("done") == 1 and not report.get("failed"):
-            require(not report["wrong_bytes"], f"wrong bytes afterwards: {report['wrong_bytes']}")
+            require(not wrong_bytes(report), f"wrong bytes afterwards: {wrong_bytes(report)}")
             return
         require(time.monotonic() < end, f"does not go on: {report}")
         time.sleep(1)
