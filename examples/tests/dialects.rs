@@ -2,8 +2,8 @@
 //! token is as in the run in one process, every page comes back, and a decode rank whose prefill rank is killed ends
 //! its requests with a cause.
 //!
-//! The programs are those that cargo builds beside this test: `cargo test --test dialects` alone builds none, so
-//! name them too (`--examples`).
+//! The programs are those that cargo builds beside the tests of the package: `cargo test --test dialects` alone builds
+//! none, so `cargo build --examples` comes first, with the same features.
 #![cfg(feature = "interop")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -29,7 +29,7 @@ fn no_nixl() -> bool {
 fn program(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let path = test.parent().unwrap().with_file_name("examples").join(name);
-    assert!(path.exists(), "{} is missing: cargo test builds it with --examples", path.display());
+    assert!(path.exists(), "{} is missing: build the examples of the package first", path.display());
     Command::new(path)
 }
 
