@@ -82,15 +82,17 @@
 #![deny(unsafe_code)]
 
 pub mod allocator;
+mod awaiting;
 pub mod consensus;
 mod group;
 mod kv;
 pub mod queue;
 pub mod worker;
 
-pub use group::{EngineGroup, EngineGroupError, EngineReceiver, EngineSender, EngineSession};
+pub use awaiting::AwaitSession;
+pub use group::{EngineChanges, EngineGroup, EngineGroupError, EngineReceiver, EngineSender, EngineSession};
 pub use kv::{
-    Change, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver, Receiving, Sender, Sending,
-    Session, StopReport, Stopping, Worker, WorkerConfig,
+    Change, Changes, CommandRoom, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver,
+    Receiving, Sender, Sending, Session, StopReport, Stopping, Worker, WorkerConfig,
 };
 pub use worker::{Publication, StartError};

@@ -26,6 +26,7 @@
 //! }
 //! ```
 
+mod changes;
 mod deal;
 mod members;
 mod parts;
@@ -44,6 +45,7 @@ use kv_core::{
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::kv::{Change, Manager};
+pub use changes::EngineChanges;
 use deal::Deal;
 use roster::Roster;
 pub use session::{EngineReceiver, EngineSender, EngineSession};
@@ -137,8 +139,33 @@ impl EngineGroup {
     /// `f`. The group is not locked while `f` runs. Should `f` panic, the next call hands on the changes that
     /// `f` was not called with, and the descriptor wakes for them.
     pub fn drain(&self, mut f: impl FnMut(Change)) -> usize {
-        // Dropped outside the lock, as `f` is called outside of it: both are the caller's code.
-        let (over, mut untold) = {
+        let mut untold = self.gather();
+        let _telling = Telling(&self.shared);
+        let mut told = 0;
+        while untold > 0 {
+            // Taken out on its own, because the lock must not be held while `f` runs.
+            let Some(change) = self.shared.lock().next_change() else { break };
+            (untold, told) = (untold - 1, told + 1);
+            f(change);
+        }
+        told
+    }
+
+    /// The changes as a stream, for servers that await them instead of draining the group.
+    pub fn changes(&self) -> EngineChanges {
+        EngineChanges::new(self.clone())
+    }
+
+    /// The next change; what is left then makes the descriptor of the group readable.
+    fn next_change(&self) -> Option<Change> {
+        self.gather();
+        let _telling = Telling(&self.shared);
+        self.shared.lock().next_change()
+    }
+
+    /// Takes note of what has changed on the ranks; the number of requests of which the scheduler has yet to be told.
+    fn gather(&self) -> usize {
+        let (over, untold) = {
             let mut roster = self.shared.lock();
             let _ = rustix::io::read(&self.shared.untold, &mut [0_u8; 8]);
             for (rank, manager) in self.shared.managers.iter().enumerate() {
@@ -149,16 +176,9 @@ impl EngineGroup {
             }
             (roster.settle(), roster.num_untold())
         };
-        let _telling = Telling(&self.shared);
+        // After the lock: ready events of the caller may be dropped with the requests.
         drop(over);
-        let mut told = 0;
-        while untold > 0 {
-            // Taken out on its own, because the lock must not be held while `f` runs.
-            let Some(change) = self.shared.lock().next_change() else { break };
-            (untold, told) = (untold - 1, told + 1);
-            f(change);
-        }
-        told
+        untold
     }
 
     /// Takes the pages that came back from all ranks after the handle of their session was dropped.

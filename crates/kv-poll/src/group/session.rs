@@ -14,8 +14,10 @@ use kv_core::{
 use super::deal::Deal;
 use super::members::Members;
 use super::shared::{Rank, Shared};
+use crate::awaiting::Hidden;
 use crate::kv::{KvMachine, Manager, Receiving, Sending, Session};
 use crate::worker::Watch;
+use crate::worker::waiters::Waiting;
 
 /// The sending half of a transfer, on all ranks of a prefill engine.
 pub type EngineSender = EngineSession<Sending>;
@@ -119,6 +121,31 @@ impl<Role> KvSession for EngineSession<Role> {
         drop(over);
         self.closed = true;
         Some(reclaimed)
+    }
+}
+
+impl<Role> Hidden for EngineSession<Role> {
+    fn waiting(&self) -> Waiting {
+        let ports = self.shared.managers.iter().map(Manager::awaited);
+        Waiting::on(self.ranks.iter().map(Watch::awaited).chain(ports))
+    }
+
+    /// Hands on what waits for room in the ring of a rank, and ends the request on all ranks if the request has
+    /// failed on one.
+    fn attend(&self) {
+        let over = {
+            let mut roster = self.shared.lock();
+            roster.touch(self.id);
+            roster.settle()
+        };
+        // After the lock: ready events of the caller may be dropped with the members.
+        drop(over);
+    }
+
+    fn is_beyond_reclaim(&self) -> bool {
+        // No rank gives its pages to the scheduler while another rank's may still be touched.
+        let lost = |members: &Members<_>| members.sessions().any(Hidden::is_beyond_reclaim);
+        self.closed || self.shared.lock().get(self.id).is_none_or(lost)
     }
 }
 

@@ -10,7 +10,8 @@ use kv_core::{
 
 use super::gauges::Gauges;
 use super::session::{Receiver, Sender, Session};
-use super::words::{KvMachine, PollSet};
+use super::words::{Changes, CommandRoom, KvMachine, PollSet};
+use crate::worker::waiters::Awaited;
 use crate::worker::{Port, Publication};
 
 /// Opens sessions on a worker of the KV cache and tells how the worker is doing. Cheap to clone, and usable from
@@ -34,6 +35,26 @@ impl Manager {
     /// The set of sessions that have changed.
     pub fn poll_set(&self) -> &PollSet {
         self.port.poll_set()
+    }
+
+    /// The changes of the sessions as a stream, for servers that await them instead of draining the set.
+    pub fn changes(&self) -> Changes {
+        self.port.changes()
+    }
+
+    /// Resolves when the worker takes a command again, after [`Backpressure`](kv_core::Backpressure).
+    pub fn command_room(&self) -> CommandRoom {
+        self.port.command_room()
+    }
+
+    /// The worker's ring, as a thing that tasks wait for.
+    pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
+        self.port.awaited()
+    }
+
+    /// The poll set, as a thing that tasks wait for.
+    pub(crate) fn awaited_changes(&self) -> Arc<dyn Awaited> {
+        self.port.awaited_changes()
     }
 
     /// Takes the pages that came back after the handle of their session was dropped. No data operation

@@ -11,6 +11,8 @@ use kv_core::{
 };
 
 use super::words::KvMachine;
+use crate::awaiting::Hidden;
+use crate::worker::waiters::Waiting;
 use crate::worker::{Failure, Handle, Watch};
 
 /// The sending half of a transfer, on a prefill worker.
@@ -133,6 +135,16 @@ impl<Role> KvSession for Session<Role> {
             }
         }
         Some(reclaimed)
+    }
+}
+
+impl<Role> Hidden for Session<Role> {
+    fn waiting(&self) -> Waiting {
+        self.handle.waiting()
+    }
+
+    fn is_beyond_reclaim(&self) -> bool {
+        self.handle.is_beyond_reclaim()
     }
 }
 

@@ -1,5 +1,9 @@
 //! The end of a worker of the KV cache.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use kv_core::proto::Resource;
 
 use super::words::KvMachine;
@@ -21,8 +25,8 @@ use crate::worker;
 /// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a
 /// report.
 ///
-/// No descriptor becomes readable at the end. A server asks in its loop, or gives the value to a thread that
-/// may block (tokio's `spawn_blocking`) and [waits](Stopping::wait) there.
+/// No descriptor becomes readable at the end. A server awaits this value, on any executor; or calls
+/// [`poll`](Stopping::poll) in its loop; or [waits](Stopping::wait) on a thread that may block.
 #[derive(Debug)]
 #[must_use = "a worker ends without a report if this is dropped"]
 pub struct Stopping(worker::Stopping<KvMachine>);
@@ -58,6 +62,15 @@ impl Stopping {
     /// the latest. Blocks the caller.
     pub fn wait(self) -> StopReport {
         report(self.0.wait())
+    }
+}
+
+/// Resolves when the thread has ended.
+impl Future for Stopping {
+    type Output = StopReport;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<StopReport> {
+        Pin::new(&mut self.get_mut().0).poll(cx).map(report)
     }
 }
 

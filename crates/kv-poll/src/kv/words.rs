@@ -26,5 +26,11 @@ pub type Listener = worker::Listener<KvWhat>;
 /// One session of the KV cache that has changed; see [`worker::Change`].
 pub type Change = worker::Change<KvPoll>;
 
+/// The changes of a worker's sessions as a stream; see [`worker::Changes`].
+pub type Changes = worker::Changes<KvMachine>;
+
+/// Resolves when a worker of the KV cache has room for a command; see [`worker::CommandRoom`].
+pub type CommandRoom = worker::CommandRoom<KvMachine>;
+
 /// The sessions of one worker of the KV cache that have changed; see [`worker::PollSet`].
 pub type PollSet = worker::PollSet<KvMachine>;

@@ -7,6 +7,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use kv_core::SessionId;
 use kv_core::machine::{Machine, SessionStatus};
 
+use super::waiters::{Awaited, Waiters};
+
 /// One session, as its handle and its worker see the session.
 ///
 /// The worker writes the state, the scheduler reads the state. Resources go to and fro between the two:
@@ -28,6 +30,8 @@ pub(crate) struct Cell<M: Machine> {
     /// What the poll set has reported last: the state, with `RECLAIMABLE` added.
     told: AtomicU8,
     sides_left: AtomicU8,
+    /// The tasks that wait for a change of this session.
+    waiters: Waiters,
 }
 
 /// The bit beside a reported state that says that the session is reclaimable.
@@ -93,6 +97,7 @@ impl<M: Machine> Cell<M> {
             queued: AtomicBool::new(false),
             told: AtomicU8::new(NOTHING),
             sides_left: AtomicU8::new(0),
+            waiters: Waiters::default(),
         }
     }
 
@@ -237,6 +242,12 @@ impl<M: Machine> Cell<M> {
 
     fn custody(&self) -> MutexGuard<'_, Custody<M::Resource>> {
         self.custody.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: Machine> Awaited for Cell<M> {
+    fn waiters(&self) -> &Waiters {
+        &self.waiters
     }
 }
 

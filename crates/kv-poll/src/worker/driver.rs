@@ -193,12 +193,18 @@ impl<M: Machine> Driver<M> {
                 self.feed(Input::Command(M::Command::abort(cell.id())));
             }
         }
-        for _ in 0..PER_TURN {
-            let Some(message) = self.shared.next_command() else { break };
+        let mut taken = 0;
+        while taken < PER_TURN
+            && let Some(message) = self.shared.next_command()
+        {
+            taken += 1;
             self.shared.counters.commands.add_one();
             if let Some(message) = self.ready_events.admit(self.clock.now(), message) {
                 self.take_command(message);
             }
+        }
+        if taken > 0 {
+            self.shared.made_room();
         }
     }
 

@@ -7,7 +7,9 @@
 //! [`Receiver`](crate::Receiver) at the top of this crate are those of the KV cache.
 
 pub(crate) mod cell;
+mod changes;
 mod clock;
+mod command_room;
 mod discard;
 mod driver;
 mod gauges;
@@ -20,6 +22,7 @@ mod sessions;
 mod setup;
 pub(crate) mod shared;
 mod stopping;
+pub(crate) mod waiters;
 mod wake;
 
 use std::fmt;
@@ -30,7 +33,9 @@ use kv_core::machine::Machine;
 use kv_core::{BootstrapClient, OsError, Transport};
 
 pub use cell::Failure;
+pub use changes::Changes;
 pub use clock::{BootTime, Clock};
+pub use command_room::CommandRoom;
 pub(crate) use discard::discard;
 pub use driver::{Driver, Ended, Rest, Turn};
 pub use gauges::Gauges;
@@ -91,9 +96,24 @@ impl<M: Machine + 'static> Worker<M> {
 
     pub(crate) fn spawn(rank: u32, driver: Driver<M>) -> Result<Worker<M>, StartError> {
         let port = driver.port();
-        let thread = Builder::new().name(format!("kv-worker-{rank}")).spawn(move || driver.run());
+        let end = End(driver.port());
+        let run = move || {
+            // Dropped after the driver, and with it the transport, also if the driver panics.
+            let _end = end;
+            driver.run()
+        };
+        let thread = Builder::new().name(format!("kv-worker-{rank}")).spawn(run);
         let thread = thread.map_err(|error| OsError::new("thread::spawn", error))?;
         Ok(Worker { port, thread: Some(thread) })
+    }
+}
+
+/// Tells that the thread of a worker has ended, when this is dropped.
+struct End<M: Machine>(Port<M>);
+
+impl<M: Machine> Drop for End<M> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

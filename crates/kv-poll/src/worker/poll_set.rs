@@ -1,5 +1,6 @@
 //! The poll set: the sessions that have changed since the scheduler last looked.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -12,6 +13,7 @@ use kv_core::machine::Machine;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::cell::Cell;
+use super::waiters::Waiters;
 
 /// One session that has changed, with its state now. Several changes since the last report are one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,10 @@ pub struct PollSet<M: Machine> {
     signal: AtomicU8,
     /// A drain is under way. Nothing ever waits for the end of one.
     draining: AtomicBool,
+    /// A drain found another one under way.
+    turned_away: AtomicBool,
+    /// The tasks that wait for a change of any session.
+    waiters: Waiters,
 }
 
 /// The descriptor is not readable, and no notifier is about to write to it.
@@ -56,6 +62,8 @@ impl<M: Machine> PollSet<M> {
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             signal: AtomicU8::new(QUIET),
             draining: AtomicBool::new(false),
+            turned_away: AtomicBool::new(false),
+            waiters: Waiters::default(),
         })
     }
 
@@ -64,38 +72,79 @@ impl<M: Machine> PollSet<M> {
     /// waits for it: a second drain, on another thread or from within `f`, returns 0 and leaves the changes
     /// to the first.
     pub fn drain(&self, mut f: impl FnMut(Change<M::Status>)) -> usize {
-        if self.signal.load(Ordering::SeqCst) == QUIET && self.queue.is_empty() {
+        if self.is_quiet() {
             return 0;
         }
-        // What the drain before has written is seen by this one; its end is marked even if `f` panics.
+        let Some(draining) = self.enter() else { return 0 };
+        self.reset();
+        let mut changes = 0;
+        for _ in 0..self.queue.len() {
+            let Some(cell) = self.queue.pop() else { break };
+            if let Some(change) = report(&cell) {
+                changes += 1;
+                f(change);
+            }
+        }
+        drop(draining);
+        changes
+    }
+
+    /// The next change for a [stream](super::Changes) that has taken out `batch` before, and takes out what has
+    /// changed meanwhile when the batch is empty. Sessions of the batch count as being in the set. `None` if there
+    /// is no change, or if a drain is under way, at whose end the tasks that wait for the set are woken.
+    pub(super) fn next_of(&self, batch: &mut VecDeque<Arc<Cell<M>>>) -> Option<Change<M::Status>> {
+        if batch.is_empty() && self.is_quiet() {
+            return None;
+        }
+        let _draining = self.enter()?;
+        loop {
+            if batch.is_empty() {
+                self.reset();
+                batch.extend((0..self.queue.len()).map_while(|_| self.queue.pop()));
+            }
+            let cell = batch.pop_front()?;
+            if let Some(change) = report(&cell) {
+                return Some(change);
+            }
+        }
+    }
+
+    /// Puts sessions back that were taken out and not reported.
+    pub(super) fn put_back(&self, batch: &mut VecDeque<Arc<Cell<M>>>) {
+        if !batch.is_empty() {
+            batch.drain(..).for_each(|cell| self.push(cell));
+            self.signal();
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.signal.load(Ordering::SeqCst) == QUIET && self.queue.is_empty()
+    }
+
+    /// Begins a drain; `None` while another is under way. What the drain before has written is seen by this one.
+    fn enter(&self) -> Option<Draining<'_, M>> {
         if self.draining.swap(true, Ordering::SeqCst) {
-            return 0;
+            self.turned_away.store(true, Ordering::SeqCst);
+            // The other drain may have ended before the note.
+            if self.draining.swap(true, Ordering::SeqCst) {
+                return None;
+            }
         }
-        let _draining = Draining(self);
-        // Reset first, count second. A notifier pushes, fences, and looks at the signal: if it saw
-        // SIGNALLED, its fence came before ours, so `len` counts its push; if it did not, it
-        // signals anew. If there is nothing to read, the write is yet to come: nothing is reset, and
-        // the next drain will find it, perhaps with nothing left to do. Once the write is there, a
-        // drain always resets: an event loop that watches edges is woken by the next write only.
+        Some(Draining(self))
+    }
+
+    /// Makes the descriptor unreadable, before the sessions in the set are counted. A notifier pushes, fences, and
+    /// looks at the signal: if it saw `SIGNALLED`, its fence came before ours, so `len` counts its push; if it did
+    /// not, it signals anew. If there is nothing to read, the write is yet to come: nothing is reset, and the next
+    /// drain will find it, perhaps with nothing left to do. Once the write is there, a drain always resets: an event
+    /// loop that watches edges is woken by the next write only.
+    fn reset(&self) {
         if self.signal.load(Ordering::SeqCst) == SIGNALLED
             && rustix::io::read(&self.event, &mut [0_u8; 8]).is_ok()
         {
             self.signal.store(QUIET, Ordering::SeqCst);
         }
         fence(Ordering::SeqCst);
-        let mut changes = 0;
-        for _ in 0..self.queue.len() {
-            let Some(cell) = self.queue.pop() else { break };
-            // The mark goes before the state is read, so that a later change enqueues again.
-            cell.dequeue();
-            if !cell.is_handle_gone()
-                && let Some((poll, reclaimable)) = cell.news()
-            {
-                changes += 1;
-                f(Change { session: cell.id(), poll, reclaimable });
-            }
-        }
-        changes
     }
 
     /// Puts a session into the set, unless the session is there already, and makes the descriptor readable.
@@ -104,14 +153,18 @@ impl<M: Machine> PollSet<M> {
         if cell.is_handle_gone() || !cell.enqueue() {
             return;
         }
-        if let Err(refused) = self.queue.push(Arc::clone(cell)) {
+        self.push(Arc::clone(cell));
+        self.signal();
+    }
+
+    fn push(&self, cell: Arc<Cell<M>>) {
+        if let Err(refused) = self.queue.push(cell) {
             self.make_room();
-            if self.queue.push(refused).is_err() {
+            if let Err(refused) = self.queue.push(refused) {
                 debug_assert!(false, "more sessions have handles than the set was made for");
-                cell.dequeue();
+                refused.dequeue();
             }
         }
-        self.signal();
     }
 
     fn signal(&self) {
@@ -119,6 +172,7 @@ impl<M: Machine> PollSet<M> {
         if self.signal.swap(SIGNALLED, Ordering::SeqCst) == QUIET {
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
+        self.waiters.wake();
     }
 
     /// Removes the sessions whose handle has gone since they were put here: a server that polls its handles
@@ -150,6 +204,28 @@ impl<M: Machine> Drop for Draining<'_, M> {
             set.signal.store(SIGNALLED, Ordering::SeqCst);
             let _ = rustix::io::write(&set.event, &1_u64.to_ne_bytes());
         }
+        if set.turned_away.swap(false, Ordering::SeqCst) {
+            set.waiters.wake();
+        }
+    }
+}
+
+/// What a drain reports of a session that was taken out of the set; `None` if there is no news, or no handle that
+/// could use the news.
+pub(super) fn report<M: Machine>(cell: &Cell<M>) -> Option<Change<M::Status>> {
+    // The mark goes before the state is read, so that a later change enqueues again.
+    cell.dequeue();
+    if cell.is_handle_gone() {
+        return None;
+    }
+    let (poll, reclaimable) = cell.news()?;
+    Some(Change { session: cell.id(), poll, reclaimable })
+}
+
+impl<M: Machine> PollSet<M> {
+    /// The tasks that wait for a change of any session.
+    pub(super) fn waiters(&self) -> &Waiters {
+        &self.waiters
     }
 }
 

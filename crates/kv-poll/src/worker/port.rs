@@ -8,9 +8,12 @@ use kv_core::machine::{Machine, SessionCommand, SessionStatus, Submit};
 use kv_core::{OpenError, SessionId};
 
 use super::cell::{Cell, Failure, Side};
+use super::changes::{Changes, Set};
+use super::command_room::CommandRoom;
 use super::gauges::Gauges;
 use super::poll_set::PollSet;
 use super::shared::{Publication, Shared};
+use super::waiters::{Awaited, Waiting};
 
 /// Opens sessions on a worker and tells how the worker is doing. Cheap to clone, and usable from any thread. A
 /// port does not keep the worker running.
@@ -32,6 +35,16 @@ impl<M: Machine> Port<M> {
     /// The set of sessions that have changed.
     pub fn poll_set(&self) -> &PollSet<M> {
         &self.shared.poll_set
+    }
+
+    /// The changes of the sessions as a stream, for servers that await them instead of draining the set.
+    pub fn changes(&self) -> Changes<M> {
+        Changes::new(Arc::clone(&self.shared))
+    }
+
+    /// Resolves when the worker takes a command again, after a command was refused for want of room.
+    pub fn command_room(&self) -> CommandRoom<M> {
+        CommandRoom::new(Arc::clone(&self.shared))
     }
 
     /// Takes those resources for which `pick` returns true, of the resources that came back after the handle
@@ -63,6 +76,25 @@ impl<M: Machine> Port<M> {
     /// for a worker that has stopped; [`Gauges::sessions_lost`] counts what was lost with the worker.
     pub fn quarantine(&self) -> Vec<M::Quarantine> {
         self.shared.quarantine()
+    }
+
+    /// The last act of the worker's thread, after the transport was closed.
+    pub(super) fn end(&self) {
+        self.shared.end();
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.shared.has_ended()
+    }
+
+    /// The poll set, as a thing that tasks wait for.
+    pub(crate) fn awaited_changes(&self) -> Arc<dyn Awaited> {
+        Arc::new(Set(Arc::clone(&self.shared)))
+    }
+
+    /// The ring and the end of the worker, as things that tasks wait for.
+    pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
+        Arc::clone(&self.shared) as Arc<dyn Awaited>
     }
 
     pub(super) fn request_stop(&self, grace: Duration) {
@@ -138,6 +170,18 @@ impl<M: Machine> Handle<M> {
         self.shared.add_orphan(resource);
     }
 
+    /// The registration of a task that waits for a change of the session.
+    pub(crate) fn waiting(&self) -> Waiting {
+        Waiting::on([Arc::clone(&self.cell) as Arc<dyn Awaited>])
+    }
+
+    /// True if nothing will come back any more: the session was reclaimed, or the worker has stopped while it held
+    /// something of the session. A worker that stops fails its sessions a moment later.
+    pub(crate) fn is_beyond_reclaim(&self) -> bool {
+        let lost = || self.shared.is_stopped() && self.cell.is_over() && !self.cell.is_reclaimable();
+        self.closed || lost()
+    }
+
     /// A view of the state of the session that does not need the handle.
     pub fn watch(&self) -> Watch<M> {
         Watch { cell: Arc::clone(&self.cell) }
@@ -161,6 +205,11 @@ pub struct Watch<M: Machine> {
 }
 
 impl<M: Machine> Watch<M> {
+    /// The session, as a thing that tasks wait for.
+    pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
+        Arc::clone(&self.cell) as Arc<dyn Awaited>
+    }
+
     /// The state of the session now: one atomic load.
     pub fn poll(&self) -> M::Status {
         self.cell.poll()

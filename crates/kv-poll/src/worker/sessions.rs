@@ -71,7 +71,7 @@ impl<M: Machine> Sessions<M> {
         if status.is_terminal() {
             self.shared.counters.start_quarantine(entry.held);
         }
-        self.shared.poll_set.notify(&entry.cell);
+        self.shared.announce(&entry.cell);
         self.retire(session);
     }
 
@@ -124,9 +124,9 @@ impl<M: Machine> Drop for Sessions<M> {
         self.shared.set_quarantine(Vec::new());
         self.shared.close();
         for entry in self.entries.values() {
-            if entry.cell.fail_stopped() {
-                self.shared.poll_set.notify(&entry.cell);
-            }
+            // Also of a session that had ended: what the machine still holds will never be back.
+            entry.cell.fail_stopped();
+            self.shared.announce(&entry.cell);
             self.shared.leave(&entry.cell, Side::Worker);
         }
     }

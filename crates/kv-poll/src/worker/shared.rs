@@ -2,7 +2,7 @@
 //! orphans in the other.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::cell::{Cell, Side};
 use super::discard::discard;
 use super::gauges::{Counters, Gauges};
 use super::poll_set::PollSet;
+use super::waiters::{Awaited, Waiters};
 use super::wake::Waker;
 
 /// A command, with the cell of its session, by which resources that the command lends come back.
@@ -60,6 +61,16 @@ pub(crate) struct Shared<M: Machine> {
     quarantine: Mutex<Vec<M::Quarantine>>,
     stop: OnceLock<Duration>,
     stopped: AtomicBool,
+    /// The worker's thread runs nothing of the worker any more: the transport is closed.
+    ended: AtomicBool,
+    /// The tasks that wait for room in the ring, or for the end of the worker.
+    waiters: Waiters,
+}
+
+impl<M: Machine> Awaited for Shared<M> {
+    fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
 }
 
 /// The methods for schedulers, on any thread.
@@ -79,6 +90,8 @@ impl<M: Machine> Shared<M> {
             quarantine: Mutex::new(Vec::new()),
             stop: OnceLock::new(),
             stopped: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            waiters: Waiters::default(),
         })
     }
 
@@ -176,12 +189,34 @@ impl<M: Machine> Shared<M> {
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
     }
+
+    /// True if the ring has room for a command, and after the worker has stopped, when commands need no room.
+    pub(crate) fn has_room(&self) -> bool {
+        self.ring.len() < self.ring.capacity() || self.is_stopped()
+    }
+
+    /// True once the thread is done with the transport.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
 }
 
 /// The methods for the worker's thread.
 impl<M: Machine> Shared<M> {
     pub(crate) fn next_command(&self) -> Option<Message<M>> {
         self.ring.pop()
+    }
+
+    /// Wakes the tasks that wait for room. Comes after commands were taken out.
+    pub(crate) fn made_room(&self) {
+        fence(Ordering::SeqCst);
+        self.waiters.wake();
+    }
+
+    /// The last act of the worker's thread, after the transport was closed.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.waiters.wake();
     }
 
     pub(crate) fn commands_waiting(&self) -> usize {
@@ -244,6 +279,7 @@ impl<M: Machine> Shared<M> {
     pub(crate) fn close(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.sweep_if_stopped();
+        self.waiters.wake();
     }
 
     fn sweep_if_stopped(&self) {
@@ -255,7 +291,7 @@ impl<M: Machine> Shared<M> {
             discard(command.take_ready());
             self.return_unseen(&cell, command);
             if cell.fail_stopped() {
-                self.poll_set.notify(&cell);
+                self.announce(&cell);
             }
             self.leave(&cell, Side::Worker);
         }
@@ -263,8 +299,14 @@ impl<M: Machine> Shared<M> {
 
     fn notify_if_reclaimable(&self, cell: &Arc<Cell<M>>) {
         if cell.is_reclaimable() {
-            self.poll_set.notify(cell);
+            self.announce(cell);
         }
+    }
+
+    /// Tells the poll set and the tasks that wait for the session that the session has changed.
+    pub(crate) fn announce(&self, cell: &Arc<Cell<M>>) {
+        self.poll_set.notify(cell);
+        cell.waiters().wake();
     }
 }
 

@@ -1,12 +1,16 @@
 //! The end of a worker: asked for without waiting for it, and reported once it has come.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 use kv_core::machine::{Amounts, Machine};
 
 use super::driver::Ended;
 use super::port::Port;
+use super::waiters::Waiting;
 
 /// A worker that was told to stop, by [`Worker::begin_stop`](super::Worker::begin_stop).
 ///
@@ -24,13 +28,14 @@ use super::port::Port;
 /// Dropping this value does not wait and does not stop the thread earlier: the thread ends by itself, without a
 /// report.
 ///
-/// No descriptor becomes readable at the end. A server calls [`poll`](Stopping::poll) in its loop, or calls
-/// [`wait`](Stopping::wait) on a thread that may block (tokio's `spawn_blocking`).
+/// No descriptor becomes readable at the end. A server awaits this value, on any executor; or calls
+/// [`poll`](Stopping::poll) in its loop; or calls [`wait`](Stopping::wait) on a thread that may block.
 #[must_use = "a worker ends without a report if this is dropped"]
 pub struct Stopping<M: Machine> {
     port: Port<M>,
     thread: Option<JoinHandle<Ended>>,
     report: Option<StopReport>,
+    waiting: Waiting,
 }
 
 /// How a worker ended.
@@ -50,12 +55,15 @@ pub struct StopReport {
 
 impl<M: Machine> Stopping<M> {
     pub(super) fn new(port: Port<M>, thread: Option<JoinHandle<Ended>>) -> Stopping<M> {
-        Stopping { port, thread, report: None }
+        let waiting = Waiting::on([port.awaited()]);
+        Stopping { port, thread, report: None, waiting }
     }
 
     /// The report, once the thread has ended; `None` before. Never blocks.
     pub fn poll(&mut self) -> Option<StopReport> {
-        if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
+        // A thread that has said so is about to end, and waits for nothing.
+        let ended = self.port.has_ended();
+        if let Some(thread) = self.thread.take_if(|thread| ended || thread.is_finished()) {
             self.report = Some(self.report_of(thread));
         }
         self.report
@@ -79,6 +87,17 @@ impl<M: Machine> Stopping<M> {
             posts_in_flight: gauges.posts_in_flight,
             panicked: ended.is_err(),
         }
+    }
+}
+
+/// Resolves when the thread has ended. A stop that was reported before is reported again.
+impl<M: Machine> Future for Stopping<M> {
+    type Output = StopReport;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<StopReport> {
+        let stopping = self.get_mut();
+        stopping.waiting.register(cx.waker());
+        Stopping::poll(stopping).map_or(Poll::Pending, Poll::Ready)
     }
 }
 

@@ -1,7 +1,10 @@
 //! A worker's life: its start, its publication, its stop, and its death by a panic.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use kv_core::{
@@ -175,6 +178,31 @@ fn pages_that_are_not_quiet_when_the_grace_is_over_are_reported_and_never_handed
     wire.say("release");
     assert_eq!(sender.reclaim(), None, "nothing is left to prove them quiet");
     assert_eq!((manager.orphans(), manager.gauges().pages_quarantined()), (vec![], 3));
+}
+
+#[test]
+fn a_stop_is_awaited_and_wakes_its_task_when_the_thread_has_ended() {
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let rig = Rig::start();
+    let mut sender = rig.sender(STUCK);
+    sender.send(pages(&[1, 2, 3])).unwrap();
+    rig.until_seen(&Seen::Sent(0));
+    let wire = Arc::clone(&rig.wire);
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut stopping = pin!(rig.worker.begin_stop(PATIENCE));
+    assert!(stopping.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    until(|| sender.poll() == KvPoll::Failed);
+    assert!(!woken.0.load(Ordering::SeqCst), "a data operation may touch the pages");
+    wire.say("release");
+    until(|| woken.0.load(Ordering::SeqCst));
+    let report = StopReport { sessions_ended: 1, ..StopReport::default() };
+    assert_eq!(Future::poll(stopping, &mut Context::from_waker(&waker)), Poll::Ready(report));
 }
 
 /// Lets other threads run until something holds.

@@ -1,0 +1,103 @@
+//! Sessions as futures, on any executor.
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use kv_core::{Cause, KvPoll, KvSession, Phase, Reclaimed, TransferError};
+
+use crate::group::EngineSession;
+use crate::kv::Session;
+use crate::worker::waiters::Waiting;
+
+/// Awaits what [`poll`](KvSession::poll), [`failure`](KvSession::failure) and [`reclaim`](KvSession::reclaim) tell,
+/// for servers that run a task per request. No thread is started, and no executor is needed besides the server's own.
+///
+/// Dropping a future changes nothing: no session is aborted, and no page is lost. The session does that when the
+/// session itself is dropped. So the futures are fit for `select!` and for timeouts.
+///
+/// ```
+/// use kv_core::{KvReceiver, KvSession, Pages, Reclaimed, TransferError};
+/// use kv_poll::{AwaitSession, Receiver};
+///
+/// /// Receives into the pages; the decode can begin when this has returned.
+/// async fn receive(receiver: &mut Receiver, pages: Pages) -> Result<(), TransferError> {
+///     receiver.ready().await?;
+///     receiver.init(pages, None).expect("a worker with room for commands");
+///     receiver.finished().await
+/// }
+///
+/// /// Ends a request, whatever has become of the request.
+/// async fn end(mut receiver: Receiver) -> Option<Reclaimed> {
+///     receiver.abort();
+///     receiver.reclaimed().await
+/// }
+/// ```
+pub trait AwaitSession: KvSession + Hidden {
+    /// Resolves with the state of the session when the session is in this state or in a later one, in the order
+    /// `Bootstrapping`, `WaitingForInput`, `Transferring`, `Success`; with the failure if the session has failed.
+    fn until(&self, state: KvPoll) -> impl Future<Output = Result<KvPoll, TransferError>> + Send {
+        let mut waiting = self.waiting();
+        poll_fn(move |cx| {
+            waiting.register(cx.waker());
+            self.attend();
+            match self.poll() {
+                KvPoll::Failed => Poll::Ready(Err(self.failure().unwrap_or_else(|| {
+                    TransferError::new(self.room().clone(), Phase::Transfer, Cause::WorkerStopped)
+                }))),
+                poll if poll >= state => Poll::Ready(Ok(poll)),
+                _ => Poll::Pending,
+            }
+        })
+    }
+
+    /// Resolves when the session takes input: `send` on a sender, `init` on a receiver.
+    fn ready(&self) -> impl Future<Output = Result<(), TransferError>> + Send {
+        async { self.until(KvPoll::WaitingForInput).await.map(drop) }
+    }
+
+    /// Resolves when every byte is in place, or with the failure. On a sender in pull mode: when every reader has
+    /// released the pages. The pages of a session that failed may still be in quarantine then.
+    fn finished(&self) -> impl Future<Output = Result<(), TransferError>> + Send {
+        async { self.until(KvPoll::Success).await.map(drop) }
+    }
+
+    /// Resolves after the end of the session, when no data operation touches the pages any more, and takes back what
+    /// the session was lent. `None` if nothing can come back: the session was reclaimed before, or the worker has
+    /// stopped before the pages were quiet ([`StopReport`](crate::StopReport) counts such pages).
+    ///
+    /// The future waits for the end of the session, and does not end the session: call
+    /// [`abort`](KvSession::abort) before, or wait until the session has [finished](AwaitSession::finished).
+    fn reclaimed(&mut self) -> impl Future<Output = Option<Reclaimed>> + Send {
+        let mut waiting = self.waiting();
+        poll_fn(move |cx| {
+            waiting.register(cx.waker());
+            self.attend();
+            match self.reclaim() {
+                Some(reclaimed) => Poll::Ready(Some(reclaimed)),
+                None if self.is_beyond_reclaim() => Poll::Ready(self.reclaim()),
+                None => Poll::Pending,
+            }
+        })
+    }
+}
+
+impl<Role> AwaitSession for Session<Role> {}
+impl<Role> AwaitSession for EngineSession<Role> {}
+
+/// What the sessions of this crate have besides what schedulers call.
+pub trait Hidden: Send + Sync {
+    /// The registration of a task that waits for a change.
+    #[doc(hidden)]
+    fn waiting(&self) -> Waiting;
+
+    /// Does what a drain would do for the session.
+    #[doc(hidden)]
+    fn attend(&self) {}
+
+    /// True if nothing will come back any more.
+    #[doc(hidden)]
+    fn is_beyond_reclaim(&self) -> bool;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,336 @@
+//! Futures and streams over a worker that is played by hand: who is woken, and what is lost when one is dropped.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use futures_core::Stream;
+use kv_core::machine::SessionCommand;
+use kv_core::proto::Resource;
+use kv_core::{KvManager, KvSender, OpenError, Room, SessionId, SessionOptions};
+
+use super::*;
+use crate::kv::{Changes, KvMachine, Manager, Sender};
+use crate::worker::Failure;
+use crate::worker::cell::Cell;
+use crate::worker::shared::Shared;
+use crate::worker::tests::{idle, pages, queues};
+use crate::{Change, EngineGroup};
+
+type Link = Arc<Shared<KvMachine>>;
+
+/// A task that counts how often the task was woken.
+#[derive(Default)]
+struct Task(AtomicUsize);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Task {
+    fn new() -> (Arc<Task>, Waker) {
+        let task = Arc::<Task>::default();
+        (Arc::clone(&task), Waker::from(task))
+    }
+
+    fn woken(&self) -> usize {
+        self.0.swap(0, Ordering::SeqCst)
+    }
+}
+
+fn look<F: Future>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(waker))
+}
+
+fn next(changes: &mut Changes, waker: &Waker) -> Poll<Option<Change>> {
+    Pin::new(changes).poll_next(&mut Context::from_waker(waker))
+}
+
+fn open(manager: &Manager, room: u64) -> Sender {
+    manager.sender("", Room::from(room), &[], SessionOptions::default()).unwrap()
+}
+
+/// Plays the worker: takes a command, and hands back what the command lends when told so.
+fn take(link: &Link) -> (Arc<Cell<KvMachine>>, Option<Resource>) {
+    let message = link.next_command().unwrap();
+    (message.cell, message.command.into_resource())
+}
+
+fn set(link: &Link, cell: &Arc<Cell<KvMachine>>, poll: KvPoll) {
+    let failed = || Failure::Machine(Box::new(failure(1)));
+    assert!(cell.set(poll, (poll == KvPoll::Failed).then(failed)));
+    link.announce(cell);
+}
+
+fn failure(room: u64) -> TransferError {
+    TransferError::new(Room::from(room), Phase::Transfer, Cause::PeerLost)
+}
+
+#[test]
+fn a_session_is_awaited_until_a_state_or_a_later_one_and_wakes_its_task() {
+    let (link, manager) = idle();
+    let sender = open(&manager, 1);
+    let (cell, _) = take(&link);
+    let (task, waker) = Task::new();
+    let mut ready = pin!(sender.ready());
+    assert_eq!((look(ready.as_mut(), &waker), task.woken()), (Poll::Pending, 0));
+    set(&link, &cell, KvPoll::Transferring);
+    assert_eq!((task.woken(), look(ready, &waker)), (1, Poll::Ready(Ok(()))));
+    let mut finished = pin!(sender.finished());
+    assert_eq!(look(finished.as_mut(), &waker), Poll::Pending);
+    set(&link, &cell, KvPoll::Success);
+    assert_eq!((task.woken(), look(finished, &waker)), (1, Poll::Ready(Ok(()))));
+}
+
+#[test]
+fn a_session_that_fails_resolves_every_future_with_its_failure() {
+    let (link, manager) = idle();
+    let sender = open(&manager, 1);
+    let (cell, _) = take(&link);
+    let (task, waker) = Task::new();
+    let (mut ready, mut finished) = (pin!(sender.ready()), pin!(sender.finished()));
+    assert!(look(ready.as_mut(), &waker).is_pending() && look(finished.as_mut(), &waker).is_pending());
+    set(&link, &cell, KvPoll::Failed);
+    assert_eq!(task.woken(), 2);
+    assert_eq!(look(ready, &waker), Poll::Ready(Err(failure(1))));
+    assert_eq!(look(finished, &waker), Poll::Ready(Err(failure(1))));
+}
+
+#[test]
+fn a_dropped_future_aborts_nothing_and_loses_no_page() {
+    let (link, manager) = idle();
+    let mut sender = open(&manager, 1);
+    sender.send(pages(&[4, 5])).unwrap();
+    let (cell, _) = take(&link);
+    let (_, lent) = take(&link);
+    let (task, waker) = Task::new();
+    {
+        let mut reclaimed = pin!(sender.reclaimed());
+        assert!(look(reclaimed.as_mut(), &waker).is_pending());
+    }
+    set(&link, &cell, KvPoll::Success);
+    link.give_back(&cell, lent.unwrap());
+    assert_eq!((task.woken(), link.aborts_waiting()), (0, 0), "nobody waits any more");
+    let reclaimed = look(pin!(sender.reclaimed()), &waker);
+    assert_eq!(reclaimed.map(|back| back.unwrap().pages), Poll::Ready(pages(&[4, 5])));
+    assert_eq!(manager.orphans(), []);
+}
+
+#[test]
+fn pages_are_awaited_until_all_are_back_and_are_handed_out_once() {
+    let (link, manager) = idle();
+    let mut sender = open(&manager, 1);
+    sender.send(pages(&[4])).unwrap();
+    sender.send(pages(&[7])).unwrap();
+    let (cell, _) = take(&link);
+    let lent = [take(&link).1.unwrap(), take(&link).1.unwrap()];
+    set(&link, &cell, KvPoll::Failed);
+    let (task, waker) = Task::new();
+    {
+        let mut reclaimed = pin!(sender.reclaimed());
+        for (resource, left) in lent.into_iter().zip([1, 0]) {
+            assert!(look(reclaimed.as_mut(), &waker).is_pending(), "{} are out", left + 1);
+            link.give_back(&cell, resource);
+        }
+        assert_eq!(task.woken(), 1);
+        let back = look(reclaimed, &waker).map(|back| back.unwrap().pages);
+        assert_eq!(back, Poll::Ready(pages(&[4, 7])));
+    }
+    assert_eq!(look(pin!(sender.reclaimed()), &waker), Poll::Ready(None), "reclaimed before");
+}
+
+#[test]
+fn a_worker_that_stops_with_pages_held_ends_the_wait_for_these_pages() {
+    let (link, manager) = idle();
+    let mut sender = open(&manager, 1);
+    sender.send(pages(&[4])).unwrap();
+    let (cell, _) = take(&link);
+    let _held = take(&link);
+    set(&link, &cell, KvPoll::Failed);
+    let (task, waker) = Task::new();
+    let mut reclaimed = pin!(sender.reclaimed());
+    assert!(look(reclaimed.as_mut(), &waker).is_pending());
+    // What the worker's thread does last.
+    link.close();
+    link.announce(&cell);
+    assert_eq!((task.woken(), look(reclaimed, &waker)), (1, Poll::Ready(None)));
+}
+
+#[test]
+fn a_stream_of_changes_wakes_its_task_and_reports_each_change_once() {
+    let (link, manager) = idle();
+    let senders = [1, 2].map(|room| open(&manager, room));
+    let cells = senders.each_ref().map(|_| take(&link).0);
+    let (task, waker) = Task::new();
+    let mut changes = manager.changes();
+    assert!(next(&mut changes, &waker).is_pending());
+    set(&link, &cells[1], KvPoll::WaitingForInput);
+    set(&link, &cells[0], KvPoll::Transferring);
+    set(&link, &cells[1], KvPoll::Transferring);
+    assert_eq!(task.woken(), 1);
+    let told = |number: usize| {
+        let session = senders[number].id();
+        Poll::Ready(Some(Change { session, poll: KvPoll::Transferring, reclaimable: false }))
+    };
+    assert_eq!((next(&mut changes, &waker), next(&mut changes, &waker)), (told(1), told(0)));
+    assert!(next(&mut changes, &waker).is_pending());
+    // A session that the stream has taken out, and not reported yet, changes again.
+    set(&link, &cells[0], KvPoll::Success);
+    set(&link, &cells[1], KvPoll::Success);
+    let over = |number: usize| {
+        let session = senders[number].id();
+        Poll::Ready(Some(Change { session, poll: KvPoll::Success, reclaimable: true }))
+    };
+    assert_eq!(next(&mut changes, &waker), over(0));
+    assert_eq!(next(&mut changes, &waker), over(1));
+    assert!(next(&mut changes, &waker).is_pending());
+}
+
+#[test]
+fn changes_that_a_dropped_stream_has_not_reported_are_reported_by_the_next_drain() {
+    let (link, manager) = idle();
+    let senders = [1, 2, 3].map(|room| open(&manager, room));
+    for _ in &senders {
+        let (cell, _) = take(&link);
+        set(&link, &cell, KvPoll::WaitingForInput);
+    }
+    let (_, waker) = Task::new();
+    let mut changes = manager.changes();
+    assert!(next(&mut changes, &waker).is_ready(), "it has taken out all three");
+    drop(changes);
+    let mut drained: Vec<SessionId> = Vec::new();
+    assert_eq!(manager.poll_set().drain(|change| drained.push(change.session)), 2);
+    assert_eq!(drained, [senders[1].id(), senders[2].id()]);
+}
+
+#[test]
+fn a_stream_that_a_drain_keeps_from_looking_is_woken_when_the_drain_ends() {
+    let (link, manager) = idle();
+    let _senders = [1, 2].map(|room| open(&manager, room));
+    let cells = [take(&link).0, take(&link).0];
+    let (task, waker) = Task::new();
+    let mut changes = manager.changes();
+    assert!(next(&mut changes, &waker).is_pending());
+    set(&link, &cells[0], KvPoll::Transferring);
+    assert_eq!(task.woken(), 1);
+    manager.poll_set().drain(|_| {
+        set(&link, &cells[1], KvPoll::Transferring);
+        assert!(next(&mut changes, &waker).is_pending(), "one drain at a time");
+        task.woken();
+    });
+    assert_eq!(task.woken(), 1);
+    assert!(next(&mut changes, &waker).is_ready(), "the second session");
+}
+
+#[test]
+fn a_task_waits_for_room_in_the_ring_and_is_woken_when_the_worker_takes_commands() {
+    let (link, manager) = queues(8, 1);
+    let (task, waker) = Task::new();
+    let mut free = pin!(manager.command_room());
+    assert_eq!(look(free.as_mut(), &waker), Poll::Ready(()));
+    let _sender = open(&manager, 1);
+    let full = manager.sender("", Room::from(2), &[], SessionOptions::default());
+    assert_eq!(full.map(drop), Err(OpenError::Backpressure));
+    let mut room = pin!(manager.command_room());
+    assert_eq!(look(room.as_mut(), &waker), Poll::Pending);
+    take(&link);
+    link.made_room();
+    assert_eq!((task.woken(), look(room, &waker)), (1, Poll::Ready(())));
+    let _sender = open(&manager, 2);
+    let mut never = pin!(manager.command_room());
+    assert_eq!(look(never.as_mut(), &waker), Poll::Pending);
+    link.close();
+    assert_eq!(
+        (task.woken(), look(never, &waker)),
+        (1, Poll::Ready(())),
+        "a stopped worker hands back at once"
+    );
+}
+
+#[test]
+fn a_session_of_several_ranks_is_awaited_without_a_drain_of_the_group() {
+    let (links, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| queues(8, 2)).unzip();
+    let group = EngineGroup::new(managers.clone()).unwrap();
+    let mut sender = group.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+    let (task, waker) = Task::new();
+    // The ring of the second rank is full when the pages are given.
+    let _in_the_way = open(&managers[1], 2);
+    sender.send(pages(&[1, 2])).unwrap();
+    let cells: Vec<_> = links.iter().map(|link| take(link).0).collect();
+    {
+        let mut ready = pin!(sender.ready());
+        assert!(look(ready.as_mut(), &waker).is_pending());
+        set(&links[0], &cells[0], KvPoll::WaitingForInput);
+        assert_eq!(
+            (task.woken(), look(ready.as_mut(), &waker)),
+            (1, Poll::Pending),
+            "the slowest rank counts"
+        );
+        set(&links[1], &cells[1], KvPoll::WaitingForInput);
+        assert_eq!((task.woken(), look(ready, &waker)), (1, Poll::Ready(Ok(()))));
+    }
+    // The pages went to both ranks, although the ring of the second was full at first.
+    take(&links[1]);
+    let lent: Vec<_> = links.iter().map(|link| take(link).1.unwrap()).collect();
+    let mut reclaimed = pin!(sender.reclaimed());
+    assert!(look(reclaimed.as_mut(), &waker).is_pending());
+    set(&links[0], &cells[0], KvPoll::Failed);
+    assert!(task.woken() > 0 && look(reclaimed.as_mut(), &waker).is_pending());
+    assert!(cells[1].is_abort_wanted(), "a request that has failed on one rank ends on all");
+    set(&links[1], &cells[1], KvPoll::Failed);
+    for (rank, resource) in lent.into_iter().enumerate() {
+        assert!(look(reclaimed.as_mut(), &waker).is_pending());
+        links[rank].give_back(&cells[rank], resource);
+    }
+    assert!(task.woken() > 0);
+    assert_eq!(look(reclaimed, &waker).map(|back| back.unwrap().pages), Poll::Ready(pages(&[1, 2])));
+}
+
+#[test]
+fn a_stream_of_a_group_reports_a_request_once_and_hands_on_what_waited_for_room() {
+    let (links, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| queues(8, 2)).unzip();
+    let group = EngineGroup::new(managers.clone()).unwrap();
+    let mut senders = [1, 2].map(|_| None);
+    let (task, waker) = Task::new();
+    let mut changes = group.changes();
+    let mut next = |waker: &Waker| Pin::new(&mut changes).poll_next(&mut Context::from_waker(waker));
+    senders[0] = Some(group.sender("", Room::from(1), &[], SessionOptions::default()).unwrap());
+    let _in_the_way = open(&managers[1], 9);
+    senders[0].as_mut().unwrap().send(pages(&[1, 2])).unwrap();
+    let mut cells = vec![opened(&links)];
+    links[1].next_command().unwrap();
+    assert!(next(&waker).is_pending(), "and the second rank has its pages now");
+    assert_eq!(links.iter().map(|link| link.commands_waiting()).collect::<Vec<_>>(), [1, 1]);
+    for link in &links {
+        link.next_command().unwrap();
+    }
+    senders[1] = Some(group.sender("", Room::from(2), &[], SessionOptions::default()).unwrap());
+    cells.push(opened(&links));
+    task.woken();
+    for rank in 0..2 {
+        for cells in &cells {
+            set(&links[rank], &cells[rank], KvPoll::Transferring);
+        }
+        assert!(task.woken() > 0);
+        if rank == 0 {
+            assert!(next(&waker).is_pending(), "the slowest rank counts");
+        }
+    }
+    let told = |number: usize| {
+        let session = senders[number].as_ref().unwrap().id();
+        Poll::Ready(Some(Change { session, poll: KvPoll::Transferring, reclaimable: false }))
+    };
+    assert_eq!(next(&waker), told(0));
+    drop(changes);
+    let mut drained = Vec::new();
+    assert_eq!(group.drain(|change| drained.push(change)), 1, "what a dropped stream has not reported");
+    assert_eq!(Poll::Ready(drained.pop()), told(1));
+}
+
+/// The cells of the sessions that the next command of each rank opens.
+fn opened(links: &[Link]) -> Vec<Arc<Cell<KvMachine>>> {
+    links.iter().map(|link| take(link).0).collect()
+}

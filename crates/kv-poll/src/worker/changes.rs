@@ -1,0 +1,70 @@
+//! The changes of a worker's sessions, as a stream.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use kv_core::machine::Machine;
+
+use super::cell::Cell;
+use super::poll_set::Change;
+use super::shared::Shared;
+use super::waiters::{Awaited, Waiters, Waiting};
+
+/// The changes that [`PollSet::drain`](super::PollSet::drain) reports, one by one, on any executor. The stream has
+/// no end: a worker that has stopped may still report that the last sessions can be reclaimed.
+///
+/// A dropped stream loses no change: what the stream has not reported is reported by the next drain, or by the next
+/// stream. Several streams and drains of one worker share the changes: each change is reported to one of them.
+pub struct Changes<M: Machine> {
+    shared: Arc<Shared<M>>,
+    batch: VecDeque<Arc<Cell<M>>>,
+    waiting: Waiting,
+}
+
+impl<M: Machine> Changes<M> {
+    pub(super) fn new(shared: Arc<Shared<M>>) -> Changes<M> {
+        let waiting = Waiting::on([Arc::new(Set(Arc::clone(&shared))) as Arc<dyn Awaited>]);
+        Changes { shared, batch: VecDeque::new(), waiting }
+    }
+}
+
+/// The poll set of a worker, as a thing that tasks wait for.
+pub(super) struct Set<M: Machine>(pub(super) Arc<Shared<M>>);
+
+impl<M: Machine> Awaited for Set<M> {
+    fn waiters(&self) -> &Waiters {
+        self.0.poll_set.waiters()
+    }
+}
+
+impl<M: Machine> Stream for Changes<M> {
+    type Item = Change<M::Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Change<M::Status>>> {
+        let Changes { shared, batch, waiting } = self.get_mut();
+        if let Some(change) = shared.poll_set.next_of(batch) {
+            return Poll::Ready(Some(change));
+        }
+        waiting.register(cx.waker());
+        match shared.poll_set.next_of(batch) {
+            Some(change) => Poll::Ready(Some(change)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<M: Machine> Drop for Changes<M> {
+    fn drop(&mut self) {
+        self.shared.poll_set.put_back(&mut self.batch);
+    }
+}
+
+impl<M: Machine> fmt::Debug for Changes<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").field("taken_out", &self.batch.len()).finish_non_exhaustive()
+    }
+}

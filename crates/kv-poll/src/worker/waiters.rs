@@ -1,0 +1,213 @@
+//! The tasks of async executors that wait for a change.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+/// Tasks that wait for one thing to change. A change without a waiting task costs one load.
+///
+/// A task registers and then looks at the thing; the side that changes the thing changes it and then wakes. Both
+/// halves of each are sequentially consistent, so that the task sees the change or is woken.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    /// True while a task is registered.
+    any: AtomicBool,
+    tasks: Mutex<Tasks>,
+}
+
+#[derive(Debug, Default)]
+struct Tasks {
+    next: u64,
+    wakers: BTreeMap<u64, Waker>,
+}
+
+impl Waiters {
+    /// Wakes every registered task. Comes after the change. A task that is woken registers again if the task
+    /// goes on waiting. A waker that panics wakes nobody, and harms neither the caller nor other tasks.
+    pub(crate) fn wake(&self) {
+        if !self.any.load(Ordering::SeqCst) {
+            return;
+        }
+        let woken = {
+            let mut tasks = self.lock();
+            self.any.store(false, Ordering::SeqCst);
+            std::mem::take(&mut tasks.wakers)
+        };
+        // The lock is released: a waker may run code of the executor.
+        for waker in woken.into_values() {
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What tasks can wait for.
+pub(crate) trait Awaited: Send + Sync {
+    fn waiters(&self) -> &Waiters;
+}
+
+/// The registrations of one future, which end when the future is dropped.
+pub struct Waiting(Vec<(Arc<dyn Awaited>, Option<u64>)>);
+
+impl Waiting {
+    /// Registrations with these things, for a change of any of them. Nothing is registered yet.
+    pub(crate) fn on(things: impl IntoIterator<Item = Arc<dyn Awaited>>) -> Waiting {
+        Waiting(things.into_iter().map(|thing| (thing, None)).collect())
+    }
+
+    /// Has the task woken at the next change. Comes before the look at what is awaited.
+    pub(crate) fn register(&mut self, waker: &Waker) {
+        for (thing, ticket) in &mut self.0 {
+            let waiters = thing.waiters();
+            let mut tasks = waiters.lock();
+            let ticket = *ticket.get_or_insert_with(|| {
+                tasks.next += 1;
+                tasks.next
+            });
+            match tasks.wakers.get_mut(&ticket) {
+                Some(known) => known.clone_from(waker),
+                None => drop(tasks.wakers.insert(ticket, waker.clone())),
+            }
+            waiters.any.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiting").field("on", &self.0.len()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        for (thing, ticket) in &self.0 {
+            let Some(ticket) = ticket else { continue };
+            // Dropped after the lock: a waker is the executor's code.
+            let gone = thing.waiters().lock().wakers.remove(ticket);
+            drop(gone);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Thing {
+        waiters: Waiters,
+        value: AtomicUsize,
+    }
+
+    impl Awaited for Thing {
+        fn waiters(&self) -> &Waiters {
+            &self.waiters
+        }
+    }
+
+    #[derive(Default)]
+    struct Task(AtomicUsize);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a bug in the executor");
+        }
+    }
+
+    fn waiting(thing: &Arc<Thing>) -> Waiting {
+        Waiting::on([Arc::clone(thing) as Arc<dyn Awaited>])
+    }
+
+    #[test]
+    fn a_task_is_woken_once_per_registration_and_not_after_its_future_is_dropped() {
+        let (thing, task) = (Arc::<Thing>::default(), Arc::<Task>::default());
+        let waker = Waker::from(Arc::clone(&task));
+        let mut first = waiting(&thing);
+        first.register(&waker);
+        first.register(&waker);
+        thing.waiters.wake();
+        thing.waiters.wake();
+        assert_eq!(task.0.load(Ordering::SeqCst), 1);
+        first.register(&waker);
+        drop(first);
+        thing.waiters.wake();
+        assert_eq!(task.0.load(Ordering::SeqCst), 1);
+        assert_eq!(thing.waiters.lock().wakers.len(), 0, "dropped futures leave nothing behind");
+        drop(waker);
+        assert_eq!(Arc::strong_count(&task), 1, "no waker is kept");
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_task_from_being_woken() {
+        let (thing, task) = (Arc::<Thing>::default(), Arc::<Task>::default());
+        let (mut bad, mut good) = (waiting(&thing), waiting(&thing));
+        bad.register(&Waker::from(Arc::new(Panics)));
+        good.register(&Waker::from(Arc::clone(&task)));
+        thing.waiters.wake();
+        assert_eq!(task.0.load(Ordering::SeqCst), 1);
+    }
+
+    /// The task sleeps unless it was woken, and each change is made only after the task has seen the former one, so
+    /// that no later wake-up makes good a lost one.
+    #[test]
+    fn no_wake_up_is_lost_between_a_change_and_a_task_that_falls_asleep() {
+        const CHANGES: usize = 20_000;
+        struct Unpark(thread::Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let (thing, seen) = (Arc::<Thing>::default(), Arc::new(AtomicUsize::new(0)));
+        let changer = {
+            let (thing, seen) = (Arc::clone(&thing), Arc::clone(&seen));
+            thread::spawn(move || {
+                for change in 1..=CHANGES {
+                    for _ in 0..change % 397 {
+                        std::hint::spin_loop();
+                    }
+                    thing.value.store(change, Ordering::SeqCst);
+                    thing.waiters.wake();
+                    while seen.load(Ordering::Acquire) < change {
+                        thread::yield_now();
+                    }
+                }
+            })
+        };
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        for change in 1..=CHANGES {
+            let mut waiting = waiting(&thing);
+            loop {
+                waiting.register(&waker);
+                if thing.value.load(Ordering::SeqCst) >= change {
+                    break;
+                }
+                let start = Instant::now();
+                thread::park_timeout(Duration::from_secs(20));
+                assert!(start.elapsed() < Duration::from_secs(20), "asleep before change {change}");
+            }
+            seen.store(change, Ordering::Release);
+        }
+        changer.join().unwrap();
+    }
+}
