@@ -207,9 +207,12 @@ pub use kv_core::{
     KvPoll, KvReceiver, KvSender, KvSession, Lease, LeaseRef, ReadyEvent, Reclaimed, RemoteRequest,
     SessionOptions, TransferMode, WorkerRole,
 };
+#[cfg(feature = "tokio")]
+pub use kv_poll::tokio;
 pub use kv_poll::{
-    Change, EngineGroup, EngineReceiver, EngineSender, EngineSession, Gauges, HeldBytes, Listener, Manager,
-    PollSet, Publication, Receiver, Sender, Session, StopReport, Stopping, Worker, WorkerConfig,
+    AwaitSession, Change, Changes, CommandRoom, EngineChanges, EngineGroup, EngineReceiver, EngineSender,
+    EngineSession, Gauges, HeldBytes, Listener, Manager, PollSet, Publication, Receiver, Sender, Session,
+    StopReport, Stopping, TakeBack, Until, Worker, WorkerConfig,
 };
 pub use kv_poll::{Receiving, Sending};
 pub use kv_poll::{allocator, consensus, queue};
@@ -272,5 +275,5 @@ pub mod prelude {
         PagePool, Pages, Reclaimed, Recovery, Region, RegionRole, Room, SessionOptions, WorkerRole,
     };
     pub use kv_local::{Arena, LocalConfig, LocalTransport};
-    pub use kv_poll::{Worker, WorkerConfig};
+    pub use kv_poll::{AwaitSession, Worker, WorkerConfig};
 }

@@ -40,7 +40,7 @@ pub use within::OfSession;
 ///
 /// The same machine runs under a worker's thread over real transports, and under a simulator in virtual
 /// time.
-pub trait Machine: Send + 'static {
+pub trait Machine: Send {
     /// The commands that handles give to the machine.
     type Command: SessionCommand<Resource = Self::Resource>;
     /// The states of a session.

@@ -1,7 +1,8 @@
 //! Sessions as futures, on any executor.
 
-use std::future::{Future, poll_fn};
-use std::task::Poll;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use kv_core::{Cause, KvPoll, KvSession, Phase, Reclaimed, TransferError};
 
@@ -23,7 +24,7 @@ use crate::worker::waiters::Waiting;
 /// async fn receive(receiver: &mut Receiver, pages: Pages) -> Result<(), TransferError> {
 ///     receiver.ready().await?;
 ///     receiver.init(pages, None).expect("a worker with room for commands");
-///     receiver.finished().await
+///     receiver.finished().await.map(drop)
 /// }
 ///
 /// /// Ends a request, whatever has become of the request.
@@ -32,33 +33,24 @@ use crate::worker::waiters::Waiting;
 ///     receiver.reclaimed().await
 /// }
 /// ```
-pub trait AwaitSession: KvSession + Hidden {
+pub trait AwaitSession: KvSession + Hidden + Sized {
     /// Resolves with the state of the session when the session is in this state or in a later one, in the order
     /// `Bootstrapping`, `WaitingForInput`, `Transferring`, `Success`; with the failure if the session has failed.
-    fn until(&self, state: KvPoll) -> impl Future<Output = Result<KvPoll, TransferError>> + Send {
-        let mut waiting = self.waiting();
-        poll_fn(move |cx| {
-            waiting.register(cx.waker());
-            self.attend();
-            match self.poll() {
-                KvPoll::Failed => Poll::Ready(Err(self.failure().unwrap_or_else(|| {
-                    TransferError::new(self.room().clone(), Phase::Transfer, Cause::WorkerStopped)
-                }))),
-                poll if poll >= state => Poll::Ready(Ok(poll)),
-                _ => Poll::Pending,
-            }
-        })
+    fn until(&self, state: KvPoll) -> Until<'_, Self> {
+        Until { session: self, state, waiting: self.waiting() }
     }
 
-    /// Resolves when the session takes input: `send` on a sender, `init` on a receiver.
-    fn ready(&self) -> impl Future<Output = Result<(), TransferError>> + Send {
-        async { self.until(KvPoll::WaitingForInput).await.map(drop) }
+    /// Resolves when the session takes input: `send` on a sender, `init` on a receiver. Short for
+    /// [`until`](AwaitSession::until) with `WaitingForInput`.
+    fn ready(&self) -> Until<'_, Self> {
+        self.until(KvPoll::WaitingForInput)
     }
 
     /// Resolves when every byte is in place, or with the failure. On a sender in pull mode: when every reader has
-    /// released the pages. The pages of a session that failed may still be in quarantine then.
-    fn finished(&self) -> impl Future<Output = Result<(), TransferError>> + Send {
-        async { self.until(KvPoll::Success).await.map(drop) }
+    /// released the pages. The pages of a session that failed may still be in quarantine then. Short for
+    /// [`until`](AwaitSession::until) with `Success`.
+    fn finished(&self) -> Until<'_, Self> {
+        self.until(KvPoll::Success)
     }
 
     /// Resolves after the end of the session, when no data operation touches the pages any more, and takes back what
@@ -67,17 +59,58 @@ pub trait AwaitSession: KvSession + Hidden {
     ///
     /// The future waits for the end of the session, and does not end the session: call
     /// [`abort`](KvSession::abort) before, or wait until the session has [finished](AwaitSession::finished).
-    fn reclaimed(&mut self) -> impl Future<Output = Option<Reclaimed>> + Send {
-        let mut waiting = self.waiting();
-        poll_fn(move |cx| {
-            waiting.register(cx.waker());
-            self.attend();
-            match self.reclaim() {
-                Some(reclaimed) => Poll::Ready(Some(reclaimed)),
-                None if self.is_beyond_reclaim() => Poll::Ready(self.reclaim()),
-                None => Poll::Pending,
-            }
-        })
+    fn reclaimed(&mut self) -> TakeBack<'_, Self> {
+        let waiting = self.waiting();
+        TakeBack { session: self, waiting }
+    }
+}
+
+/// Waits for a state of a session; see [`AwaitSession::until`].
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Until<'a, S> {
+    session: &'a S,
+    state: KvPoll,
+    waiting: Waiting,
+}
+
+impl<S: AwaitSession> Future for Until<'_, S> {
+    type Output = Result<KvPoll, TransferError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Until { session, state, waiting } = self.get_mut();
+        waiting.register(cx.waker());
+        session.attend();
+        match session.poll() {
+            KvPoll::Failed => Poll::Ready(Err(session.failure().unwrap_or_else(|| {
+                TransferError::new(session.room().clone(), Phase::Transfer, Cause::WorkerStopped)
+            }))),
+            poll if poll >= *state => Poll::Ready(Ok(poll)),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+/// Waits for what a session was lent; see [`AwaitSession::reclaimed`].
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct TakeBack<'a, S> {
+    session: &'a mut S,
+    waiting: Waiting,
+}
+
+impl<S: AwaitSession> Future for TakeBack<'_, S> {
+    type Output = Option<Reclaimed>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Reclaimed>> {
+        let TakeBack { session, waiting } = self.get_mut();
+        waiting.register(cx.waker());
+        session.attend();
+        match session.reclaim() {
+            Some(reclaimed) => Poll::Ready(Some(reclaimed)),
+            None if session.is_beyond_reclaim() => Poll::Ready(session.reclaim()),
+            None => Poll::Pending,
+        }
     }
 }
 

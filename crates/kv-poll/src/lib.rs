@@ -6,7 +6,8 @@
 //! ring has no room comes back; states are atomics; and the [`PollSet`] names the sessions that have changed,
 //! behind a descriptor that fits any event loop.
 //!
-//! This crate is not an executor and not a transport: it runs no futures, and moves no bytes. An
+//! This crate is not an executor and not a transport: it runs no futures, and moves no bytes. Servers with an
+//! executor of their own [await sessions](AwaitSession), or their changes as a [stream](Changes). An
 //! [`EngineGroup`] makes one manager of the workers of several ranks. The [`queue`]s, [`allocator`]s and
 //! [`consensus`] start no thread; a server may use them, or its own. All of this serves the KV cache; the
 //! module [`worker`] has what other services share.
@@ -87,9 +88,11 @@ pub mod consensus;
 mod group;
 mod kv;
 pub mod queue;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 pub mod worker;
 
-pub use awaiting::AwaitSession;
+pub use awaiting::{AwaitSession, TakeBack, Until};
 pub use group::{EngineChanges, EngineGroup, EngineGroupError, EngineReceiver, EngineSender, EngineSession};
 pub use kv::{
     Change, Changes, CommandRoom, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver,

@@ -78,11 +78,11 @@ fn a_session_is_awaited_until_a_state_or_a_later_one_and_wakes_its_task() {
     let mut ready = pin!(sender.ready());
     assert_eq!((look(ready.as_mut(), &waker), task.woken()), (Poll::Pending, 0));
     set(&link, &cell, KvPoll::Transferring);
-    assert_eq!((task.woken(), look(ready, &waker)), (1, Poll::Ready(Ok(()))));
+    assert_eq!((task.woken(), look(ready, &waker)), (1, Poll::Ready(Ok(KvPoll::Transferring))));
     let mut finished = pin!(sender.finished());
     assert_eq!(look(finished.as_mut(), &waker), Poll::Pending);
     set(&link, &cell, KvPoll::Success);
-    assert_eq!((task.woken(), look(finished, &waker)), (1, Poll::Ready(Ok(()))));
+    assert_eq!((task.woken(), look(finished, &waker)), (1, Poll::Ready(Ok(KvPoll::Success))));
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_session_of_several_ranks_is_awaited_without_a_drain_of_the_group() {
             "the slowest rank counts"
         );
         set(&links[1], &cells[1], KvPoll::WaitingForInput);
-        assert_eq!((task.woken(), look(ready, &waker)), (1, Poll::Ready(Ok(()))));
+        assert_eq!((task.woken(), look(ready, &waker)), (1, Poll::Ready(Ok(KvPoll::WaitingForInput))));
     }
     // The pages went to both ranks, although the ring of the second was full at first.
     take(&links[1]);

@@ -25,7 +25,7 @@ pub struct Changes<M: Machine> {
     waiting: Waiting,
 }
 
-impl<M: Machine> Changes<M> {
+impl<M: Machine + 'static> Changes<M> {
     pub(super) fn new(shared: Arc<Shared<M>>) -> Changes<M> {
         let waiting = Waiting::on([Arc::new(Set(Arc::clone(&shared))) as Arc<dyn Awaited>]);
         Changes { shared, batch: VecDeque::new(), waiting }

@@ -20,7 +20,7 @@ pub struct CommandRoom<M: Machine> {
     waiting: Waiting,
 }
 
-impl<M: Machine> CommandRoom<M> {
+impl<M: Machine + 'static> CommandRoom<M> {
     pub(super) fn new(shared: Arc<Shared<M>>) -> CommandRoom<M> {
         let waiting = Waiting::on([Arc::clone(&shared) as Arc<dyn Awaited>]);
         CommandRoom { shared, waiting }

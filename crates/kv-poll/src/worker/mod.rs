@@ -117,7 +117,7 @@ impl<M: Machine> Drop for End<M> {
     }
 }
 
-impl<M: Machine> Worker<M> {
+impl<M: Machine + 'static> Worker<M> {
     /// The port that opens sessions on this worker.
     pub fn port(&self) -> Port<M> {
         self.port.clone()

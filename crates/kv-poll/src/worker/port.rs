@@ -37,16 +37,6 @@ impl<M: Machine> Port<M> {
         &self.shared.poll_set
     }
 
-    /// The changes of the sessions as a stream, for servers that await them instead of draining the set.
-    pub fn changes(&self) -> Changes<M> {
-        Changes::new(Arc::clone(&self.shared))
-    }
-
-    /// Resolves when the worker takes a command again, after a command was refused for want of room.
-    pub fn command_room(&self) -> CommandRoom<M> {
-        CommandRoom::new(Arc::clone(&self.shared))
-    }
-
     /// Takes those resources for which `pick` returns true, of the resources that came back after the handle
     /// of their session was dropped. No data operation touches these resources any more.
     ///
@@ -87,16 +77,6 @@ impl<M: Machine> Port<M> {
         self.shared.has_ended()
     }
 
-    /// The poll set, as a thing that tasks wait for.
-    pub(crate) fn awaited_changes(&self) -> Arc<dyn Awaited> {
-        Arc::new(Set(Arc::clone(&self.shared)))
-    }
-
-    /// The ring and the end of the worker, as things that tasks wait for.
-    pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
-        Arc::clone(&self.shared) as Arc<dyn Awaited>
-    }
-
     pub(super) fn request_stop(&self, grace: Duration) {
         self.shared.request_stop(grace);
     }
@@ -105,6 +85,28 @@ impl<M: Machine> Port<M> {
     /// closing: only [`Stopping::poll`](crate::Stopping::poll) says when memory is out of its reach.
     pub fn is_stopped(&self) -> bool {
         self.shared.is_stopped()
+    }
+}
+
+impl<M: Machine + 'static> Port<M> {
+    /// The changes of the sessions as a stream, for servers that await them instead of draining the set.
+    pub fn changes(&self) -> Changes<M> {
+        Changes::new(Arc::clone(&self.shared))
+    }
+
+    /// Resolves when the worker takes a command again, after a command was refused for want of room.
+    pub fn command_room(&self) -> CommandRoom<M> {
+        CommandRoom::new(Arc::clone(&self.shared))
+    }
+
+    /// The poll set, as a thing that tasks wait for.
+    pub(crate) fn awaited_changes(&self) -> Arc<dyn Awaited> {
+        Arc::new(Set(Arc::clone(&self.shared)))
+    }
+
+    /// The ring and the end of the worker, as things that tasks wait for.
+    pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
+        Arc::clone(&self.shared) as Arc<dyn Awaited>
     }
 }
 
@@ -170,11 +172,6 @@ impl<M: Machine> Handle<M> {
         self.shared.add_orphan(resource);
     }
 
-    /// The registration of a task that waits for a change of the session.
-    pub(crate) fn waiting(&self) -> Waiting {
-        Waiting::on([Arc::clone(&self.cell) as Arc<dyn Awaited>])
-    }
-
     /// True if nothing will come back any more: the session was reclaimed, or the worker has stopped while it held
     /// something of the session. A worker that stops fails its sessions a moment later.
     pub(crate) fn is_beyond_reclaim(&self) -> bool {
@@ -199,20 +196,29 @@ impl<M: Machine> Handle<M> {
     }
 }
 
+impl<M: Machine + 'static> Handle<M> {
+    /// The registration of a task that waits for a change of the session.
+    pub(crate) fn waiting(&self) -> Waiting {
+        Waiting::on([Arc::clone(&self.cell) as Arc<dyn Awaited>])
+    }
+}
+
 /// A view of the state of one session, which outlives the handle.
 pub struct Watch<M: Machine> {
     cell: Arc<Cell<M>>,
 }
 
 impl<M: Machine> Watch<M> {
-    /// The session, as a thing that tasks wait for.
-    pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
-        Arc::clone(&self.cell) as Arc<dyn Awaited>
-    }
-
     /// The state of the session now: one atomic load.
     pub fn poll(&self) -> M::Status {
         self.cell.poll()
+    }
+}
+
+impl<M: Machine + 'static> Watch<M> {
+    /// The session, as a thing that tasks wait for.
+    pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
+        Arc::clone(&self.cell) as Arc<dyn Awaited>
     }
 }
 

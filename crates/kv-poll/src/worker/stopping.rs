@@ -53,7 +53,7 @@ pub struct StopReport {
     pub panicked: bool,
 }
 
-impl<M: Machine> Stopping<M> {
+impl<M: Machine + 'static> Stopping<M> {
     pub(super) fn new(port: Port<M>, thread: Option<JoinHandle<Ended>>) -> Stopping<M> {
         let waiting = Waiting::on([port.awaited()]);
         Stopping { port, thread, report: None, waiting }
@@ -91,7 +91,7 @@ impl<M: Machine> Stopping<M> {
 }
 
 /// Resolves when the thread has ended. A stop that was reported before is reported again.
-impl<M: Machine> Future for Stopping<M> {
+impl<M: Machine + 'static> Future for Stopping<M> {
     type Output = StopReport;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<StopReport> {
