@@ -1,4 +1,4 @@
-use std::{error::Error, time::Duration};
+use std::error::Error;
 
 use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::prelude::*;
@@ -32,9 +32,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut receiver = decode.manager().receiver(&bootstrap, room, options)?;
     receiver.init(decode_pages.adopt(PageList::from_pages([6, 0])?)?, None)?;
 
-    while !receiver.poll().is_terminal() || !sender.poll().is_terminal() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let (received, sent) = tokio::join!(receiver.finished(), sender.finished());
+    (received?, sent?);
     let mut page = [0; 4096];
     cache.read(6 * 4096, &mut page)?;
     println!("{:?}, the bytes are right: {}", receiver.poll(), page == [7; 4096]);
