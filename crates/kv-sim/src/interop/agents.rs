@@ -57,7 +57,8 @@ impl World {
         let dies_with_sender = !self.lives[from].alive && self.rng.chance(self.params.notify_lost);
         if !self.lives[to].alive || dies_with_sender {
             self.counters.notifications_lost += 1;
-            return;
+            // A notification that fails is how NIXL notices the end of an agent.
+            return self.agent_gone(from, peer);
         }
         if self.are_parted(from, to) {
             if self.rng.chance(self.params.notify_lost / 8) {

@@ -1,6 +1,6 @@
 //! Side channels as ZeroMQ's sockets behave: messages of one connection are ordered and reliable while the
-//! connection lives, and lost with the connection. A process that is dead refuses connections; a process that is
-//! stopped, or cannot be reached, does not.
+//! connection lives, and lost with the connection. A process that is dead refuses connections, and so does one whose
+//! side channel's thread has ended; a process that is stopped, or cannot be reached, does not.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -110,7 +110,7 @@ impl World {
             let place = self.lives[life].place;
             place.addr() == addr && (self.params.dialect == Dialect::Sglang || place.rank == 0)
         };
-        lives.find(|&life| self.lives[life].alive && listens(life))
+        lives.find(|&life| self.lives[life].alive && !self.lives[life].deaf && listens(life))
     }
 
     /// The last process that has listened at an address, whether or not it lives.
@@ -222,7 +222,8 @@ impl World {
     /// The connections that live.
     pub(super) fn open_channels(&self) -> Vec<ChannelId> {
         let lives = |channel: &Channel| {
-            !channel.over && channel.target.is_some_and(|target| self.lives[target].alive)
+            let listens = |target: LifeId| self.lives[target].alive && !self.lives[target].deaf;
+            !channel.over && channel.target.is_some_and(listens)
         };
         (0..self.channels.len()).filter(|&id| lives(&self.channels[id])).collect()
     }

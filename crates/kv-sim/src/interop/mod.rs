@@ -3,7 +3,7 @@
 //!
 //! A world is a few engines of one or two ranks. First comes a phase of faults: engines are killed and come back
 //! at the same addresses, hosts are stopped and continued, ways are parted, connections break, posts fail or last
-//! long, schedulers abort and are slow. Then the world is healed, and must serve requests. At the end all prefill
+//! long, threads of side channels end in engines that live, schedulers abort and are slow. Then the world is healed, and must serve requests. At the end all prefill
 //! engines are restarted: whatever waited for the end of a process must then come back.
 //!
 //! | promise | in words |
@@ -29,9 +29,9 @@
 //!   old when the reader opens its session; the router of these worlds drops older ones.
 //! - vLLM push: no message takes a registration back. The pages of a receiver that has failed stay in quarantine
 //!   until the sender has written them after all, or until its process has ended.
-//! - Both engines: the death of a process is proven only by another process at its port, or by a side channel that
-//!   was open when the process died. Pages that a dead process may have written stay in quarantine until one of
-//!   both is seen.
+//! - Both engines: the death of a process is looked for only once another process is at its port, or a side channel
+//!   has ended that was open. Pages that a dead process may have written stay in quarantine until one of both is
+//!   seen.
 
 mod agents;
 mod channels;

@@ -71,6 +71,8 @@ pub struct DialectParams {
     pub partitions: u64,
     /// How many connections of side channels are broken between living hosts.
     pub breaks: u64,
+    /// How many engines lose the thread of their side channel, and live on. Only vLLM's engines have such a thread.
+    pub deafs: u64,
 }
 
 impl DialectParams {
@@ -115,6 +117,7 @@ impl DialectParams {
             stops: faults(rng, 3),
             partitions: faults(rng, 3),
             breaks: faults(rng, 4),
+            deafs: if dialect == Dialect::Sglang { 0 } else { faults(rng, 2) },
         }
     }
 }

@@ -37,6 +37,8 @@ DialectCounters {
     partitions: "dialects: partitions",
     /// Connections of side channels that were broken.
     breaks: "dialects: connections broken",
+    /// Engines whose side channel's thread has ended while the engine lived.
+    deafs: "dialects: side channels ended in living engines",
     /// Aborts of sessions that had not ended.
     aborts: "dialects: aborts",
     /// Sessions whose pages came back later than their end.

@@ -40,6 +40,10 @@ pub(super) enum Strike {
     },
     /// A connection of a side channel breaks.
     Break,
+    /// The thread that serves an engine's side channel ends, and the port refuses connections. The process lives.
+    Deafen {
+        engine: usize,
+    },
 }
 
 impl World {
@@ -68,6 +72,11 @@ impl World {
         for _ in 0..self.params.breaks {
             let at = self.rng.below(span);
             self.enter(at, Event::Strike(Strike::Break));
+        }
+        for _ in 0..self.params.deafs {
+            let engine = self.rng.index(engines);
+            let at = self.rng.below(span);
+            self.enter(at, Event::Strike(Strike::Deafen { engine }));
         }
     }
 
@@ -112,7 +121,12 @@ impl World {
                     self.break_channel(channel);
                 }
             }
-            Strike::Kill { .. } | Strike::Stop { .. } | Strike::Part { .. } | Strike::Break => {}
+            Strike::Deafen { engine } if !self.healed => self.deafen(engine),
+            Strike::Kill { .. }
+            | Strike::Stop { .. }
+            | Strike::Part { .. }
+            | Strike::Break
+            | Strike::Deafen { .. } => {}
         }
     }
 
@@ -132,6 +146,15 @@ impl World {
         self.enter(last + down, Event::Strike(Strike::Boot { engine }));
     }
 
+    /// Ends the thread of an engine's side channel.
+    fn deafen(&mut self, engine: usize) {
+        let first = self.engines[engine].lives[0];
+        if self.lives[first].alive && !std::mem::replace(&mut self.lives[first].deaf, true) {
+            self.counters.deafs += 1;
+            self.break_channels(first);
+        }
+    }
+
     fn die(&mut self, life: LifeId) {
         if !self.lives[life].alive {
             return;
@@ -144,7 +167,7 @@ impl World {
         self.scheduler_dies(life);
     }
 
-    /// Faults stop: ways are open, stopped hosts go on, and every engine runs.
+    /// Faults stop: ways are open, stopped hosts go on, and every engine runs and can be asked for its metadata.
     pub(super) fn heal(&mut self) {
         if self.violation.is_some() {
             return;
@@ -162,6 +185,14 @@ impl World {
         }
         for life in 0..self.lives.len() {
             self.resume(life);
+        }
+        // An engine that nobody can ask for metadata any more serves only after a restart.
+        for engine in 0..self.engines.len() {
+            let lives = self.engines[engine].lives.clone();
+            if self.lives[lives[0]].alive && self.lives[lives[0]].deaf {
+                lives.into_iter().for_each(|life| self.die(life));
+                self.enter(SEC, Event::Strike(Strike::Boot { engine }));
+            }
         }
     }
 

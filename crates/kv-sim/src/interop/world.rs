@@ -88,6 +88,8 @@ pub(super) struct Life {
     pub(super) alive: bool,
     pub(super) died_at: Option<u64>,
     pub(super) stopped: bool,
+    /// True once the thread of the side channel has ended, of which nobody connected to the engine's agents hears.
+    pub(super) deaf: bool,
     /// What waits until the host continues.
     pub(super) backlog: VecDeque<(&'static str, Input<Command>)>,
     pub(super) rang: bool,
@@ -237,6 +239,7 @@ impl World {
                 alive: true,
                 died_at: None,
                 stopped: false,
+                deaf: false,
                 backlog: VecDeque::new(),
                 rang: false,
                 peers: BTreeMap::new(),
