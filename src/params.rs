@@ -149,7 +149,7 @@ impl TransferParams {
     /// is. In push mode a router may write these parameters itself, and send the request to both workers at
     /// once.
     pub fn decode(mode: TransferMode, remote: RemoteKv) -> TransferParams {
-        let leg = Leg::Decode { remote: Box::new(remote) };
+        let leg = Leg::Decode { remote: Box::new(remote.with(|remote| remote.mode = Some(mode))) };
         TransferParams { leg, mode: Some(mode), unknown: Map::new() }
     }
 

@@ -112,6 +112,7 @@ fn remote(fields: Fields<'_>) -> Result<RemoteKv, ParamsError> {
     Ok(RemoteKv {
         engine,
         room: room(request, number)?,
+        mode: mode(fields)?,
         host: host.to_owned(),
         port,
         block_ids,

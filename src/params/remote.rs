@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kv_core::{
     EngineId, Incarnation, KvArgs, Lease, LeaseRef, PageList, RemoteRequest, RequestId, Room, SessionId,
-    SessionOptions,
+    SessionOptions, TransferMode,
 };
 
 use super::error::ParamsError;
@@ -26,6 +26,11 @@ pub struct RemoteKv {
     /// prefill worker compares its own, both without suffixes:
     /// `remote.with(|remote| _ = remote.room.get_or_insert(own))`.
     pub room: Option<Room>,
+    /// The mode of the holder, as the parameters say (`transfer_mode`); the mode of the [`TransferParams`] that hold
+    /// this. `None` if the parameters do not say.
+    ///
+    /// [`TransferParams`]: super::TransferParams
+    pub mode: Option<TransferMode>,
     /// The host where the engine answers handshakes (`remote_host`). vLLM's engines dial ZMQ there, and a
     /// holder that serves them puts its side channel there, see [`side_channel`](Self::side_channel). For
     /// holders without a side channel this is the host of their bootstrap server.
@@ -123,6 +128,7 @@ impl RemoteKv {
         RemoteKv {
             engine,
             room: room.into(),
+            mode: None,
             host: host.to_owned(),
             port,
             block_ids: Vec::new(),
@@ -226,6 +232,7 @@ impl RemoteKv {
             Room::Number(number) => RequestId::new(&number.to_string()).ok()?,
         };
         Some(RemoteRequest::new(self.engine.clone(), request).with(|remote| {
+            remote.mode = self.mode;
             remote.block_ids.clone_from(&self.block_ids);
             remote.tp_size = self.tp_size.unwrap_or(1);
             remote.pp_size = self.pp_size.unwrap_or(1);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::id::{EngineId, RequestId};
+use crate::lease::TransferMode;
 use crate::page_list::PageList;
 
 /// What a receiver needs from the router if the KV of its request is at an engine that speaks another
@@ -31,6 +32,10 @@ pub struct RemoteRequest {
     /// The id of the request at the holder, with the holder's suffix (`remote_request_id`). In push mode
     /// nobody knows the holder's suffix yet, and the two engines compare the ids without suffixes.
     pub request: RequestId,
+    /// The mode of the holder (`transfer_mode`); `None` if the holder did not say. vLLM's dialect refuses a session
+    /// of another mode, and registers no pages at an engine that has not said push, unless the session's own
+    /// options do.
+    pub mode: Option<TransferMode>,
     /// The numbers of the request's pages at the holder, one list for each of the holder's cache groups
     /// (`remote_block_ids`). No list at all in push mode, where the holder writes.
     pub block_ids: Vec<PageList>,
@@ -57,6 +62,7 @@ impl RemoteRequest {
         RemoteRequest {
             engine,
             request,
+            mode: None,
             block_ids: Vec::new(),
             tp_size: 1,
             pp_size: 1,

@@ -6,10 +6,10 @@
 //! When a connection ends whose handshake was finished, the port is tried once more at once, and again after
 //! 100 ms:
 //!
-//! - **Refused twice, one after the other**: the peer is proven dead. The system closes the listening socket of a
-//!   process only when all threads of the process have left, or when the process itself closes the socket, which
-//!   vLLM and SGLang do when they shut down. A stopped process and a process that is only busy leave the socket
-//!   open, and the system goes on accepting connections for them.
+//! - **Refused twice, one after the other**: the peer's listening socket is closed for good, and the way ends as
+//!   [`Dead`](WayEnd::Dead). The system closes the socket when all threads of the process have left; the process
+//!   closes the socket when it shuts down, or when the thread that serves the socket ends. A stopped process and a
+//!   process that is only busy leave the socket open, and the system goes on accepting connections for them.
 //! - **Accepted, and closed again without a byte**: the process is being taken apart, and its connections are
 //!   closed before its listening socket. The port is tried again, for two seconds at most.
 //! - **Accepted and greeted, accepted in silence, or any other answer**: nothing is proven.
@@ -18,8 +18,10 @@
 //! address of a PULL socket is known only from a process that has bound the port: a refusal of a first connection
 //! to such a port is looked into as the end of a connection is.
 //!
-//! What is proven concerns the process that has bound the port. If another process of the same engine writes,
-//! [`quiet_after`](super::ChannelConfig::quiet_after) must cover the time in which that process notices.
+//! What is proven concerns the socket, and not what writes: vLLM's side channel is served by a thread of its scheduler,
+//! which ends at the first question that it cannot answer, while the workers live and write. A dialect whose peer can
+//! write without the socket looks for the ends of the writers' agents as well, after each of which
+//! [`quiet_after`](super::ChannelConfig::quiet_after) covers the last bytes.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};

@@ -143,19 +143,11 @@ pub struct VllmReader {
     pub engine_ttl: Duration,
     /// Most engines that are remembered at once (default 1024).
     pub max_engines: usize,
-    /// How long the worker processes of a vLLM engine of several ranks may outlive the process with the side
-    /// channel (default 60 s). The pages of push sessions are free this long after the death of that process.
-    pub ranks_outlive: Duration,
 }
 
 impl Default for VllmReader {
     fn default() -> VllmReader {
-        VllmReader {
-            handshake_tries: 3,
-            engine_ttl: Duration::from_secs(3600),
-            max_engines: 1024,
-            ranks_outlive: Duration::from_secs(60),
-        }
+        VllmReader { handshake_tries: 3, engine_ttl: Duration::from_secs(3600), max_engines: 1024 }
     }
 }
 

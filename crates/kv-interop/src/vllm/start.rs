@@ -41,12 +41,16 @@ pub enum VllmStartError {
 ///   that has the KV; the rest of what a router says goes into
 ///   [`SessionOptions::remote`](kv_core::SessionOptions::remote).
 /// - Sessions do what [`KvArgs::transfer_mode`] says unless their options say otherwise. With
-///   [`Auto`](TransferMode::Auto) a sender is read, and a receiver reads if the router names the pages
-///   (`remote_block_ids`), and is written otherwise. The mode of the arguments is a part of the hash that vLLM compares.
+///   [`Auto`](TransferMode::Auto) a sender is read, and a receiver does what the engine's parameters say
+///   ([`RemoteRequest::mode`](kv_core::RemoteRequest::mode)); where they say nothing, the receiver reads if the router
+///   names the pages (`remote_block_ids`). The mode of the arguments is a part of the hash that vLLM compares.
+/// - A receiver of another mode than the engine's is refused with both modes. A receiver in push mode registers its
+///   pages only at an engine whose parameters say push, or if the session's own options say push: a registration ends
+///   the step of an engine in pull mode.
 /// - The numbers of a sender's pages are the block ids that routers carry.
 ///
 /// Registers the regions of `args` with the transport, and publishes the rank at the side channel, which ranks of
-/// one process share. The rank stays there after the worker has stopped: [`SideChannel::withdraw`] ends that. A
+/// one process share, once the worker has started: a start that fails leaves nothing published. The rank stays there after the worker has stopped: [`SideChannel::withdraw`] ends that. A
 /// worker that only receives in pull mode needs no side channel, and then its cache need not be arranged as vLLM's
 /// ranks would read it.
 ///
@@ -63,7 +67,7 @@ pub fn start<A: Agents + Send + 'static>(
     attach(&mut transport, args.regions())?;
     config.seed.get_or_insert(random_bits()?);
     let incarnation = Incarnation::from_random(random_bits()?);
-    if let Some(side_channel) = side_channel {
+    let published = if let Some(side_channel) = side_channel {
         config.side_channel = config.side_channel.or_else(|| reachable(side_channel));
         let agent = transport.agents().agent_metadata().map_err(VllmStartError::Metadata)?;
         let metadata = own_metadata(&args, agent, config.compatibility.attn_backend_name())?;
@@ -71,21 +75,22 @@ pub fn start<A: Agents + Send + 'static>(
             compatibility_hash: config.compatibility.shown(shown_mode(&args)),
             agent_metadata_bytes: metadata.encode(),
         };
-        let place = args.geometry().parallel;
-        side_channel.publish(place.pp_rank, place.tp_rank, payload.encode());
-    }
+        Some((side_channel, args.geometry().parallel, payload.encode()))
+    } else {
+        None
+    };
     let machine = VllmMachine::new(&args, &config)?;
     let setup = setup(&args, config.listener).with(|setup| {
         setup.max_sessions = config.max_sessions;
         setup.command_queue = config.command_queue;
     });
-    Ok(Worker::with_machine(
-        Box::new(machine),
-        (args, incarnation),
-        setup,
-        transport,
-        Box::new(NoServer::default()),
-    )?)
+    let server = Box::new(NoServer::default());
+    let worker = Worker::with_machine(Box::new(machine), (args, incarnation), setup, transport, server)?;
+    // Only now: whoever is shown the metadata of a rank may write to the rank.
+    if let Some((side_channel, place, payload)) = published {
+        side_channel.publish(place.pp_rank, place.tp_rank, payload);
+    }
+    Ok(worker)
 }
 
 /// The mode in the hash. vLLM knows no mode besides these two.

@@ -61,7 +61,7 @@ impl World {
             return self.agent_gone(from, peer);
         }
         if self.are_parted(from, to) {
-            if self.rng.chance(self.params.notify_lost / 8) {
+            if !self.is_deaf(to) && self.rng.chance(self.params.notify_lost / 8) {
                 self.counters.notifications_lost += 1;
                 self.trace.note(self.now, || format!("a notification from life {from} to life {to} is lost"));
                 return self.enter(SEC, Event::AgentGone { life: from, peer });

@@ -113,6 +113,13 @@ impl World {
         lives.find(|&life| self.lives[life].alive && !self.lives[life].deaf && listens(life))
     }
 
+    /// True if the side channel of a life's engine has ended, with its thread or with the first process.
+    pub(super) fn is_deaf(&self, life: LifeId) -> bool {
+        let engine = &self.engines[self.lives[life].place.engine];
+        let first = &self.lives[engine.lives[0]];
+        !engine.lives.contains(&life) || first.deaf || !first.alive
+    }
+
     /// The last process that has listened at an address, whether or not it lives.
     fn last_at(&self, addr: &str) -> Option<LifeId> {
         (0..self.lives.len()).rev().find(|&life| self.lives[life].place.addr() == addr)

@@ -1,7 +1,7 @@
 //! The router: what a request is called on either side, and what a receiver is told of its sender.
 
 use kv_core::random::mix;
-use kv_core::{EngineId, PageList, RemoteRequest, RequestId, Room};
+use kv_core::{EngineId, PageList, RemoteRequest, RequestId, Room, TransferMode};
 
 use super::Dialect;
 use super::hosts::PAGE_SIZE;
@@ -46,6 +46,7 @@ impl World {
         };
         let blocks = PageList::from_pages(pages.iter().copied()).ok()?;
         Some(RemoteRequest::new(engine, id).with(|remote| {
+            remote.mode = Some(if pull { TransferMode::Pull } else { TransferMode::Push });
             remote.block_ids = if pull { vec![blocks] } else { Vec::new() };
             remote.tp_size = self.params.prefill_tp;
             remote.num_tokens = Some(pages.len() as u32 * PAGE_SIZE);

@@ -122,7 +122,9 @@ impl World {
         let leg = self.legs.len();
         let (pages, row) = (Vec::new(), None);
         let (ended, back, told_by) = (None, None, BTreeSet::new());
-        let met = self.lives[life].peers.values().filter_map(Peer::agent).collect();
+        // Nobody begins anything with the agents of an engine whose side channel was seen to be dead.
+        let agents = self.lives[life].peers.values().filter_map(Peer::agent);
+        let met = agents.filter(|agent| !self.is_deaf(*agent)).collect();
         self.legs.push(Leg {
             life,
             session,

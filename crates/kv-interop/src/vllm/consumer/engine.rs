@@ -37,6 +37,11 @@ pub(super) enum Stage {
     Resting { until: Time },
     /// All agents are connected.
     Ready,
+    /// The side channel is dead, and the agents are tested. The last bytes of an agent arrive within `quiet_after` of
+    /// the agent's end.
+    Dying { quiet_after: Duration },
+    /// The side channel is dead, and all agents have ended.
+    Dead,
 }
 
 #[derive(Debug)]
@@ -72,6 +77,8 @@ pub(super) struct Rank {
     pub(super) metadata: Option<super::super::metadata::NixlAgentMetadata>,
     pub(super) agent: Option<PeerId>,
     pub(super) connected: bool,
+    /// True once the way to the connected agent has ended.
+    pub(super) ended: bool,
     /// Where the rank's pages are; `None` for a rank from which nothing is read.
     pub(super) pages: Option<(ForeignCache, RegionMap)>,
 }
@@ -88,19 +95,19 @@ impl Engine {
         }
     }
 
-    /// The agents that are connected.
+    /// The agents that are connected, and whose way has not ended.
     pub(super) fn agents(&self) -> impl Iterator<Item = PeerId> + '_ {
-        self.ranks.iter().filter(|rank| rank.connected).filter_map(|rank| rank.agent)
+        self.ranks.iter().filter(|rank| rank.connected && !rank.ended).filter_map(|rank| rank.agent)
+    }
+
+    /// True if the side channel is dead.
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(self.stage, Stage::Dying { .. } | Stage::Dead)
     }
 
     /// True if no session needs the engine.
     pub(super) fn is_idle(&self) -> bool {
         self.users.is_empty() && self.ended.is_empty() && self.farewells.is_empty()
-    }
-
-    /// True if the engine has more than one rank.
-    pub(super) fn is_of_several(&self) -> bool {
-        self.key.tp_size > 1 || self.key.pp_size > 1
     }
 }
 

@@ -160,6 +160,9 @@ impl Consumer {
         if let Some(rank) = engine.ranks.get_mut(rank) {
             rank.connected = true;
         }
+        if matches!(engine.stage, Stage::Dying { .. }) {
+            return self.test_agent(cx, no, rank);
+        }
         let joining = matches!(engine.stage, Stage::Joining { .. });
         if joining && engine.ranks.iter().all(|rank| rank.connected) {
             self.ready(cx, no);
@@ -189,6 +192,10 @@ impl Consumer {
 
     /// A try has failed. The sessions that wait fail with the cause of the last of several tries.
     pub(super) fn try_failed(&mut self, cx: &mut Context, no: EngineNo, cause: &Cause) {
+        if self.engines.get(no).is_some_and(|engine| engine.is_dead()) {
+            // No handshake: an agent that is tested cannot be connected again, and is tried with the next test.
+            return;
+        }
         self.close_channel(cx, no);
         let max = self.config.reader.handshake_tries.max(1);
         let Some(engine) = self.engines.get(no) else { return };
@@ -226,7 +233,7 @@ impl Consumer {
                 self.try_failed(cx, no, &Cause::WayLost);
             }
             // The next try opens the channel again.
-            (WayEnd::Lost, Stage::Resting { .. }) => {}
+            (WayEnd::Lost, Stage::Resting { .. } | Stage::Dying { .. } | Stage::Dead) => {}
         }
     }
 
@@ -243,13 +250,15 @@ impl Consumer {
                 self.forget_engine(cx, no);
             }
             Stage::Ready => self.beat_if_due(cx, no),
+            Stage::Dying { .. } => self.test_agents(cx, no),
+            Stage::Dead => self.engines.set_due(no, None),
             Stage::Asking { until, .. } | Stage::Joining { until } | Stage::Resting { until } => {
                 self.engines.set_due(no, Some(until));
             }
         }
     }
 
-    fn close_channel(&mut self, cx: &mut Context, no: EngineNo) {
+    pub(super) fn close_channel(&mut self, cx: &mut Context, no: EngineNo) {
         let Some(peer) = self.engines.get(no).and_then(|engine| engine.channel.take()) else { return };
         cx.effects.disconnect(peer);
         self.engines.forget_peer(peer);
@@ -264,7 +273,7 @@ impl Consumer {
 }
 
 /// Takes the agents that are not connected out of an engine.
-fn unconnected(engine: &mut Engine) -> Vec<kv_core::PeerId> {
+pub(super) fn unconnected(engine: &mut Engine) -> Vec<kv_core::PeerId> {
     let waiting = engine.ranks.iter_mut().filter(|rank| !rank.connected);
     waiting.filter_map(|rank| rank.agent.take()).collect()
 }

@@ -7,13 +7,15 @@
 //! push: every rank has notified this worker               ─▶ Success
 //! abort, deadline, lost engine, expired lease             ─▶ Failed
 //! pull: pages come back when this worker's own reads have ended
-//! push: pages of a registered request come back when the engine has notified this worker after all, or is dead
+//! push: pages of a registered request come back when the engine has notified this worker after all, or when its side
+//!       channel is dead and all of its agents have ended
 //! ```
 //!
 //! | file | holds |
 //! |---|---|
 //! | `engine.rs` | one vLLM engine: its ranks, its side channel, its clock, and the sessions that need it |
 //! | `handshake.rs` | the way from an address to connected agents |
+//! | `death.rs` | what the end of a side channel proves, and what the ends of the agents prove |
 //! | `lease.rs` | how long the pages of a request can be relied on |
 //! | `used.rs` | which transfer parameters were used before |
 //! | `heartbeat.rs` | what keeps the pages of requests at their holder |
@@ -22,6 +24,7 @@
 //! | `config.rs` | what of the worker's settings the receiving sessions need |
 
 mod config;
+mod death;
 mod engine;
 mod handshake;
 mod heartbeat;
@@ -189,8 +192,8 @@ impl Consumer {
     pub(crate) fn peer_gone(&mut self, cx: &mut Context, peer: PeerId, end: WayEnd) -> bool {
         if let Some(engine) = self.engines.of_channel(peer) {
             self.channel_gone(cx, engine, end);
-        } else if let Some((engine, _)) = self.engines.of_agent(peer) {
-            self.lose(cx, engine, &Cause::WayLost);
+        } else if let Some((engine, rank)) = self.engines.of_agent(peer) {
+            self.agent_gone(cx, engine, rank);
         } else {
             return false;
         }

@@ -3,8 +3,8 @@
 //! A registration is sent once, by one rank of those that share a vLLM rank, because the vLLM rank writes to all of
 //! them. A second one would be dangerous: vLLM keeps a registration that comes after the write has begun, for ever,
 //! and gives it the KV of a later request with the same id. vLLM has no message that takes a registration back. The
-//! pages of a registered request are therefore the engine's until every rank has notified this worker, or until the
-//! engine is dead.
+//! pages of a registered request are therefore the engine's until every rank has notified this worker, or until every
+//! rank has ended (`death.rs`).
 //!
 //! Each session has an id of its own at the engine: the id of the request with another suffix, so that no
 //! notification for an earlier session is taken for this one's. All ranks of this engine must have the same id: they

@@ -1,7 +1,6 @@
 //! One receiving session: from its opening to the return of its pages.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use kv_core::{
     BootstrapError, Cause, Mismatch, Obstacle, PageList, Phase, QuarantineReason, RemoteRequest, Room,
@@ -136,11 +135,7 @@ impl Consumer {
         let Some(remote) = options.remote.as_deref().cloned() else {
             return Err(incompatible("kv_transfer_params", "none", "needed by vLLM's protocol"));
         };
-        let mode = match options.mode.unwrap_or(self.mode) {
-            TransferMode::Auto if remote.block_ids.is_empty() => TransferMode::Push,
-            TransferMode::Auto => TransferMode::Pull,
-            mode => mode,
-        };
+        let mode = mode_of(options.mode, self.mode, &remote).map_err(Cause::Incompatible)?;
         if remote.dcp_size > 1 {
             return Err(incompatible("dcp_size", "1", remote.dcp_size));
         }
@@ -213,6 +208,7 @@ impl Consumer {
             metadata: None,
             agent: None,
             connected: false,
+            ended: false,
             pages: None,
         };
         Ok((0..remote.pp_size).flat_map(|pp| peers.clone().map(move |tp| (pp, tp))).map(rank).collect())
@@ -260,17 +256,6 @@ impl Consumer {
 
     /// Ends a session with this cause. Its pages stay as long as anything may touch them.
     pub(super) fn fail(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
-        self.fail_held(cx, session, cause, None);
-    }
-
-    /// As [`fail`](Consumer::fail); the pages that a dead engine may have written are free at `quiet`.
-    pub(super) fn fail_held(
-        &mut self,
-        cx: &mut Context,
-        session: SessionId,
-        cause: Cause,
-        quiet: Option<kv_core::Time>,
-    ) {
         let Some(live) = self.sessions.live(session) else { return };
         let no = live.dialect.engine;
         for flow in live.dialect.flows.clone() {
@@ -286,15 +271,14 @@ impl Consumer {
         let ready = self.engines.get(no).map(|engine| (engine.stage == Stage::Ready, engine.ranks.first()));
         let (ready, peer) =
             ready.map_or((false, None), |(ready, rank)| (ready, rank.map(|rank| rank.worker.clone())));
-        let held = |reason, until| Some(Held { reason, peer: peer.clone(), until });
+        let held = |reason| Some(Held { reason, peer: peer.clone(), until: None });
         let held = match &receiving.progress {
             Progress::Reading if receiving.flows.is_empty() => None,
-            Progress::Reading => held(QuarantineReason::OwnPosts, None),
+            Progress::Reading => held(QuarantineReason::OwnPosts),
             _ if receiving.is_written() => None,
             Progress::Waiting if receiving.written.is_empty() => None,
             // The engine writes to this rank, too, if another rank of this engine has registered.
-            _ if quiet.is_some() => held(QuarantineReason::WayLost, quiet),
-            _ => held(QuarantineReason::Unacknowledged, None),
+            _ => held(QuarantineReason::Unacknowledged),
         };
         let phase = match receiving.progress {
             Progress::Waiting if !ready => Phase::Handshake,
@@ -371,42 +355,31 @@ impl Consumer {
         self.sweep(cx, no);
     }
 
-    /// The process with an engine's side channel is dead, whose last bytes arrive within `quiet_after`. The other
-    /// processes of an engine of several ranks may outlive it for a while.
-    pub(super) fn engine_died(
-        &mut self,
-        cx: &mut Context,
-        no: EngineNo,
-        quiet_after: Duration,
-        cause: &Cause,
-    ) {
-        let outlive = self.config.reader.ranks_outlive;
-        self.engines.give_to_nobody(no);
-        let Some(engine) = self.engines.get(no) else { return };
-        engine.farewells.clear();
-        let several = engine.is_of_several();
-        let quiet = cx.now + quiet_after + if several { outlive } else { Duration::ZERO };
-        let (users, ended) = (engine.users.clone(), engine.ended.clone());
-        for session in users {
-            self.fail_held(cx, session, cause.clone(), Some(quiet));
-        }
-        for session in ended {
-            let Some(held) = self.sessions.any(session).and_then(|ended| ended.held().cloned()) else {
-                continue;
-            };
-            if held.reason != QuarantineReason::OwnPosts {
-                let until = Some(held.until.map_or(quiet, |until| until.min(quiet)));
-                self.sessions.hold(session, Held { until, reason: QuarantineReason::WayLost, ..held });
-            }
-        }
-        self.sweep(cx, no);
-    }
-
     /// Forgets a lost engine once no session needs it.
     pub(super) fn sweep(&mut self, cx: &mut Context, no: EngineNo) {
         if self.engines.get(no).is_some_and(|engine| engine.lost && engine.is_idle()) {
             self.forget_engine(cx, no);
         }
+    }
+}
+
+/// The mode of a session with these options, at a worker of this mode. A registration ends the step of an engine in
+/// pull mode, so that push needs the word of the engine, or that of the session's own options.
+fn mode_of(
+    session: Option<TransferMode>,
+    worker: TransferMode,
+    remote: &RemoteRequest,
+) -> Result<TransferMode, Mismatch> {
+    let asked = session.unwrap_or(worker);
+    let told = remote.mode.filter(|mode| *mode != TransferMode::Auto);
+    match (asked, told) {
+        (TransferMode::Auto, Some(told)) => Ok(told),
+        (TransferMode::Auto, None) if !remote.block_ids.is_empty() => Ok(TransferMode::Pull),
+        (TransferMode::Pull, None) => Ok(asked),
+        (TransferMode::Push, None) if session.is_some() => Ok(asked),
+        (_, None) => Err(differs("transfer_mode", asked, "not said by the engine")),
+        (_, Some(told)) if asked == told => Ok(asked),
+        (_, Some(told)) => Err(differs("transfer_mode", asked, told)),
     }
 }
 

@@ -420,3 +420,12 @@ fn no_more_engines_are_known_than_the_limit_and_idle_ones_go_first() {
     rig.open(2001, Rig::remote(&more, "r", &[4]), |_| ());
     assert_eq!((rig.poll(SessionId(2001)), rig.consumer.engines.len()), (KvPoll::Bootstrapping, 1024));
 }
+
+#[test]
+fn what_waits_for_a_handshake_to_be_told_goes_with_an_engine_that_dies() {
+    let (mut rig, _) = opened();
+    rig.abort(1);
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Dead { quiet_after: SECOND });
+    assert_eq!((rig.consumer.engines.len(), rig.closed.len()), (0, rig.ways.len()));
+}

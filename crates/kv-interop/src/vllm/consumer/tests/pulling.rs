@@ -189,7 +189,6 @@ fn a_lease_of_any_length_overflows_nothing_and_lets_time_pass() {
             let change = |config: &mut VllmConfig| {
                 config.timing.kv_lease_duration = lease;
                 config.reader.engine_ttl = lease;
-                config.reader.ranks_outlive = lease;
             };
             let (mut rig, engine) = (Rig::with(ONE, TransferMode::Pull, change), Engine::new(ONE));
             let told = Rig::remote(&engine, "r", &[4]);

@@ -1,6 +1,6 @@
 //! Push: registrations, completions, and what a vLLM writer may still do.
 
-use kv_core::{Cause, KvPoll, SessionId, TransferMode, WayEnd};
+use kv_core::{Cause, KvPoll, SessionId, TransferMode, TransportError, WayEnd};
 
 use super::rig::{Engine, ONE, Rig, SECOND, Shape};
 use crate::gauges::Ignored;
@@ -26,6 +26,13 @@ fn registrations(rig: &mut Rig) -> Vec<PushRegistration> {
         _ => None,
     };
     sent.iter().filter_map(|(_, bytes)| decode(bytes)).collect()
+}
+
+/// Every agent that is connected ends.
+fn end_agents(rig: &mut Rig) {
+    for agent in rig.agents().into_values() {
+        rig.gone(agent, WayEnd::Lost);
+    }
 }
 
 fn written(rig: &mut Rig, agent: &str, id: &str, count: u32) -> bool {
@@ -177,7 +184,9 @@ fn a_side_channel_that_ends_while_the_agents_are_connected_is_opened_again() {
     assert_eq!((rig.poll(S), registrations(&mut rig).len()), (KvPoll::Transferring, 1));
     let channel = rig.channel();
     rig.gone(channel, WayEnd::Dead { quiet_after: SECOND });
-    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(2, Some(SECOND))]));
+    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(2, None)]));
+    end_agents(&mut rig);
+    assert_eq!(rig.held(), [(2, Some(SECOND))]);
 }
 
 #[test]
@@ -216,13 +225,14 @@ fn pages_of_an_aborted_request_stay_until_the_writer_is_done_after_all() {
 
 #[test]
 fn pages_of_an_aborted_request_are_free_once_the_writer_is_dead_and_quiet() {
-    for (ranks, quiet) in [(1, 3), (2, 63)] {
+    for ranks in [1, 2] {
         let (mut rig, _) = registered(ONE, ONE.tp(ranks, 0));
         rig.abort(1);
         let channel = rig.channel();
         rig.gone(channel, WayEnd::Dead { quiet_after: 3 * SECOND });
-        assert_eq!(rig.held(), [(2, Some(quiet * SECOND))]);
-        rig.pass(quiet * SECOND - SECOND / 2);
+        end_agents(&mut rig);
+        assert_eq!(rig.held(), [(2, Some(3 * SECOND))]);
+        rig.pass(3 * SECOND - SECOND / 2);
         assert!(rig.back.is_empty());
         rig.pass(SECOND);
         assert_eq!((rig.back[&S], rig.held(), rig.consumer.engines.len()), (2, vec![], 0));
@@ -235,9 +245,47 @@ fn the_death_of_the_writer_fails_the_session_and_holds_its_pages_until_it_is_qui
     let (mut rig, _) = registered(ONE, ONE);
     let channel = rig.channel();
     rig.gone(channel, WayEnd::Dead { quiet_after: 3 * SECOND });
-    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(2, Some(3 * SECOND))]));
+    assert_eq!((rig.poll(S), &rig.failures[&S].cause), (KvPoll::Failed, &Cause::PeerLost));
+    end_agents(&mut rig);
+    assert_eq!(rig.held(), [(2, Some(3 * SECOND))]);
     rig.pass(3 * SECOND);
     assert_eq!(rig.back[&S], 2);
+}
+
+#[test]
+fn a_writer_that_outlives_its_side_channel_keeps_its_pages_until_its_last_agent_ends() {
+    let (mut rig, _) = registered(ONE, ONE.tp(2, 0));
+    rig.notified();
+    let agents: Vec<_> = rig.agents().into_values().collect();
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Dead { quiet_after: 3 * SECOND });
+    assert_eq!((rig.poll(S), rig.held()), (KvPoll::Failed, vec![(2, None)]));
+    let test = |rank| (format!("agent p-0 0 {rank} life 1"), "HB:".to_owned());
+    assert_eq!(rig.notified(), [test(0), test(1)], "agents whose end nothing else tells are tested");
+    rig.pass(SECOND);
+    rig.gone(agents[1], WayEnd::Lost);
+    rig.notified();
+    rig.pass(600 * SECOND);
+    let tests = rig.notified();
+    assert!(tests.len() == 600 && tests.iter().all(|found| *found == test(0)), "{}", tests.len());
+    assert_eq!((rig.held(), rig.back.len()), (vec![(2, None)], 0), "the other rank may write");
+    rig.gone(agents[0], WayEnd::Lost);
+    assert_eq!(rig.held(), [(2, Some(3 * SECOND))]);
+    rig.pass(3 * SECOND);
+    assert_eq!((rig.back[&S], rig.notified(), rig.consumer.engines.len()), (2, vec![], 0));
+}
+
+#[test]
+fn a_word_of_a_writer_without_a_side_channel_frees_its_pages_and_ends_the_tests() {
+    let (mut rig, _) = registered(ONE, ONE);
+    let id = registrations(&mut rig)[0].request_id.clone();
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Dead { quiet_after: SECOND });
+    assert!(written(&mut rig, "a", &id, 1));
+    assert_eq!((rig.back[&S], rig.consumer.engines.len()), (2, 0));
+    rig.notified();
+    rig.pass(60 * SECOND);
+    assert_eq!((rig.notified(), rig.closed.len()), (vec![], rig.ways.len()));
 }
 
 #[test]
@@ -251,6 +299,20 @@ fn a_lost_agent_proves_nothing_and_the_side_channel_tells_of_the_death_later() {
     assert_eq!(rig.poll(SessionId(2)), KvPoll::Bootstrapping);
     let channel = *rig.ways.iter().find(|(_, way)| matches!(way, Way::Request { .. })).unwrap().0;
     rig.gone(channel, WayEnd::Dead { quiet_after: SECOND });
+    // The network may have lost the way: the agent is connected again, and tested, until its end is seen.
+    assert_eq!((rig.held(), rig.agents().len(), rig.closed.contains(&agent)), (vec![(2, None)], 1, true));
+    let again = *rig.agents().values().next().unwrap();
+    let refused = TransportError::Foreign("no way".to_owned());
+    assert!(rig.consumer.connect_failed(&mut rig.cx, again, &refused));
+    rig.pass(SECOND);
+    assert_eq!(rig.held(), [(2, None)], "a way that is not made proves nothing");
+    rig.notified();
+    let again = *rig.agents().values().next().unwrap();
+    assert!(rig.consumer.connected(&mut rig.cx, again));
+    rig.drain();
+    assert_eq!(rig.notified()[0].1, "HB:");
+    rig.gone(again, WayEnd::Lost);
+    assert_eq!(rig.held(), [(2, Some(SECOND))]);
     rig.pass(SECOND);
     assert_eq!(rig.back[&S], 2);
 }
@@ -270,11 +332,17 @@ fn a_lost_side_channel_is_asked_again_until_the_writer_is_known_to_be_gone() {
     rig.pass(40 * SECOND);
     let questions = rig.sent.len();
     assert!(questions > 3, "{questions}");
-    while rig.held() == [(2, None)] {
+    rig.notified();
+    for _ in 0..60 {
         rig.pass(SECOND);
         rig.answer(&next);
     }
-    rig.pass(5 * SECOND);
+    assert_eq!((rig.held(), rig.notified().is_empty()), (vec![(2, None)], false), "the old agent may live");
+    end_agents(&mut rig);
+    assert_eq!(rig.held(), [(2, Some(5 * SECOND))]);
+    rig.pass(4 * SECOND);
+    assert_eq!((rig.held(), rig.closed.contains(&rig.last_channel())), (vec![(2, Some(SECOND))], true));
+    rig.pass(SECOND);
     assert_eq!((rig.back[&S], rig.held()), (2, vec![]));
 }
 
@@ -309,4 +377,55 @@ fn a_worker_without_a_side_channel_registers_nothing() {
     rig.init(1, &[7]);
     assert!(rig.cause(S).contains("side_channel"), "{}", rig.cause(S));
     assert_eq!((rig.back[&S], registrations(&mut rig).len()), (1, 0));
+}
+
+#[test]
+fn pages_are_registered_only_at_an_engine_that_has_said_push_or_where_the_session_says_so() {
+    use TransferMode::{Auto, Pull, Push};
+    let refused = |ours: &str, theirs: &str| Err((ours.to_owned(), theirs.to_owned()));
+    let unsaid = "not said by the engine";
+    for (worker, session, said, blocks, expected) in [
+        (Auto, None, Some(Push), &[][..], Ok(Push)),
+        (Auto, None, Some(Push), &[4], Ok(Push)),
+        (Auto, None, Some(Pull), &[4], Ok(Pull)),
+        (Auto, None, Some(Pull), &[], Ok(Pull)),
+        (Auto, None, None, &[4], Ok(Pull)),
+        (Auto, None, None, &[], refused("auto", unsaid)),
+        (Auto, None, Some(Auto), &[], refused("auto", unsaid)),
+        (Push, None, None, &[], refused("push", unsaid)),
+        (Push, None, Some(Push), &[], Ok(Push)),
+        (Push, None, Some(Pull), &[], refused("push", "pull")),
+        (Auto, Some(Push), None, &[], Ok(Push)),
+        (Auto, Some(Push), Some(Pull), &[], refused("push", "pull")),
+        (Pull, None, Some(Push), &[4], refused("pull", "push")),
+        (Pull, None, None, &[4], Ok(Pull)),
+    ] {
+        let (mut rig, engine) = (Rig::new(ONE, worker), Engine::new(ONE));
+        rig.consumer.config.compatibility = crate::vllm::Compatibility::Unchecked;
+        let remote = Rig::remote(&engine, "r", blocks).with(|remote| {
+            remote.mode = said;
+            remote.block_ids.retain(|pages| !pages.is_empty());
+        });
+        let room = kv_core::Room::Request(remote.request.clone());
+        let options = kv_core::SessionOptions::default().with(|options| {
+            (options.mode, options.remote) = (session, Some(Box::new(remote)));
+        });
+        rig.consumer.open(&mut rig.cx, S, (room, "10.0.0.1:5600".to_owned()), options);
+        rig.drain();
+        rig.shake(&engine);
+        let pages: Vec<u32> = if expected == Ok(Push) { vec![7] } else { (7..).take(blocks.len()).collect() };
+        rig.init(1, &pages);
+        let registered = !registrations(&mut rig).is_empty();
+        let found = match rig.failures.get(&S).map(|error| &error.cause) {
+            Some(Cause::Incompatible(mismatch)) if mismatch.field == "transfer_mode" => {
+                Err((mismatch.ours.clone(), mismatch.theirs.clone()))
+            }
+            Some(other) => panic!("{other}"),
+            None => Ok(if registered { Push } else { Pull }),
+        };
+        let of = format!("a worker of {worker}, a session of {session:?}, an engine of {said:?}");
+        assert_eq!(found, expected, "{of}, {blocks:?}");
+        let dialled = rig.ways.len();
+        assert_eq!(dialled == 0, expected.is_err(), "{of}: nothing is sent to an engine of another mode");
+    }
 }

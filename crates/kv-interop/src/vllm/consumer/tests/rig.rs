@@ -270,6 +270,9 @@ impl Rig {
         change: impl FnOnce(&mut SessionOptions),
     ) {
         let room = Room::Request(remote.request.clone());
+        // The parameters of an engine say the engine's mode.
+        let said = Some(self.consumer.mode).filter(|mode| *mode != TransferMode::Auto);
+        let remote = remote.with(|remote| remote.mode = remote.mode.or(said));
         let options = SessionOptions::default().with(|options| options.remote = Some(Box::new(remote)));
         let options = options.with(change);
         self.consumer.open(&mut self.cx, SessionId(session), (room, addr.to_owned()), options);
@@ -311,6 +314,11 @@ impl Rig {
         let open: Vec<PeerId> = open.map(|(peer, _)| *peer).collect();
         assert_eq!(open.len(), 1, "side channels");
         open[0]
+    }
+
+    /// The side channel that was opened last.
+    pub(super) fn last_channel(&self) -> PeerId {
+        *self.ways.iter().rev().find(|(_, way)| matches!(way, Way::Request { .. })).unwrap().0
     }
 
     /// The agents that are not disconnected, with their metadata.
