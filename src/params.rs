@@ -157,6 +157,7 @@ impl TransferParams {
     /// is the KV that the decode worker keeps of this turn. The mode is always pull: the prefill worker
     /// reads.
     pub fn next_turn(cached: RemoteKv) -> TransferParams {
+        let cached = cached.with(|remote| remote.mode = Some(TransferMode::Pull));
         let leg = Leg::Prefill { cached: Some(Box::new(cached)) };
         TransferParams { leg, mode: Some(TransferMode::Pull), unknown: Map::new() }
     }

@@ -186,6 +186,9 @@ fn a_side_channel_leaves_our_readers_their_bootstrap_server() {
 fn a_receiver_of_another_dialect_is_told_what_the_router_says() {
     let told = remote(VLLM_D_TURN_1).reader_options(SessionOptions::default());
     let told = *told.remote.unwrap();
+    let modes = [VLLM_P_PULL, LLMD_PUSH_TO_D].map(|text| remote(text).remote_request().unwrap().mode);
+    assert_eq!(modes, [Some(TransferMode::Pull), Some(TransferMode::Push)]);
+    assert_eq!(ours(Room::Number(1)).remote_request().unwrap().mode, None);
     assert_eq!((told.engine.as_str(), told.request.as_str()), ("engine-7", "cmpl-9f0c-0-5e6f7a8b"));
     assert_eq!(told.block_ids, [pages(&[14, 15, 16, 19, 20])]);
     assert_eq!((told.tp_size, told.pp_size, told.dcp_size), (1, 1, 1));
