@@ -159,6 +159,7 @@ fn a_session_s_lease_reaches_the_reader_s_options() {
             options.remote = Some(Box::new(
                 RemoteRequest::new(args.worker().engine.clone(), RequestId::new("5").unwrap()).with(
                     |remote| {
+                        remote.mode = Some(TransferMode::Pull);
                         remote.block_ids = vec![pages(&[1, 2, 9])];
                         remote.num_tokens = Some(33);
                     },
