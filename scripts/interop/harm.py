@@ -1,6 +1,8 @@
 """Rows in which a side is killed, stopped, or aborts, in the middle of a transfer."""
 import json, signal, threading, time
 
+import zmq
+
 from bench import PAIRS, Shape, Wrong, free_port
 
 REQUESTS, BLOCKS, AFTER = 60, 4, 3
@@ -182,6 +184,29 @@ def their_sender(sides, which):
     return done, "dead"
 
 
+def their_side_channel(sides, _):
+    """A message of a wrong form ends the thread of the peer's side channel. The peer lives, and may write on."""
+    def nonsense():
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.connect(f"tcp://127.0.0.1:{sides.port}")
+        socket.send(b"\xc1")
+        socket.close()
+
+    goes_on(sides)
+    report, _ = sides.transfer(during=nonsense)
+    done = received(sides, report)
+    in_time(done)
+    require(sides.sender.alive(), "the peer is dead")
+    state = sides.receiver.call("state")
+    require(not state["pages_out"] or state["quarantine"], "pages are out, and no quarantine says why")
+    sides.bench.end(sides.sender)
+    back(sides.receiver)
+    sides.start_sender()
+    goes_on(sides)
+    return done, "dead"
+
+
 def our_receiver(sides, which):
     """Our side dies while it receives. The peer frees its blocks, and serves the next one of us."""
     after = (lambda: time.sleep(TIMEOUT / 2)) if which == "STOP" else None
@@ -268,6 +293,8 @@ def scenarios(pair, variant):
     sends = pair.startswith("ours")
     theirs, ours = (their_receiver, our_sender) if sends else (their_sender, our_receiver)
     yield from [("our side aborts", our_abort, "")] if not variant else []
+    if pair.startswith("vllm") and not variant:
+        yield "their side channel ends", their_side_channel, ""
     for which, word in (("KILL", "killed"), ("STOP", "stopped")):
         if which == "KILL" or not variant:
             yield f"their side is {word}", theirs, which
