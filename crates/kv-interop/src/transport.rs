@@ -330,4 +330,4 @@ impl<A: Agents> Transport for InteropTransport<A> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

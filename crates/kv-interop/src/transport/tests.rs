@@ -9,7 +9,13 @@ const AGENT: PeerId = PeerId(3);
 
 /// Agents that a test plays.
 #[derive(Debug, Default)]
-struct Script {
+pub(crate) struct Script {
+    /// Why no region can be registered.
+    refuses: Option<TransportError>,
+    /// Why the agent has no metadata.
+    unknown: Option<TransportError>,
+    /// What the agents' events can be waited for with.
+    fds: Vec<RawFd>,
     /// Notifications that `send` still takes.
     room: usize,
     sent: Vec<(PeerId, Bytes)>,
@@ -18,13 +24,25 @@ struct Script {
     events: Vec<TransportEvent>,
 }
 
+impl Script {
+    /// Agents that register no region.
+    pub(crate) fn without_regions(refuses: TransportError) -> Script {
+        Script { refuses: Some(refuses), ..Script::default() }
+    }
+
+    /// Agents without metadata.
+    pub(crate) fn without_metadata(unknown: TransportError) -> Script {
+        Script { unknown: Some(unknown), ..Script::default() }
+    }
+}
+
 impl Transport for Script {
     fn name(&self) -> &'static str {
         "script"
     }
 
     fn register(&mut self, _: &Region) -> Result<(), TransportError> {
-        Ok(())
+        self.refuses.clone().map_or(Ok(()), Err)
     }
 
     fn metadata(&self) -> Result<Bytes, TransportError> {
@@ -62,7 +80,7 @@ impl Transport for Script {
     }
 
     fn wait(&self) -> TransportWait {
-        TransportWait::ReadableOrAfter(vec![7], Duration::from_millis(20))
+        TransportWait::ReadableOrAfter(self.fds.clone(), Duration::from_millis(20))
     }
 }
 
@@ -72,7 +90,7 @@ impl Agents for Script {
     }
 
     fn agent_metadata(&self) -> Result<Bytes, TransportError> {
-        Ok(Bytes::from_static(b"nixlSerDes|"))
+        self.unknown.clone().map_or(Ok(Bytes::from_static(b"nixlSerDes|")), Err)
     }
 
     fn connect_agent(
@@ -94,7 +112,7 @@ impl Agents for Script {
 }
 
 fn transport() -> InteropTransport<Script> {
-    InteropTransport::new(Script::default(), ChannelConfig::default()).unwrap()
+    InteropTransport::new(Script { fds: vec![7], ..Script::default() }, ChannelConfig::default()).unwrap()
 }
 
 fn agent(metadata: &'static [u8]) -> TransportOffer {

@@ -23,7 +23,8 @@ pub(crate) mod tests {
     use super::{Place, own_metadata};
     use crate::vllm::metadata::NixlAgentMetadata;
 
-    pub(super) const LEN: u64 = 2 * 16 * 2 * 8 * 2;
+    /// Bytes of a page of two heads in one layer.
+    pub(crate) const LEN: u64 = 2 * 16 * 2 * 8 * 2;
 
     /// A rank of `tp_size` ranks of a model of 4 heads of 8 two-byte elements and two layers; 10 pages of 16
     /// tokens, either all pages of a layer side by side, or all layers of a page.

@@ -118,6 +118,12 @@ impl SideChannel {
         self.thread.shared.payloads().remove(&(pp_rank, tp_rank));
     }
 
+    /// How many ranks are published.
+    #[cfg(test)]
+    pub(crate) fn published(&self) -> usize {
+        self.thread.shared.payloads().len()
+    }
+
     /// What the server's clock shows at this moment of the worker's clock, in seconds. Requesters take the
     /// difference to their own clock, and compare moments that a machine has told them, such as
     /// `remote_blocks_expiry_time`, with theirs.

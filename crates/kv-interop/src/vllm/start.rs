@@ -50,9 +50,9 @@ pub enum VllmStartError {
 /// - The numbers of a sender's pages are the block ids that routers carry.
 ///
 /// Registers the regions of `args` with the transport, and publishes the rank at the side channel, which ranks of
-/// one process share, once the worker has started: a start that fails leaves nothing published. The rank stays there after the worker has stopped: [`SideChannel::withdraw`] ends that. A
-/// worker that only receives in pull mode needs no side channel, and then its cache need not be arranged as vLLM's
-/// ranks would read it.
+/// one process share, once the worker has started: a start that fails leaves nothing published. The rank stays there
+/// after the worker has stopped: [`SideChannel::withdraw`] ends that. A worker that only receives in pull mode needs no
+/// side channel, and then its cache need not be arranged as vLLM's ranks would read it.
 ///
 /// # Errors
 ///
@@ -134,5 +134,53 @@ impl BootstrapClient for NoServer {
 
     fn as_raw_fd(&self) -> Option<RawFd> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::Region;
+    use kv_core::layout::{Holds, RegionRole};
+
+    use super::*;
+    use crate::channels::ChannelConfig;
+    use crate::transport::tests::Script;
+    use crate::vllm::geometry::tests::args;
+
+    /// Keys and values apart, as no vLLM rank has them.
+    fn apart() -> KvArgs {
+        let region = |at: u64, holds| {
+            Region::dram(RegionRole::Kv, at * 0x10_0000, 10 * 1024, 1024).holds(holds).layer(0)
+        };
+        let builder = KvArgs::builder("d-0", 0).pages(10, 16).heads(4, 8).dtype("bf16");
+        builder.region(region(1, Holds::Key)).region(region(2, Holds::Value)).build().unwrap()
+    }
+
+    #[test]
+    fn a_start_that_fails_publishes_nothing_and_one_that_succeeds_publishes_the_rank() {
+        let side_channel = SideChannel::bind("127.0.0.1:0").unwrap();
+        let refusal = || TransportError::Unsupported("a refusal");
+        let (quiet, config) = (Script::default, VllmConfig::default);
+        let fails = [
+            (args((1, 0), false), Script::without_regions(refusal()), config()),
+            (args((1, 0), false), Script::without_metadata(refusal()), config()),
+            (apart(), quiet(), config()),
+            (args((1, 0), false), quiet(), config().with(|config| config.command_queue = 0)),
+            (args((1, 0), false), quiet(), config().with(|config| config.max_sessions = 0)),
+        ];
+        let start = |args, agents, config| {
+            let transport = InteropTransport::new(agents, ChannelConfig::default()).unwrap();
+            start(config, args, transport, Some(&side_channel))
+        };
+        let mut errors = Vec::new();
+        for (args, agents, config) in fails {
+            errors.push(start(args, agents, config).unwrap_err().to_string());
+            assert_eq!(side_channel.published(), 0, "{errors:?}");
+        }
+        let said = ["a refusal", "a refusal", "layout.axes", "command_queue", "max_sessions"];
+        assert!(errors.iter().zip(said).all(|(error, said)| error.contains(said)), "{errors:?}");
+        let worker = start(args((1, 0), false), quiet(), config()).unwrap();
+        assert_eq!(side_channel.published(), 1);
+        drop(worker);
     }
 }

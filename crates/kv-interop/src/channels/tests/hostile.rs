@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use super::*;
 use crate::SideChannel;
-use crate::zmtp::write_message;
+use crate::zmtp::{Heard, Session, write_message};
 
 fn connect(addr: &str) -> TcpStream {
     let stream = TcpStream::connect(addr).unwrap();
@@ -190,4 +190,33 @@ fn a_peer_that_asks_and_never_reads_is_not_answered_without_end() {
     worker.channels.send(PEER, Some(vec![Bytes::from_static(b"\x93\xc4\x0cget_meta_msg\0\0")])).unwrap();
     let Event::Answer { parts, .. } = worker.next() else { panic!("no answer") };
     assert_eq!(parts[0].len(), 1_000_000);
+}
+
+#[test]
+fn a_side_channel_answers_behind_an_empty_part_what_came_behind_one_empty_part() {
+    let side_channel = SideChannel::bind("127.0.0.1:0").unwrap();
+    side_channel.publish(0, 0, Bytes::from_static(b"payload"));
+    let (none, question) = (Bytes::new(), Bytes::from_static(b"\x93\xc4\x0cget_meta_msg\0\0"));
+    let mut asker = ready(&side_channel.local_addr().to_string(), "DEALER");
+    let malformed = [
+        vec![question.clone()],
+        vec![question.clone(), question.clone()],
+        vec![none.clone(), question.clone(), none.clone()],
+        vec![none.clone(), none.clone(), question.clone()],
+    ];
+    for parts in malformed.iter().chain([&vec![none.clone(), question]]) {
+        asker.write_all(&write_message(parts).concat()).unwrap();
+    }
+    let (mut session, mut bytes) = (Session::new(SocketType::Req, MAX_MESSAGE), [0; 4096]);
+    let parts = loop {
+        let came = asker.read(&mut bytes).unwrap();
+        assert!(came > 0, "the connection stays");
+        let mut left = &bytes[..came];
+        if let Some(Heard::Message(parts)) = std::iter::from_fn(|| session.take(&mut left).unwrap()).last() {
+            break parts;
+        }
+    };
+    assert_eq!((parts.len(), &parts[0], &parts[1][..]), (3, &none, &b"payload"[..]));
+    let gauges = side_channel.gauges();
+    assert_eq!((gauges.answered, gauges.malformed), (1, malformed.len() as u64));
 }

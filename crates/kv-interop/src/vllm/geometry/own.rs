@@ -102,3 +102,20 @@ pub(super) fn refused(field: &str, ours: impl std::fmt::Debug, needed: &'static 
     let ours = format!("{ours:?}").trim_matches('"').to_owned();
     CacheError { field: field.to_owned(), ours, needed }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vllm::geometry::tests::args;
+
+    #[test]
+    fn ranks_that_hold_the_same_heads_are_neighbours_whichever_engine_has_more() {
+        let peers = |ours, theirs| {
+            let of_rank = |rank| OwnCache::new(&args((ours, rank), false)).unwrap().peers(theirs).unwrap();
+            (0..ours).map(of_rank).collect::<Vec<_>>()
+        };
+        assert_eq!(peers(4, 2), [0..1, 0..1, 1..2, 1..2]);
+        assert_eq!(peers(2, 4), [0..2, 2..4]);
+        assert_eq!(peers(2, 2), [0..1, 1..2]);
+    }
+}

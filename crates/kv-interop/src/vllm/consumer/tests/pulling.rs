@@ -124,6 +124,8 @@ fn every_shape_on_both_sides_gives_the_right_bytes() {
         ("two ranks there", ONE, ONE.tp(2, 0)),
         ("four ranks there, page-major on both sides", major.tp(2, 1), major.tp(4, 0)),
         ("two ranks here", ONE.tp(2, 1), ONE),
+        ("the second of four ranks here", ONE.tp(4, 1), ONE.tp(2, 0)),
+        ("the third of four ranks here", ONE.tp(4, 2), ONE.tp(2, 0)),
         ("heads on several ranks there", few, few.tp(4, 0)),
         ("heads on several ranks here", few.tp(4, 3), few.tp(2, 0)),
         ("latents", latent, latent),

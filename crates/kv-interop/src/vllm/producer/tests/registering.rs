@@ -5,6 +5,7 @@ use kv_core::{Cause, KvPoll, TransportError};
 
 use super::decoder::{HASH, of, push, rig, told};
 use crate::gauges::Ignored;
+use crate::vllm::geometry::tests::LEN;
 use crate::vllm::notification::{PushRegistration, done, heartbeat};
 use crate::vllm::rig::{Rig, at};
 use KvPoll::{Failed, Success, Transferring};
@@ -77,6 +78,62 @@ fn a_newer_receiver_takes_the_place_of_one_that_is_being_written_to() {
     assert_eq!(rig.told(session), (Success, &[1][..]));
     rig.register("d-0", &of("r-11111111", 1, &[5]));
     assert_eq!(rig.ignored(Ignored::Repeated), 1);
+}
+
+#[test]
+fn a_rank_of_a_receiver_that_was_replaced_may_be_lost_and_the_newer_receiver_is_written() {
+    for reached in [false, true] {
+        for unresponsive in [false, true] {
+            let mut rig = rig((1, 0));
+            let session = sent(&mut rig, 1, "r", &[1]);
+            rig.register("d-0", &of("r-11111111", 2, &[5]));
+            let (lost, written) = match reached {
+                true => {
+                    let agent = rig.shake_hands(2)[1];
+                    (agent, rig.posts())
+                }
+                false => (rig.asked()[1].0, Vec::new()),
+            };
+            rig.wait_until(at(3));
+            rig.register("d-0", &of("r-22222222", 1, &[6]));
+            let newer = rig.asked();
+            match unresponsive {
+                true => rig.wait_until(at(6)),
+                false => rig.gone(lost),
+            }
+            assert_eq!(rig.told(session), (Transferring, &[][..]), "nothing of the newer receiver is lost");
+            rig.answer(newer[0].0, HASH, &told((1, 0), "d-0"));
+            let agent = rig.agent();
+            rig.connected(agent);
+            let posts = rig.posts();
+            assert_eq!((posts.len(), posts[0].0), (1, agent));
+            assert_eq!(posts[0].1.notify, Some(done("r-22222222", 1)));
+            written.iter().for_each(|(_, post)| rig.posted(post, Err(TransportError::Cancelled)));
+            rig.posted(&posts[0].1, Ok(()));
+            assert_eq!(rig.told(session), (Success, &[1][..]));
+        }
+    }
+}
+
+#[test]
+fn each_rank_of_a_larger_writer_asks_and_writes_the_receivers_rank_that_has_its_head() {
+    for rank in 0..4 {
+        let mut rig = rig((4, rank));
+        let session = sent(&mut rig, 1, "r", &[1]);
+        rig.register("d-0", &of("r", 2, &[5]));
+        let asked = rig.asked();
+        assert_eq!((asked.len(), asked[0].1), (1, rank / 2), "rank {rank}");
+        rig.answer(asked[0].0, HASH, &told((2, rank / 2), "d-0"));
+        let agent = rig.agent();
+        rig.connected(agent);
+        let posts = rig.posts();
+        // A block of the receiver's rank has two heads, each of a quarter of what all four heads take.
+        let inside = |one: &kv_core::Descriptor| (one.len, one.remote_offset % LEN);
+        let places: Vec<_> = posts[0].1.descriptors.iter().map(inside).collect();
+        assert_eq!(places, [(LEN / 2, u64::from(rank % 2) * LEN / 2); 2], "rank {rank}");
+        rig.posted(&posts[0].1, Ok(()));
+        assert_eq!(rig.told(session), (Success, &[1][..]));
+    }
 }
 
 #[test]
