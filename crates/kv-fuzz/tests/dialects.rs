@@ -17,14 +17,15 @@ static COUNTING: kv_fuzz::alloc::Counting = kv_fuzz::alloc::Counting;
 #[test]
 fn hostile_vllm_engines_cost_what_they_send_and_no_page_is_lost() {
     let Some((reach, said)) = run_all("vllm_machine", run_vllm) else { return };
-    assert!(said.is_superset(&["Answer", "Done", "Heartbeat", "Registration", "Posted"].into()), "{said:?}");
+    let all = ["Answer", "Done", "Heartbeat", "Registration", "Read", "Written"];
+    assert!(said.is_superset(&all.into()), "{said:?}");
     assert!(reach.posts > 1 && reach.sessions > 3 && reach.peers > 3, "{reach:?}");
 }
 
 #[test]
 fn hostile_sglang_workers_cost_what_they_send_and_no_page_is_lost() {
     let Some((reach, said)) = run_all("sglang_machine", run_sglang) else { return };
-    let all = ["AbortAck", "AbortOfRank", "Registration", "Request", "Status", "Posted", "Found"];
+    let all = ["AbortAck", "AbortOfRank", "Registration", "Request", "Status", "Written", "Found"];
     assert!(said.is_superset(&all.into()), "{said:?}");
     assert!(reach.posts > 1 && reach.sessions > 3 && reach.peers > 3, "{reach:?}");
 }

@@ -8,7 +8,7 @@ use crate::vllm::{self, side_channel};
 use crate::zmtp::{Heard, MAX_MESSAGE, Session, SocketType, ZmtpError, write_message};
 
 pub use dialects::{
-    Said, heard_by_sglang, parts, said_by_sglang, said_by_vllm, sglang_message, vllm_answer,
+    Said, heard_by_sglang, heard_by_vllm, parts, said_by_sglang, said_by_vllm, sglang_message, vllm_answer,
     vllm_notification, vllm_registration,
 };
 

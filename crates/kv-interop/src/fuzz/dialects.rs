@@ -99,6 +99,20 @@ pub enum Said {
     Question,
     /// vLLM: a notification that names these requests.
     Notification(Vec<String>),
+    /// vLLM: the blocks of a request, into which every rank writes that gets this registration.
+    Blocks {
+        /// The receiver's id of the request.
+        request: String,
+        /// The blocks.
+        blocks: Vec<u32>,
+    },
+    /// vLLM: one of `count` ranks has written, or read, a request.
+    Done {
+        /// The id of the request.
+        request: String,
+        /// How many tensor-parallel ranks the speaker's engine has.
+        count: u32,
+    },
     /// SGLang: this worker's memory.
     Registration,
     /// SGLang: the pages of a room, into which the prefill rank writes unless the rank is a dummy.
@@ -138,9 +152,23 @@ pub fn said_by_vllm(way: &Way, frame: &[u8]) -> Option<Said> {
         },
         Way::Agent { .. } => {
             let found = Notification::decode(frame).ok()?;
-            (vllm::written_again(&found) == frame).then(|| Said::Notification(found.requests()))
+            (vllm::written_again(&found) == frame).then(|| match found {
+                Notification::Registration(found) => Said::Blocks {
+                    request: found.request_id,
+                    blocks: found.local_block_ids.into_iter().flatten().collect(),
+                },
+                found => Said::Notification(found.requests()),
+            })
         }
         Way::Push { .. } => None,
+    }
+}
+
+/// What vLLM's agents say that ends a write or a read; `None` for everything else.
+pub fn heard_by_vllm(bytes: &Bytes) -> Option<Said> {
+    match Notification::decode(bytes) {
+        Ok(Notification::Done { request, count }) => Some(Said::Done { request: request.to_owned(), count }),
+        _ => None,
     }
 }
 
@@ -148,7 +176,15 @@ pub fn said_by_vllm(way: &Way, frame: &[u8]) -> Option<Said> {
 pub fn said_by_sglang(way: &Way, frame: &[u8]) -> Option<Said> {
     let (Way::Push { .. }, Message(parts)) = (way, Message::decode(frame)?) else { return None };
     let found = SglangMessage::decode(&parts).ok().filter(|found| found.encode() == parts)?;
-    Some(said(&found))
+    // The numbers of parts are those of SGLang 0.5.23, whatever the codec here would write and read.
+    let count = match &found {
+        SglangMessage::Registration(_) => 25,
+        SglangMessage::Request(_) => 11,
+        SglangMessage::Status(_) => 5,
+        SglangMessage::Abort(abort) => 4 + usize::from(abort.generation.is_some()),
+        SglangMessage::AbortAck(ack) => 3 + usize::from(ack.generation.is_some()),
+    };
+    (parts.len() == count).then(|| said(&found))
 }
 
 /// What SGLang reads of a message that has come; `None` if the message is none of SGLang's.

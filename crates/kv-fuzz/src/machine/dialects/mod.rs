@@ -24,7 +24,7 @@ use kv_core::machine::Machine;
 use kv_core::proto::{Command, Input, Output, Resource};
 use kv_core::trace::KvWhat;
 use kv_core::{
-    KvPoll, PageList, Post, Quarantine, RankRecord, Room, SessionId, SessionOptions, TransferError,
+    KvPoll, PageList, Post, Quarantine, RankRecord, Room, SessionId, SessionOptions, TransferError, WayEnd,
 };
 use kv_interop::message::{Incoming, Way};
 
@@ -57,6 +57,8 @@ type AnyMachine = Box<
 trait Dialect: Sized {
     /// The name of the dialect's target.
     const NAME: &'static str;
+    /// True if requests have aux rows; else a session that is given one fails.
+    const AUX: bool;
 
     /// The engines around a worker, the arguments of the worker, and its machine.
     fn new(script: &mut Script<'_>) -> (Self, kv_core::KvArgs, AnyMachine);
@@ -87,8 +89,8 @@ trait Dialect: Sized {
     /// A session was opened for a room.
     fn opened(&mut self, _session: SessionId, _room: &Room, _sender: bool) {}
 
-    /// The engine at the end of a way is dead.
-    fn died(&mut self, _way: &Way) {}
+    /// A way has ended; the engine at its end may live.
+    fn gone(&mut self, _way: &Way, _end: WayEnd) {}
 
     /// Pages of a session come back. Panics if a foreign engine may still write into them.
     fn comes_back(&mut self, _session: SessionId, _pages: &PageList) {}

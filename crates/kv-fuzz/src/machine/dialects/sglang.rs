@@ -11,7 +11,7 @@ use kv_bootstrap::SglangRank;
 use kv_core::layout::{Holds, Layout, RegionRole};
 use kv_core::{
     AuxIndex, EngineId, Incarnation, KvArgs, PageList, Parallel, PeerId, Post, RankRecord, Region, Room,
-    SessionId, SessionOptions, WorkerId, WorkerRole,
+    SessionId, SessionOptions, WayEnd, WorkerId, WorkerRole,
 };
 use kv_interop::fuzz::{Said, heard_by_sglang, said_by_sglang};
 use kv_interop::message::{Incoming, Message, Way};
@@ -170,6 +170,7 @@ impl Sglang {
 
 impl Dialect for Sglang {
     const NAME: &'static str = "sglang_machine";
+    const AUX: bool = true;
 
     fn new(script: &mut Script<'_>) -> (Sglang, KvArgs, AnyMachine) {
         let row: Arc<AtomicU64> = Arc::default();
@@ -280,8 +281,8 @@ impl Dialect for Sglang {
         }
     }
 
-    fn died(&mut self, way: &Way) {
-        let Some(rank) = address(way) else { return };
+    fn gone(&mut self, way: &Way, end: WayEnd) {
+        let Some(rank) = address(way).filter(|_| end != WayEnd::Lost) else { return };
         for writers in self.writers.values_mut().filter(|writers| writers.ranks.contains(&rank)) {
             writers.dead.insert(rank.clone());
         }

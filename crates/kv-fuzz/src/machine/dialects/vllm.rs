@@ -1,14 +1,15 @@
 //! vLLM's engines as a script plays them: side channels that answer, agents that notify, and anything else.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::layout::{HND_PACKED, Holds, Layout, RegionRole};
 use kv_core::{
     EngineId, KvArgs, Lease, PageList, Parallel, PeerId, Post, RankRecord, Region, RemoteRequest, RequestId,
-    Room, SessionOptions, TransferMode,
+    Room, SessionId, SessionOptions, TransferMode, WayEnd,
 };
-use kv_interop::fuzz::{Said, said_by_vllm, vllm_registration};
+use kv_interop::fuzz::{Said, heard_by_vllm, said_by_vllm, vllm_registration};
 use kv_interop::message::{Incoming, Way};
 use kv_interop::vllm::{
     NixlAgentMetadata, NixlHandshakePayload, SideChannelAddr, VllmConfig, VllmLimits, model,
@@ -30,6 +31,27 @@ pub(super) struct Vllm {
     learned: Vec<String>,
     /// The last side channel to which a way was open.
     channel: (PeerId, u8),
+    /// Who may write into the pages of a receiver, by the receiver's id of the request.
+    writers: BTreeMap<String, Writers>,
+}
+
+/// The engine that writes a request, or reads one: nothing is registered for a request that is read.
+#[derive(Debug, Default)]
+struct Writers {
+    /// The pages that were registered.
+    blocks: Vec<u32>,
+    /// The metadata of the agents that were told the pages, and whose ways have not ended since.
+    told: BTreeSet<Bytes>,
+    /// The agents that have said that they are done, and how many they say there are.
+    done: BTreeSet<String>,
+    count: usize,
+}
+
+impl Writers {
+    /// True if nobody writes any more: all have said so, or all that were told have ended.
+    fn are_quiet(&self) -> bool {
+        self.told.is_empty() || !self.done.is_empty() && self.done.len() >= self.count
+    }
 }
 
 /// A rank of an engine: two layers of 64 pages, of four tokens with two heads.
@@ -45,6 +67,16 @@ fn args(engine: &str, tp_size: u32, tp_rank: u32) -> Option<KvArgs> {
         Region::dram(RegionRole::Kv, addr, u64::from(PAGES) * len, len).holds(Holds::KeyValue).layer(layer)
     };
     builder.region(kv(0)).region(kv(1)).build().ok()
+}
+
+/// The name of the agent of an engine's rank.
+fn agent_of(engine: u8, tp_rank: u32, life: u8) -> String {
+    format!("agent-{engine}-{tp_rank}-{life}")
+}
+
+/// The metadata of a NIXL agent of this name, as far as a worker reads them.
+fn metadata(agent: &str) -> Bytes {
+    [b"nixlSerDes|Agent", &(agent.len() as u64).to_le_bytes()[..], agent.as_bytes()].concat().into()
 }
 
 fn request(number: u8) -> String {
@@ -63,12 +95,22 @@ impl Vllm {
         }
     }
 
+    /// The machine has named these requests.
+    fn learn(&mut self, requests: Vec<String>) {
+        for request in requests.into_iter().filter(|request| !request.is_empty()) {
+            self.writers.entry(request.clone()).or_default();
+            self.learned.push(request);
+        }
+        let excess = self.learned.len().saturating_sub(MAX_LEARNED);
+        self.learned.drain(..excess);
+    }
+
     /// What the side channel of an engine answers, mostly as an engine of a fitting model does.
     fn answer(engine: u8, script: &mut Script<'_>) -> Vec<Bytes> {
         let number = if script.byte() < 240 { engine } else { script.below(3) };
         let (engine, life) = (format!("engine-{number}"), script.below(20));
         let (tp_size, tp_rank) = if script.rarely() { (2, u32::from(script.below(2))) } else { (1, 0) };
-        let agent = Bytes::from(format!("agent {engine} {tp_rank} {}", if life > 16 { life } else { 0 }));
+        let agent = metadata(&agent_of(number, tp_rank, if life > 16 { life } else { 0 }));
         let shown = Duration::from_millis(script.number() % 1_000_000_000);
         let answered = args(&engine, tp_size, tp_rank)
             .and_then(|args| model::answer(&args, agent, "a hash", shown).ok())
@@ -125,6 +167,7 @@ fn changed(payload: &Bytes, script: &mut Script<'_>) -> Option<Bytes> {
 
 impl Dialect for Vllm {
     const NAME: &'static str = "vllm_machine";
+    const AUX: bool = false;
 
     fn new(_: &mut Script<'_>) -> (Vllm, KvArgs, AnyMachine) {
         let config = VllmConfig::default().with(|config| {
@@ -141,7 +184,8 @@ impl Dialect for Vllm {
         let args = args(US, 1, 0).expect("the worker's arguments are valid");
         #[allow(clippy::expect_used)]
         let machine = model::machine(&args, &config).expect("the machine is possible");
-        (Vllm { asked: Vec::new(), learned: Vec::new(), channel: (PeerId(1), 0) }, args, Box::new(machine))
+        let (asked, learned, writers) = (Vec::new(), Vec::new(), BTreeMap::new());
+        (Vllm { asked, learned, channel: (PeerId(1), 0), writers }, args, Box::new(machine))
     }
 
     fn open(&mut self, script: &mut Script<'_>, sender: bool) -> (Room, String, SessionOptions, u64) {
@@ -174,12 +218,13 @@ impl Dialect for Vllm {
     }
 
     fn say(&mut self, script: &mut Script<'_>) -> (&'static str, Incoming) {
-        let agent = format!("agent-{}", script.below(5));
+        let agent = agent_of(script.below(5), 0, 0);
         let damage = *script;
-        let notification = |bytes: Bytes| {
+        let said_by = |agent: &str, bytes: Bytes| {
             let bytes = frames::damaged(damage, &bytes);
-            Incoming::Notification { agent: agent.clone(), bytes }
+            Incoming::Notification { agent: agent.to_owned(), bytes }
         };
+        let notification = |bytes| said_by(&agent, bytes);
         match script.byte() {
             0..=49 => {
                 let ids: Vec<String> = (0..=script.below(5)).map(|_| self.a_request(script)).collect();
@@ -195,10 +240,13 @@ impl Dialect for Vllm {
                 let there = if script.byte() < 8 { script.text(300) } else { US.to_owned() };
                 let blocks = script.runs(3000, PAGES).into_iter().map(|(page, _)| page % 70).collect();
                 let tp_size = if script.rarely() { script.small() } else { 1 };
-                let host = if script.byte() < 240 { number } else { script.below(3) };
+                let (host, speaker) = match script.byte() {
+                    0..240 => (number, agent_of(number, 0, 0)),
+                    _ => (script.below(3), agent.clone()),
+                };
                 let from = (format!("engine-{number}"), format!("10.0.0.{host}"), 5600, tp_size);
                 let bytes = vllm_registration(self.a_request(script), from, blocks, (there, 1));
-                ("Registration", notification(bytes))
+                ("Registration", said_by(&speaker, bytes))
             }
             150..=159 => {
                 let len = script.size(300).min(script.0.len());
@@ -222,17 +270,31 @@ impl Dialect for Vllm {
         Some(Incoming::reply(peer, Vllm::answer(engine, &mut Script(&[]))))
     }
 
+    fn arrives(&mut self, incoming: &Incoming) {
+        let Incoming::Notification { agent, bytes } = incoming else { return };
+        let Some(Said::Done { request, count }) = heard_by_vllm(bytes) else { return };
+        if let Some(writers) = self.writers.get_mut(&request)
+            && writers.done.insert(agent.clone())
+        {
+            // Every engine has one pipeline stage, and the worker is alone in its engine.
+            writers.count = count.max(1) as usize;
+        }
+    }
+
     fn hears(&mut self, peer: PeerId, way: &Way, frame: &[u8]) {
         match said_by_vllm(way, frame) {
             Some(Said::Question) => {
                 self.channel = (peer, engine_of(way));
                 self.asked.push(self.channel);
             }
-            Some(Said::Notification(requests)) => {
-                let new = requests.into_iter().filter(|request| !request.is_empty());
-                self.learned.extend(new);
-                let excess = self.learned.len().saturating_sub(MAX_LEARNED);
-                self.learned.drain(..excess);
+            Some(Said::Notification(requests)) => self.learn(requests),
+            Some(Said::Blocks { request, blocks }) => {
+                let writers = self.writers.entry(request.clone()).or_default();
+                writers.blocks = blocks;
+                if let Way::Agent { metadata, .. } = way {
+                    writers.told.insert(metadata.clone());
+                }
+                self.learn(vec![request]);
             }
             other => panic!("no vLLM engine says {:?}: {other:?}", Bytes::copy_from_slice(frame)),
         }
@@ -245,5 +307,20 @@ impl Dialect for Vllm {
 
     fn ranks(&self, _: &mut Script<'_>) -> Vec<RankRecord> {
         Vec::new()
+    }
+
+    fn gone(&mut self, way: &Way, _: WayEnd) {
+        let Way::Agent { metadata, .. } = way else { return };
+        for writers in self.writers.values_mut() {
+            writers.told.remove(metadata);
+        }
+    }
+
+    fn comes_back(&mut self, session: SessionId, pages: &PageList) {
+        let registered = |writers: &Writers| pages.iter().any(|page| writers.blocks.contains(&page));
+        let found = self.writers.iter().find(|(_, writers)| registered(writers));
+        let Some(request) = found.map(|(request, _)| request.clone()) else { return };
+        let Some(writers) = self.writers.remove(&request) else { return };
+        assert!(writers.are_quiet(), "pages of {session} come back, and may be written: {writers:?}");
     }
 }

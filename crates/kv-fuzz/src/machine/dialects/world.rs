@@ -7,8 +7,8 @@ use kv_core::layout::RegionRole;
 use kv_core::proto::Command;
 use kv_core::{
     AuxIndex, BootstrapError, CacheGroupItems, ChunkId, Directions, FinalLayers, KvArgs, KvPoll, LookupId,
-    Origin, PageList, PagePool, Pages, PeerId, Post, ReadyEventError, RequestCacheGroups, SessionId, Time,
-    TransportError, WayEnd, WriteFence,
+    Op, Origin, PageList, PagePool, Pages, PeerId, Post, ReadyEventError, RequestCacheGroups, SessionId,
+    Time, TransportError, WayEnd, WriteFence,
 };
 use kv_interop::message::{Incoming, Way};
 
@@ -132,7 +132,8 @@ impl<'a, D: Dialect> World<'a, D> {
         );
         // Most sessions are given pages at once.
         if self.script.byte() < 160 {
-            let (pages, aux) = (self.pages(), Some(AuxIndex(u32::from(self.script.below(ROWS as u8)))));
+            let (pages, row) = (self.pages(), AuxIndex(u32::from(self.script.below(ROWS as u8))));
+            let aux = (D::AUX || self.script.rarely()).then_some(row);
             let Some(pages) = pages else { return };
             if sender {
                 let num_pages = pages.len() + usize::from(self.script.rarely());
@@ -251,7 +252,12 @@ impl<'a, D: Dialect> World<'a, D> {
         let at = usize::from(self.script.byte()) % self.posts.len();
         let (_, post) = self.posts.remove(at);
         let result = if self.script.rarely() { Err(TransportError::Cancelled) } else { Ok(()) };
-        self.input("Posted", 0, Input::Posted { post: post.id, result });
+        self.posted(&post, result);
+    }
+
+    fn posted(&mut self, post: &Post, result: Result<(), TransportError>) {
+        let what = if post.op == Op::Write { "Written" } else { "Read" };
+        self.input(what, 0, Input::Posted { post: post.id, result });
     }
 
     fn connect(&mut self) {
@@ -302,8 +308,8 @@ impl<'a, D: Dialect> World<'a, D> {
 
     fn gone(&mut self, peer: PeerId, end: WayEnd) {
         self.end(peer);
-        if let Some(road) = self.roads.get(&peer).filter(|_| end != WayEnd::Lost) {
-            self.dialect.died(&road.way);
+        if let Some(road) = self.roads.get(&peer) {
+            self.dialect.gone(&road.way, end);
         }
         self.input("PeerGone", 0, Input::PeerGone { peer, end });
     }
@@ -444,7 +450,7 @@ impl<'a, D: Dialect> World<'a, D> {
         self.books.check_all_ended();
         for _ in 0..100 {
             for (_, post) in std::mem::take(&mut self.posts) {
-                self.input("Posted", 0, Input::Posted { post: post.id, result: Ok(()) });
+                self.posted(&post, Ok(()));
             }
             // Engines that are asked again are found dead.
             for peer in self.roads.keys().copied().collect::<Vec<_>>() {
