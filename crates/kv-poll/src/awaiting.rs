@@ -79,15 +79,17 @@ impl<S: AwaitSession> Future for Until<'_, S> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Until { session, state, waiting } = self.get_mut();
-        waiting.register(cx.waker());
-        session.attend();
-        match session.poll() {
-            KvPoll::Failed => Poll::Ready(Err(session.failure().unwrap_or_else(|| {
-                TransferError::new(session.room().clone(), Phase::Transfer, Cause::WorkerStopped)
-            }))),
-            poll if poll >= *state => Poll::Ready(Ok(poll)),
-            _ => Poll::Pending,
-        }
+        let look = || {
+            session.attend();
+            match session.poll() {
+                KvPoll::Failed => Poll::Ready(Err(session.failure().unwrap_or_else(|| {
+                    TransferError::new(session.room().clone(), Phase::Transfer, Cause::WorkerStopped)
+                }))),
+                poll if poll >= *state => Poll::Ready(Ok(poll)),
+                _ => Poll::Pending,
+            }
+        };
+        waiting.look(cx, look)
     }
 }
 
@@ -104,13 +106,15 @@ impl<S: AwaitSession> Future for TakeBack<'_, S> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Reclaimed>> {
         let TakeBack { session, waiting } = self.get_mut();
-        waiting.register(cx.waker());
-        session.attend();
-        match session.reclaim() {
-            Some(reclaimed) => Poll::Ready(Some(reclaimed)),
-            None if session.is_beyond_reclaim() => Poll::Ready(session.reclaim()),
-            None => Poll::Pending,
-        }
+        let look = || {
+            session.attend();
+            match session.reclaim() {
+                Some(reclaimed) => Poll::Ready(Some(reclaimed)),
+                None if session.is_beyond_reclaim() => Poll::Ready(session.reclaim()),
+                None => Poll::Pending,
+            }
+        };
+        waiting.look(cx, look)
     }
 }
 

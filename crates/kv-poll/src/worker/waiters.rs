@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 /// Tasks that wait for one thing to change. A change without a waiting task costs one load.
 ///
@@ -59,6 +59,18 @@ impl Waiting {
     /// Registrations with these things, for a change of any of them. Nothing is registered yet.
     pub(crate) fn on(things: impl IntoIterator<Item = Arc<dyn Awaited>>) -> Waiting {
         Waiting(things.into_iter().map(|thing| (thing, None)).collect())
+    }
+
+    /// Looks, and looks again after the task was registered: a change between both looks is seen by the second one,
+    /// and a later change wakes the task. A future that resolves at the first look registers nothing.
+    pub(crate) fn look<T>(&mut self, cx: &Context<'_>, mut look: impl FnMut() -> Poll<T>) -> Poll<T> {
+        match look() {
+            Poll::Pending => {
+                self.register(cx.waker());
+                look()
+            }
+            ready => ready,
+        }
     }
 
     /// Has the task woken at the next change. Comes before the look at what is awaited.
