@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs our side against unmodified vLLM and SGLang workers, without a GPU and without a model, and prints a table.
 #
-#   scripts/interop.sh --peers DIR                   the whole matrix: up to an hour on two busy cores
+#   scripts/interop.sh --peers DIR                   the whole matrix: 40 minutes on two cores, an hour if they are busy
 #   scripts/interop.sh --peers DIR --quick           the six pairs in one shape each
 #   scripts/interop.sh --peers DIR --pair vllm-to-ours [--seed 7]
 #   scripts/interop.sh --peers DIR --harm            only kills, stops and aborts

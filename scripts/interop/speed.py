@@ -1,12 +1,12 @@
 """1000 small requests side by side: pairs with one side of ours, and the pair of two vLLM workers, in turns."""
-import statistics
+import signal, statistics
 
 from bench import Shape, free_port
 
 REQUESTS = "1000x1"
 # A run of no requests measures what vLLM's driver does besides: it writes zeros to all of its cache.
-THEIR_RUNS = ",".join(["0x1", REQUESTS] * 3)
-OUR_RUNS = ",".join(["1x1"] + [REQUESTS] * 3)
+THEIR_RUNS = ",".join(["0x1", REQUESTS] * 5)
+OUR_RUNS = ",".join(["1x1"] + [REQUESTS] * 5)
 TOLERANCE = 1.05
 
 
@@ -37,17 +37,21 @@ def compare(bench, rounds):
     theirs.up()
     ours = bench.ours("prefill", shape, ctl=0)
     addr = ours.up()["side_channel"]
+    # The prefill side that does not take part in a pair is stopped: a thread of vLLM's NIXL takes one whole core, idle or not.
     pairs = {
-        "vLLM P → vLLM D": lambda: vllm_receives(bench, shape, port, theirs.url),
-        "vLLM P → our D": lambda: ours_receives(bench, shape, theirs.url),
-        "our P → vLLM D": lambda: vllm_receives(bench, shape, addr.rsplit(":")[-1], ours.url),
+        "vLLM P → vLLM D": (ours, lambda: vllm_receives(bench, shape, port, theirs.url)),
+        "vLLM P → our D": (ours, lambda: ours_receives(bench, shape, theirs.url)),
+        "our P → vLLM D": (theirs, lambda: vllm_receives(bench, shape, addr.rsplit(":")[-1], ours.url)),
     }
     times, handshakes = {name: [] for name in pairs}, {name: [] for name in pairs}
     for number in range(rounds):
         # Another pair comes first in each round.
         names = list(pairs)
         for name in names[number % 3:] + names[:number % 3]:
-            some, handshake = pairs[name]()
+            other, receives = pairs[name]
+            other.signal(signal.SIGSTOP)
+            some, handshake = receives()
+            other.signal(signal.SIGCONT)
             times[name] += some
             handshakes[name].append(handshake)
             print(f"round {number + 1}: {name}: {', '.join(f'{ms:.1f}' for ms in some)} ms, handshake {handshake:.1f} ms", flush=True)
