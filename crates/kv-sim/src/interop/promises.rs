@@ -135,10 +135,10 @@ impl World {
     }
 
     /// True if another rank of the engine of `life` holds a page for the request of a leg: an engine's page is free
-    /// once all ranks have handed the page back.
+    /// once all ranks have handed the page back, and a rank that has died hands nothing back.
     fn is_kept(&self, life: super::LifeId, leg: LegId, page: u32) -> bool {
         let ranks = &self.engines[self.lives[life].place.engine].lives;
-        ranks.iter().filter(|rank| **rank != life && self.lives[**rank].alive).any(|rank| {
+        ranks.iter().filter(|rank| **rank != life).any(|rank| {
             let holder = self.lives[*rank].memory.pages[page as usize];
             matches!(holder, Holder::Lent(other) if self.name_of(other) == self.name_of(leg))
         })
