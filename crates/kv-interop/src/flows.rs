@@ -93,13 +93,25 @@ impl Flows {
         self.posts.contains_key(&post)
     }
 
-    /// Takes the end of a post. Returns the flow if that was the flow's last post.
+    /// Takes the end of a post, and begins what waits for it. Returns the flow if that was the flow's last post.
     pub(crate) fn posted(
         &mut self,
         effects: &mut Effects,
         post: PostId,
         result: Result<(), TransportError>,
     ) -> Option<Ended> {
+        let (peer, ended) = self.post_ended(post, result)?;
+        self.fill(effects, peer);
+        ended
+    }
+
+    /// Takes the end of a post, and begins nothing: the caller does that with [`fill`](Flows::fill). Returns the
+    /// peer, and the flow if that was the flow's last post.
+    pub(crate) fn post_ended(
+        &mut self,
+        post: PostId,
+        result: Result<(), TransportError>,
+    ) -> Option<(PeerId, Option<Ended>)> {
         let id = self.posts.remove(&post)?;
         let flow = self.flows.get_mut(&id)?;
         flow.in_flight -= 1;
@@ -112,9 +124,13 @@ impl Flows {
         if let Some(line) = self.lines.get_mut(&peer) {
             line.in_flight -= 1;
         }
-        let ended = ended.then(|| self.take(id)).flatten();
-        self.fill(effects, peer);
-        ended
+        Some((peer, ended.then(|| self.take(id)).flatten()))
+    }
+
+    /// The flow whose turn it is at a peer.
+    pub(crate) fn next(&self, peer: PeerId) -> Option<FlowId> {
+        let has_more = |id: &&FlowId| self.flows.get(id).is_some_and(|flow| !flow.rest.is_empty());
+        self.lines.get(&peer)?.waiting.iter().find(has_more).copied()
     }
 
     /// Posts nothing more of a flow, and asks for the end of what is in flight. The flow still ends, with an
@@ -145,7 +161,8 @@ impl Flows {
         Some(Ended { flow: id, result: flow.error.map_or(Ok(flow.bytes), Err) })
     }
 
-    fn fill(&mut self, effects: &mut Effects, peer: PeerId) {
+    /// Begins what waits for a peer and has room.
+    pub(crate) fn fill(&mut self, effects: &mut Effects, peer: PeerId) {
         let Some(line) = self.lines.get_mut(&peer) else { return };
         // The notification of a flow goes with the flow's last post, which waits for the posts before it.
         for _ in 0..line.waiting.len() {

@@ -20,7 +20,7 @@
 
 use std::time::Duration;
 
-use kv_core::{Cause, QuarantineReason};
+use kv_core::{Cause, PeerId, QuarantineReason};
 
 use super::super::context::Context;
 use super::super::notification::heartbeat;
@@ -101,6 +101,16 @@ impl Consumer {
             self.free_if_ended(cx, no);
         } else {
             self.lose(cx, no, &Cause::WayLost);
+        }
+    }
+
+    /// A read could not reach its agent: nor did the heartbeats that were sent meanwhile, so that no lease of a session
+    /// that is open now can be relied on.
+    pub(super) fn way_failed(&mut self, cx: &mut Context, agent: PeerId) {
+        let Some((no, _)) = self.engines.of_agent(agent) else { return };
+        let users = self.engines.get(no).map(|engine| engine.users.clone()).unwrap_or_default();
+        for session in users {
+            self.fail(cx, session, Cause::WayLost);
         }
     }
 

@@ -9,7 +9,10 @@
 //! - Of two heartbeats in a row, one arrives. The last heartbeat counts for nothing, the one before it extends the
 //!   lease to two thirds of its duration after it was sent.
 //!
-//! A session succeeds only if all of its reads have ended while the lease runs by this rule.
+//! - If a read cannot reach the engine, no heartbeat of the time before counts as arrived, and all sessions of the
+//!   engine fail.
+//!
+//! A session begins a read, and succeeds, only while the lease runs by this rule.
 //!
 //! A vLLM engine in the decode role keeps the pages of a chat's last turn until a moment on its own clock, which
 //! the transfer parameters tell. The handshake tells the reading of that clock, and so the moment here. Five

@@ -169,9 +169,15 @@ impl Consumer {
 
     /// Takes the end of a post; ends of other parts' posts have no effect.
     pub(crate) fn posted(&mut self, cx: &mut Context, post: PostId, result: Result<(), TransportError>) {
-        if let Some(ended) = self.flows.posted(&mut cx.effects, post, result) {
+        let gone = matches!(result, Err(TransportError::PeerGone));
+        let Some((peer, ended)) = self.flows.post_ended(post, result) else { return };
+        if let Some(ended) = ended {
             self.reading_ended(cx, ended);
         }
+        if gone {
+            self.way_failed(cx, peer);
+        }
+        self.read_on(cx, peer);
     }
 
     /// Takes the news that the way to a peer is open. False if this part has not opened the way.

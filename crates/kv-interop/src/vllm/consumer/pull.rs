@@ -63,6 +63,19 @@ impl Consumer {
         Ok(readings)
     }
 
+    /// Begins the next reads at a peer. A session whose turn it is fails if its lease is over: where the process was
+    /// stopped for long, the end of an earlier read may come before every timer.
+    pub(super) fn read_on(&mut self, cx: &mut Context, peer: PeerId) {
+        while let Some(flow) = self.flows.next(peer)
+            && let Some((session, _)) = self.readings.get(&flow).copied()
+            && self.is_expired(cx, session)
+        {
+            // The failure cancels the flow, which then has no turn any more.
+            self.fail(cx, session, Cause::LeaseExpired);
+        }
+        self.flows.fill(&mut cx.effects, peer);
+    }
+
     /// A flow of reads has ended: none of its reads touches memory any more.
     pub(super) fn reading_ended(&mut self, cx: &mut Context, ended: Ended) {
         let Some((session, _)) = self.readings.remove(&ended.flow) else { return };

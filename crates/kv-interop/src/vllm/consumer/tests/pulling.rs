@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kv_core::layout::{HND, NHD_PACKED};
-use kv_core::{KvPoll, SessionId, Time, TransferMode, WayEnd, WorkerRole};
+use kv_core::{KvPoll, SessionId, Time, TransferMode, TransportError, WayEnd, WorkerRole};
 
 use super::rig::{Engine, ONE, Rig, SECOND, Shape};
 use crate::message::Way;
@@ -60,6 +60,56 @@ fn one_handshake_serves_all_sessions_of_an_engine() {
     let beats = told.iter().filter(|(_, text)| text.starts_with("HB:r1,r10,r11")).count();
     let ends = told.iter().filter(|(_, text)| text.ends_with(":1")).count();
     assert_eq!((beats, ends, rig.back.len()), (0, 30, 30));
+}
+
+#[test]
+fn a_worker_that_was_stopped_beyond_its_lease_begins_no_read_when_an_earlier_one_ends() {
+    let (blocks, pages) =
+        ((0..40).step_by(2).collect::<Vec<u32>>(), (1..40).step_by(2).collect::<Vec<u32>>());
+    for (stopped, goes_on) in [(24, true), (26, false)] {
+        // Each of the 2 * 40 reads is a post of its own, and 64 are in flight at most.
+        let mut rig = Rig::with(ONE, TransferMode::Pull, |config| config.limits.max_post_bytes = 1);
+        let engine = Engine::new(ONE);
+        rig.open(1, Rig::remote(&engine, "r1", &blocks), |_| ());
+        rig.open(2, Rig::remote(&engine, "r2", &blocks), |_| ());
+        rig.shake(&engine);
+        rig.init(1, &blocks);
+        rig.init(2, &pages);
+        assert_eq!(rig.posts.len(), 64);
+        rig.cx.now = rig.cx.now + stopped * SECOND;
+        let (_, first) = rig.posts.remove(0);
+        rig.consumer.posted(&mut rig.cx, first.id, Ok(()));
+        rig.drain();
+        assert_eq!(rig.posts.len(), if goes_on { 64 } else { 63 }, "stopped for {stopped} s");
+        let cause = if goes_on { "" } else { "lease" };
+        assert!(rig.cause(SessionId(2)).contains(cause), "{}", rig.cause(SessionId(2)));
+        assert_eq!(rig.poll(SessionId(2)) == KvPoll::Failed, !goes_on);
+        rig.finish_posts(&engine, &blocks, Err(TransportError::Cancelled));
+        assert_eq!((rig.back[&S], rig.back[&SessionId(2)]), (20, 20));
+    }
+}
+
+#[test]
+fn a_read_that_cannot_reach_its_engine_ends_all_sessions_there_because_heartbeats_did_not_reach_it_either() {
+    let (mut rig, engine) = (pull(ONE), Engine::new(ONE));
+    for n in 1..=3 {
+        rig.open(n, Rig::remote(&engine, &format!("r{n}"), &[n as u32]), |_| ());
+    }
+    rig.shake(&engine);
+    rig.init(1, &[7]);
+    rig.init(2, &[8]);
+    let (_, post) = rig.posts.remove(0);
+    rig.consumer.posted(&mut rig.cx, post.id, Err(TransportError::PeerGone));
+    rig.drain();
+    assert!((1..=3).all(|n| rig.poll(SessionId(n)) == KvPoll::Failed), "{:?}", rig.told);
+    assert_eq!((rig.back.get(&S), rig.back.get(&SessionId(2))), (Some(&1), None), "the second is being read");
+    rig.finish_posts(&engine, &[2], Err(TransportError::Cancelled));
+    assert_eq!(rig.back[&SessionId(2)], 1);
+    // The engine is known still: its next session needs no handshake, and notices a restart.
+    rig.open(4, Rig::remote(&engine, "r4", &[4]), |_| ());
+    rig.init(4, &[9]);
+    rig.finish_posts(&engine, &[4], Ok(()));
+    assert_eq!((rig.poll(SessionId(4)), rig.right(&[9], 0).0), (KvPoll::Success, rig.right(&[9], 0).1));
 }
 
 #[test]
