@@ -47,7 +47,7 @@ fn every_bug_that_is_planted_in_a_dialect_is_caught() {
     for planted in of_dialects {
         for place in planted.places() {
             let dialect = Dialect::ALL.into_iter().find(|dialect| dialect.name() == *place).unwrap();
-            let caught = (0..10_000).any(|seed| {
+            let caught = (0..40_000).any(|seed| {
                 let with = Options { planted: Some(*planted), ..of(dialect) };
                 let found = run_seed(seed, with).violation;
                 let is_meant = found.is_some_and(|found| found.invariant == planted.caught_by());
