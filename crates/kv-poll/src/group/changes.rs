@@ -33,8 +33,7 @@ impl Stream for EngineChanges {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Change>> {
         let EngineChanges { group, waiting } = self.get_mut();
-        waiting.register(cx.waker());
-        group.next_change().map_or(Poll::Pending, |change| Poll::Ready(Some(change)))
+        waiting.look(cx, || group.next_change().map_or(Poll::Pending, |change| Poll::Ready(Some(change))))
     }
 }
 

@@ -46,14 +46,10 @@ impl<M: Machine> Stream for Changes<M> {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Change<M::Status>>> {
         let Changes { shared, batch, waiting } = self.get_mut();
-        if let Some(change) = shared.poll_set.next_of(batch) {
-            return Poll::Ready(Some(change));
-        }
-        waiting.register(cx.waker());
-        match shared.poll_set.next_of(batch) {
-            Some(change) => Poll::Ready(Some(change)),
-            None => Poll::Pending,
-        }
+        waiting.look(cx, || {
+            let change = shared.poll_set.next_of(batch);
+            change.map_or(Poll::Pending, |change| Poll::Ready(Some(change)))
+        })
     }
 }
 

@@ -32,11 +32,7 @@ impl<M: Machine> Future for CommandRoom<M> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let CommandRoom { shared, waiting } = self.get_mut();
-        if shared.has_room() {
-            return Poll::Ready(());
-        }
-        waiting.register(cx.waker());
-        if shared.has_room() { Poll::Ready(()) } else { Poll::Pending }
+        waiting.look(cx, || if shared.has_room() { Poll::Ready(()) } else { Poll::Pending })
     }
 }
 

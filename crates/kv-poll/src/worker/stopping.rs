@@ -61,32 +61,42 @@ impl<M: Machine + 'static> Stopping<M> {
 
     /// The report, once the thread has ended; `None` before. Never blocks.
     pub fn poll(&mut self) -> Option<StopReport> {
-        // A thread that has said so is about to end, and waits for nothing.
-        let ended = self.port.has_ended();
-        if let Some(thread) = self.thread.take_if(|thread| ended || thread.is_finished()) {
-            self.report = Some(self.report_of(thread));
-        }
-        self.report
+        let Stopping { port, thread, report, .. } = self;
+        reported(port, thread, report)
     }
 
     /// Blocks the caller until the thread has ended, which is when the grace is over and the transport has
     /// closed, at the latest.
     pub fn wait(mut self) -> StopReport {
         match self.thread.take() {
-            Some(thread) => self.report_of(thread),
+            Some(thread) => report_of(&self.port, thread),
             None => self.report.unwrap_or_default(),
         }
     }
+}
 
-    fn report_of(&self, thread: JoinHandle<Ended>) -> StopReport {
-        let ended = thread.join();
-        let gauges = self.port.gauges();
-        StopReport {
-            sessions_ended: ended.as_ref().map_or(0, |ended| ended.sessions),
-            quarantined: gauges.quarantined,
-            posts_in_flight: gauges.posts_in_flight,
-            panicked: ended.is_err(),
-        }
+/// The report, which is made when the thread has ended.
+fn reported<M: Machine>(
+    port: &Port<M>,
+    thread: &mut Option<JoinHandle<Ended>>,
+    report: &mut Option<StopReport>,
+) -> Option<StopReport> {
+    // A thread that has said so is about to end, and waits for nothing.
+    let ended = port.has_ended();
+    if let Some(thread) = thread.take_if(|thread| ended || thread.is_finished()) {
+        *report = Some(report_of(port, thread));
+    }
+    *report
+}
+
+fn report_of<M: Machine>(port: &Port<M>, thread: JoinHandle<Ended>) -> StopReport {
+    let ended = thread.join();
+    let gauges = port.gauges();
+    StopReport {
+        sessions_ended: ended.as_ref().map_or(0, |ended| ended.sessions),
+        quarantined: gauges.quarantined,
+        posts_in_flight: gauges.posts_in_flight,
+        panicked: ended.is_err(),
     }
 }
 
@@ -95,9 +105,8 @@ impl<M: Machine + 'static> Future for Stopping<M> {
     type Output = StopReport;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<StopReport> {
-        let stopping = self.get_mut();
-        stopping.waiting.register(cx.waker());
-        Stopping::poll(stopping).map_or(Poll::Pending, Poll::Ready)
+        let Stopping { port, thread, report, waiting } = self.get_mut();
+        waiting.look(cx, || reported(port, thread, report).map_or(Poll::Pending, Poll::Ready))
     }
 }
 

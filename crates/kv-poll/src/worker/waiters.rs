@@ -74,7 +74,7 @@ impl Waiting {
     }
 
     /// Has the task woken at the next change. Comes before the look at what is awaited.
-    pub(crate) fn register(&mut self, waker: &Waker) {
+    fn register(&mut self, waker: &Waker) {
         for (thing, ticket) in &mut self.0 {
             let waiters = thing.waiters();
             let mut tasks = waiters.lock();
