@@ -20,13 +20,10 @@ mod sglang;
 mod vllm;
 mod world;
 
-use kv_core::machine::Machine;
-use kv_core::proto::{Command, Input, Output, Resource};
-use kv_core::trace::KvWhat;
-use kv_core::{
-    KvPoll, PageList, Post, Quarantine, RankRecord, Room, SessionId, SessionOptions, TransferError, WayEnd,
-};
+use kv_core::proto::{Input, Output, Resource};
+use kv_core::{PageList, Post, RankRecord, Room, SessionId, SessionOptions, WayEnd};
 use kv_interop::message::{Incoming, Way};
+use kv_poll::KvMachine;
 
 use super::Outcome;
 use super::cost::Budget;
@@ -41,18 +38,6 @@ const PAGES: u32 = 64;
 /// Rows of each of its aux buffers.
 const ROWS: u32 = 8;
 
-/// The machine of a dialect.
-type AnyMachine = Box<
-    dyn Machine<
-            Command = Command,
-            Status = KvPoll,
-            Resource = Resource,
-            Failure = TransferError,
-            Quarantine = Quarantine,
-            Trace = KvWhat,
-        >,
->;
-
 /// What foreign engines of a dialect say, and what they take from the machine.
 trait Dialect: Sized {
     /// The name of the dialect's target.
@@ -61,7 +46,7 @@ trait Dialect: Sized {
     const AUX: bool;
 
     /// The engines around a worker, the arguments of the worker, and its machine.
-    fn new(script: &mut Script<'_>) -> (Self, kv_core::KvArgs, AnyMachine);
+    fn new(script: &mut Script<'_>) -> (Self, kv_core::KvArgs, KvMachine);
 
     /// The room, the bootstrap address and the options of a session, and how many things the scheduler asks for.
     fn open(&mut self, script: &mut Script<'_>, sender: bool) -> (Room, String, SessionOptions, u64);

@@ -17,8 +17,9 @@ use kv_interop::fuzz::{Said, heard_by_sglang, said_by_sglang};
 use kv_interop::message::{Incoming, Message, Way};
 use kv_interop::sglang::model::{self, SglangAgent};
 use kv_interop::sglang::{AUX_ITEM_LENS, SglangConfig};
+use kv_poll::KvMachine;
 
-use super::{AnyMachine, Dialect, PAGES, ROWS, Script};
+use super::{Dialect, PAGES, ROWS, Script};
 
 /// Bytes of a page in one region: four tokens of two heads.
 const ITEM: u64 = 128;
@@ -172,7 +173,7 @@ impl Dialect for Sglang {
     const NAME: &'static str = "sglang_machine";
     const AUX: bool = true;
 
-    fn new(script: &mut Script<'_>) -> (Sglang, KvArgs, AnyMachine) {
+    fn new(script: &mut Script<'_>) -> (Sglang, KvArgs, KvMachine) {
         let row: Arc<AtomicU64> = Arc::default();
         let rows = Arc::clone(&row);
         let role = if script.flag() { WorkerRole::Prefill } else { WorkerRole::Decode };

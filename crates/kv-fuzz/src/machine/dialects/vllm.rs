@@ -14,9 +14,10 @@ use kv_interop::message::{Incoming, Way};
 use kv_interop::vllm::{
     NixlAgentMetadata, NixlHandshakePayload, SideChannelAddr, VllmConfig, VllmLimits, model,
 };
+use kv_poll::KvMachine;
 
 use super::super::frames;
-use super::{AnyMachine, Dialect, PAGES, Script};
+use super::{Dialect, PAGES, Script};
 
 /// The name of the worker's engine.
 const US: &str = "us";
@@ -169,7 +170,7 @@ impl Dialect for Vllm {
     const NAME: &'static str = "vllm_machine";
     const AUX: bool = false;
 
-    fn new(_: &mut Script<'_>) -> (Vllm, KvArgs, AnyMachine) {
+    fn new(_: &mut Script<'_>) -> (Vllm, KvArgs, KvMachine) {
         let config = VllmConfig::default().with(|config| {
             config.limits = VllmLimits::default().with(|limits| {
                 limits.max_registrations = 8;

@@ -11,11 +11,12 @@ use kv_core::{
     Time, TransportError, WayEnd, WriteFence,
 };
 use kv_interop::message::{Incoming, Way};
+use kv_poll::KvMachine;
 
 use super::super::books::{self, Books};
 use super::super::cost::{Cost, Moment, Paid};
 use super::super::{Charge, MAX_INPUTS, Outcome, Reach};
-use super::{AnyMachine, Dialect, HELD, Input, Output, PAGES, ROWS, Resource, Script};
+use super::{Dialect, HELD, Input, Output, PAGES, ROWS, Resource, Script};
 use crate::alloc;
 
 /// How long a session may take whose options name no deadline, in both dialects.
@@ -39,7 +40,7 @@ pub(super) struct World<'a, D> {
     /// The length of the whole script, in bytes.
     length: usize,
     dialect: D,
-    machine: AnyMachine,
+    machine: KvMachine,
     args: KvArgs,
     now: Time,
     pool: PagePool,
