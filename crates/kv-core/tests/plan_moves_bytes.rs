@@ -470,7 +470,7 @@ proptest! {
         let Ok(map) = RegionMap::new(&ours, &geometry) else { return Ok(()) };
         let list = |pages: u32| PageList::from_pages(0..pages.min(200)).unwrap();
         let (here, there) = (list(ours.num_pages), list(geometry.num_pages));
-        let _ = (map.peer_pages(first as usize), map.check_counts(first as usize, 3));
+        let _ = (map.local_pages(first as usize), map.check_counts(first as usize, 3));
         let plans = [
             Plan::chunk(&map, &here, 0, &there),
             Plan::chunk(&map, &here, first as usize, &there),

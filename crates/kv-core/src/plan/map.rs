@@ -132,14 +132,9 @@ impl RegionMap {
         ends && (wanted.len == 0 || sent.0 < to_fill.0.saturating_add(to_fill.2))
     }
 
-    /// The most pages that the peer needs for the tokens of `local_pages` pages here. Of the last
-    /// page only a part may be used, and under context parallelism other ranks may have fewer
+    /// The most pages that are needed here for the tokens of `peer_pages` pages of the peer. Of the
+    /// last page only a part may be used, and under context parallelism other ranks may have fewer
     /// pages.
-    pub fn peer_pages(&self, local_pages: usize) -> usize {
-        convert(local_pages, &self.kv.local, &self.kv.remote)
-    }
-
-    /// The most pages that are needed here for the tokens of `peer_pages` pages of the peer.
     pub fn local_pages(&self, peer_pages: usize) -> usize {
         convert(peer_pages, &self.kv.remote, &self.kv.local)
     }

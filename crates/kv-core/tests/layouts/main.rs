@@ -194,7 +194,7 @@ fn check_pages(case: &Case, source: usize) {
     let map = RegionMap::new(here, there).unwrap();
     let count = |lists: &engine::Lists| lists.pages.len();
     let (ours, theirs) = (count(&case.request.prefill[source]), count(&case.request.decode[case.rank]));
-    assert!(map.peer_pages(ours) >= theirs && map.local_pages(theirs) >= ours);
+    assert!(map.local_pages(theirs) >= ours);
     if here.layout.dcp_size != 1 || there.layout.dcp_size != 1 {
         assert_eq!(map.check_counts(ours, theirs), Ok(()));
         return;
@@ -205,7 +205,6 @@ fn check_pages(case: &Case, source: usize) {
         let possible = (0..=most).any(|tokens| ours_of(tokens) == ours && theirs_of(tokens) == other);
         assert_eq!(map.check_counts(ours, other).is_ok(), possible, "{ours} here, {other} there");
     }
-    assert_eq!(map.peer_pages(ours), theirs_of(ours * here.page_size as usize));
     assert_eq!(map.local_pages(theirs), ours_of(theirs * there.page_size as usize));
 }
 
