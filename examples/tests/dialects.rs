@@ -76,6 +76,12 @@ impl Drop for Prefill {
     }
 }
 
+/// Starts the example `prefill`, and the address of the server if the dialect has bootstrap servers: vLLM's has none.
+fn prefill_of(server: &KvBootstrapServer, options: &[&str]) -> (Prefill, Option<String>) {
+    let bootstrap = options.contains(&"sglang").then(|| server.local_addr().to_string());
+    (Prefill::start(options, bootstrap.as_deref()), bootstrap)
+}
+
 /// Starts the example `decode`.
 fn decode(options: &[&str], prefill: SocketAddr, bootstrap: Option<&str>) -> Child {
     let mut command = program("decode");
@@ -107,10 +113,8 @@ fn serve(options: &[&str], turns: u64, spoken: &str) {
         return;
     }
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
-    let addr = server.local_addr().to_string();
-    // vLLM's dialect has no bootstrap server.
-    let bootstrap = Some(addr.as_str()).filter(|_| options.contains(&"sglang"));
-    let prefill = Prefill::start(options, bootstrap);
+    let (prefill, bootstrap) = prefill_of(&server, options);
+    let bootstrap = bootstrap.as_deref();
     let turns_wanted = turns.to_string();
     let work =
         ["--requests", "3", "--prompt-tokens", "70", "--max-new-tokens", "4", "--turns", &turns_wanted];
@@ -130,9 +134,9 @@ fn serve(options: &[&str], turns: u64, spoken: &str) {
         let least = pages * 16 * 4 * 2 * 4 * 8 * 4;
         assert!(request["bytes"].as_u64().unwrap() >= least, "{least} bytes: {request:#}");
     }
-    if bootstrap.is_some() {
+    if let Some(addr) = bootstrap {
         let route =
-            ask(&addr, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1");
+            ask(addr, "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1");
         assert_eq!(route["kv_cache_dtype"], "torch.float32", "SGLang's answer: {route:#}");
     }
     server.stop();
@@ -199,9 +203,8 @@ fn killed(options: &[&str], doomed: fn(&Value) -> bool) {
         return;
     }
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
-    let addr = server.local_addr().to_string();
-    let bootstrap = Some(addr.as_str()).filter(|_| options.contains(&"sglang"));
-    let prefill = Prefill::start(options, bootstrap);
+    let (prefill, bootstrap) = prefill_of(&server, options);
+    let bootstrap = bootstrap.as_deref();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let work = ["--requests", "2", "--prompt-tokens", "100", "--max-new-tokens", "2", "--deadline", "100"];
     let decode = decode(&[options, &work].concat(), listener.local_addr().unwrap(), bootstrap);
