@@ -1,8 +1,9 @@
 //! The decoders of bytes from outside, each with a check of what it accepts.
 
 use kv_core::wire::{Body, Frame, hello_transport};
-use kv_core::{MAX_FRAME, TransportOffer};
+use kv_core::{MAX_FRAME, Room, TransportOffer};
 use kv_ec::params::EcTransferParams;
+use kv_poll::queue::{AuxLayout, AuxRow, AuxRowError, aux_tag};
 use kv_transfer::params::TransferParams;
 
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
@@ -33,6 +34,33 @@ pub fn wire(bytes: &[u8]) {
     let named = if matches!(frame.body, Body::Hello(_)) { NAMED } else { 1 };
     assert!(again.len() <= named * bytes.len() + 64, "{again:?}");
     assert_eq!(Frame::decode(&again), Ok(frame));
+}
+
+/// An aux row, after the three numbers of the reader's layout and a byte that is odd if the row is sealed: a row with
+/// the tag and the checksum that fit is refused or understood, too. An accepted row, written again, must mean the same.
+pub fn aux_row(bytes: &[u8]) {
+    let Some((&[logprobs, top_logprobs, hidden, seal], content)) = bytes.split_first_chunk() else { return };
+    let (logprobs, top_logprobs) = (u16::from(logprobs % 8), u16::from(top_logprobs % 8));
+    let layout = AuxLayout { logprobs, top_logprobs, hidden_bytes: hidden.into() };
+    let room = Room::Number(7);
+    let of_any_length = AuxRow::decode(&layout, &room, content);
+    let mut row = content.to_vec();
+    row.resize(layout.row_len() as usize, 0);
+    assert!(of_any_length.is_err() || row == content);
+    if seal % 2 == 1 {
+        row[..8].copy_from_slice(&aux_tag(&room).to_le_bytes());
+        if let Err(AuxRowError::Checksum { computed, .. }) = layout.tag(&row) {
+            row[8..16].copy_from_slice(&computed.to_le_bytes());
+        }
+    }
+    let Ok(read) = AuxRow::decode(&layout, &room, &row) else { return };
+    let mut again = vec![0xee; row.len()];
+    assert_eq!(read.encode(&layout, &room, &mut again), Ok(()));
+    assert_eq!((&row[..8], &row[16..40]), (&again[..8], &again[16..40]));
+    // Log-probabilities may be no numbers, which do not equal themselves: bytes are compared.
+    let mut third = vec![0; row.len()];
+    let twice = AuxRow::decode(&layout, &room, &again).map(|twice| twice.encode(&layout, &room, &mut third));
+    assert_eq!((twice, third), (Ok(Ok(())), again));
 }
 
 /// Transfer parameters. Accepted parameters, written again, must mean the same.

@@ -9,6 +9,7 @@
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
 //! | `local_metadata`, `local_hello`, `local_messages` | what the embedded transport reads |
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
+//! | `aux_row` | an aux row that a peer has written, after the layout of the reader and a wish to seal the row |
 //! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
 //! | `ec_host` | what the server of a host's encoder cache and its ranks read |
 //! | `zmtp`, `side_channel` | what the ZeroMQ sockets of foreign dialects read, and the server of vLLM's handshake |
@@ -52,6 +53,7 @@ pub const DECODERS: &[Target] = &[
     ("nixl_notification", nixl_notification),
     #[cfg(feature = "nixl")]
     ("nixl_agent", nixl_agent),
+    ("aux_row", aux_row),
     ("params", params),
     ("ec_params", ec_params),
     ("ec_host", ec_host),

@@ -25,13 +25,14 @@ use kv_core::{
 };
 use kv_fuzz::driver::Cases;
 use kv_fuzz::machine::{self, Outcome};
+use kv_poll::queue::{AuxLayout, AuxRow, Logprob};
 use kv_transfer::params::{RemoteKv, TransferParams};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 22] = [
+    let targets: [(&str, Vec<Vec<u8>>); 23] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -42,6 +43,7 @@ fn main() {
         ("nixl_metadata", vec![nixl_metadata(0), nixl_metadata(2)]),
         ("nixl_notification", notifications()),
         ("nixl_agent", vec![nixl_agent(0), nixl_agent(3)]),
+        ("aux_row", aux_rows()),
         ("params", params()),
         ("ec_params", ec_params()),
         ("ec_host", ec_host()),
@@ -296,6 +298,21 @@ fn notifications() -> Vec<Vec<u8>> {
     let head = |kind: u8| [vec![2, kind], vec![7; 16]].concat();
     let frame = [head(0), b"frame".to_vec()].concat();
     vec![frame, [head(1), vec![5; 8]].concat(), head(2), [head(3), vec![6; 8]].concat(), head(4)]
+}
+
+/// The layout of the reader, a wish to seal the row, and the row.
+fn aux_rows() -> Vec<Vec<u8>> {
+    let sealed = |layout: AuxLayout, row: AuxRow| {
+        let mut bytes = vec![0; layout.row_len() as usize];
+        row.encode(&layout, &Room::Number(7), &mut bytes).unwrap();
+        let of_layout = [layout.logprobs as u8, layout.top_logprobs as u8, layout.hidden_bytes as u8, 1];
+        [of_layout.to_vec(), bytes].concat()
+    };
+    let first = AuxRow { first_token: 4711, prompt_tokens: 40, cached_tokens: 32, ..AuxRow::default() };
+    let logprob = Logprob { token: 4711, logprob: -0.25, top: vec![(4711, -0.25), (9, f32::NEG_INFINITY)] };
+    let full = AuxRow { logprobs: vec![logprob, Logprob::default()], hidden: vec![7; 48], ..first.clone() };
+    let layout = AuxLayout { logprobs: 3, top_logprobs: 2, hidden_bytes: 64 };
+    vec![sealed(AuxLayout::default(), first), sealed(layout, full), vec![1, 1, 8, 0]]
 }
 
 fn params() -> Vec<Vec<u8>> {

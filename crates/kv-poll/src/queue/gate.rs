@@ -35,7 +35,8 @@ pub fn aux_tag(room: &Room) -> u64 {
     hash.finish().max(1)
 }
 
-/// The decode server's aux rows, as the queues use them. The server decides the layout of a row.
+/// The decode server's aux rows, as the queues use them. The server decides the form of a row;
+/// [`AuxRow`](super::AuxRow) is a form that is ready.
 ///
 /// From `clear` until `read`, or until a failed request's pages come back, only the peer's data operations write
 /// to a row: the server must not touch the row.

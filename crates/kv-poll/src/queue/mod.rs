@@ -78,6 +78,7 @@
 //! ```
 
 mod admission;
+mod aux_row;
 mod aux_rows;
 mod decode;
 mod desk;
@@ -88,6 +89,7 @@ mod prefill;
 mod quarantine;
 
 pub use admission::{AdmissionRule, Demand, Load};
+pub use aux_row::{AuxLayout, AuxRow, AuxRowError, Logprob};
 pub use aux_rows::AuxRows;
 pub use decode::{
     Accounting, Blocked, DecodeConfig, DecodeCounts, DecodeQueues, Failed, Incoming, Origin, Ready,
