@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kv_core::machine::Submit;
 use kv_core::{ContentHash, OpenError, ReadyEvent, SessionId};
-use kv_poll::worker::{Failure, Handle, PollSet, Port};
+use kv_poll::worker::{Failure, Handle, PollSet, Port, Waiting};
 
 use crate::cache::{Absent, CacheGauges, Reservation, ReserveError};
 use crate::machine::{Command, EcMachine, EcPoll, Resource, Want};
@@ -283,6 +283,11 @@ impl Fetch {
     /// Ends the session, whatever its state. Has no effect on a session that has ended.
     pub fn abort(&self) {
         self.handle.abort();
+    }
+
+    /// The registration of a task that waits for a change of the fetch.
+    pub(crate) fn waiting(&self) -> Waiting {
+        self.handle.waiting()
     }
 }
 

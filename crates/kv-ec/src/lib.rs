@@ -87,6 +87,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod awaiting;
 mod cache;
 mod compatibility;
 mod connector;
@@ -99,6 +100,7 @@ mod store;
 mod traffic;
 mod worker;
 
+pub use awaiting::{FetchUntil, RequestFinished};
 #[cfg(feature = "model")]
 pub use cache::CommittedEntry;
 pub use cache::{

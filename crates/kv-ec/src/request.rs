@@ -106,6 +106,16 @@ impl Request {
     }
 }
 
+impl Request {
+    /// The fetches that have not been seen to end.
+    pub(crate) fn fetches(&self) -> impl Iterator<Item = &Fetch> {
+        self.items.iter().filter_map(|item| match &item.state {
+            State::Deferred(fetch) => Some(fetch),
+            _ => None,
+        })
+    }
+}
+
 impl Item {
     fn look(&mut self) {
         let State::Deferred(fetch) = &mut self.state else { return };

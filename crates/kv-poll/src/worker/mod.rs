@@ -45,6 +45,7 @@ pub use port::{Handle, Port, Watch};
 pub use setup::{Setup, StartError, attach};
 pub use shared::Publication;
 pub use stopping::{StopReport, Stopping};
+pub use waiters::Waiting;
 
 /// How long a dropped worker waits for what sessions were lent.
 const DROP_GRACE: Duration = Duration::from_secs(1);

@@ -197,8 +197,8 @@ impl<M: Machine> Handle<M> {
 }
 
 impl<M: Machine + 'static> Handle<M> {
-    /// The registration of a task that waits for a change of the session.
-    pub(crate) fn waiting(&self) -> Waiting {
+    /// The registration of a task that waits for a change of the session: of its state, and of what it was lent.
+    pub fn waiting(&self) -> Waiting {
         Waiting::on([Arc::clone(&self.cell) as Arc<dyn Awaited>])
     }
 }

@@ -52,7 +52,28 @@ pub(crate) trait Awaited: Send + Sync {
     fn waiters(&self) -> &Waiters;
 }
 
-/// The registrations of one future, which end when the future is dropped.
+/// The registrations of one future with the sessions that it waits for, which end when the future is dropped. For the
+/// futures that a service makes of its [`Handle`](super::Handle)s; registrations with several handles are collected
+/// into one.
+///
+/// ```
+/// use std::future::{Future, poll_fn};
+/// use std::task::Poll;
+///
+/// use kv_core::machine::{Machine, SessionStatus};
+/// use kv_poll::worker::Handle;
+///
+/// /// Resolves with the final state of a session.
+/// fn ended<M: Machine + 'static>(handle: &Handle<M>) -> impl Future<Output = M::Status> {
+///     let mut waiting = handle.waiting();
+///     poll_fn(move |cx| {
+///         waiting.look(cx, || match handle.poll() {
+///             status if status.is_terminal() => Poll::Ready(status),
+///             _ => Poll::Pending,
+///         })
+///     })
+/// }
+/// ```
 pub struct Waiting(Vec<(Arc<dyn Awaited>, Option<u64>)>);
 
 impl Waiting {
@@ -63,7 +84,7 @@ impl Waiting {
 
     /// Looks, and looks again after the task was registered: a change between both looks is seen by the second one,
     /// and a later change wakes the task. A future that resolves at the first look registers nothing.
-    pub(crate) fn look<T>(&mut self, cx: &Context<'_>, mut look: impl FnMut() -> Poll<T>) -> Poll<T> {
+    pub fn look<T>(&mut self, cx: &Context<'_>, mut look: impl FnMut() -> Poll<T>) -> Poll<T> {
         match look() {
             Poll::Pending => {
                 self.register(cx.waker());
@@ -88,6 +109,12 @@ impl Waiting {
             }
             waiters.any.store(true, Ordering::SeqCst);
         }
+    }
+}
+
+impl FromIterator<Waiting> for Waiting {
+    fn from_iter<I: IntoIterator<Item = Waiting>>(all: I) -> Waiting {
+        Waiting(all.into_iter().flat_map(|mut waiting| std::mem::take(&mut waiting.0)).collect())
     }
 }
 
