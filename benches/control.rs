@@ -1,10 +1,11 @@
-//! What the control path costs: polls, scheduler steps, plans, frames, leases.
+//! What the control path costs: polls, scheduler steps, plans, frames, leases, tasks that wait.
 //!
 //! `cargo bench --bench control`
 
 #![allow(clippy::print_stdout)]
 
 mod leases;
+mod wakers;
 
 use std::error::Error;
 use std::hint::black_box;
@@ -27,6 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     uneven_plans(&mut criterion)?;
     frames(&mut criterion)?;
     leases::heartbeats(&mut criterion)?;
+    wakers::changes(&mut criterion)?;
     criterion.final_summary();
     Ok(())
 }
