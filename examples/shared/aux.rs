@@ -1,7 +1,8 @@
-//! What an aux row holds, in each dialect: which request the pages belong to, and its first token.
+//! What an aux row holds, in each dialect: which request the pages belong to, its first token, and how much of its
+//! prompt was computed.
 
 use kv_transfer::Room;
-use kv_transfer::queue::aux_tag;
+use kv_transfer::queue::{AuxLayout, AuxRow, AuxRowError};
 
 use super::model::Sample;
 
@@ -9,8 +10,8 @@ use super::model::Sample;
 /// its own, with as many rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuxForm {
-    /// One buffer, whose rows are a cache line: the tag of the request, the digest and the token of the first
-    /// sample.
+    /// One buffer of rows as this framework writes them, each a cache line. The digest of the first sample is in the
+    /// slot for hidden states.
     Native,
     /// No rows. vLLM's protocol moves none.
     Nothing,
@@ -26,13 +27,29 @@ pub struct FirstToken {
     pub token: u32,
     /// The digest of the token's logits; `None` in a form that has no place for the digest.
     pub digest: Option<u64>,
+    /// How many tokens of the prompt the prefill rank did not compute; 0 in a form that does not tell.
+    pub cached_tokens: u32,
+}
+
+/// The layout of rows in the form [`AuxForm::Native`].
+const LAYOUT: AuxLayout = AuxLayout { logprobs: 0, top_logprobs: 0, hidden_bytes: 8 };
+
+/// The row of a prompt of so many tokens, of which so many were in a cache, with this first sample.
+pub fn row_of(first: Sample, prompt_tokens: usize, cached_tokens: usize) -> AuxRow {
+    AuxRow {
+        first_token: first.token,
+        prompt_tokens: prompt_tokens as u32,
+        cached_tokens: cached_tokens as u32,
+        logprobs: Vec::new(),
+        hidden: first.digest.to_le_bytes().to_vec(),
+    }
 }
 
 impl AuxForm {
     /// Bytes of a row in each buffer.
     pub fn item_lens(self) -> &'static [u64] {
         match self {
-            AuxForm::Native => &[64],
+            AuxForm::Native => const { &[LAYOUT.row_len()] },
             AuxForm::Nothing => &[],
             #[cfg(feature = "interop")]
             AuxForm::Sglang => &kv_transfer::interop::sglang::AUX_ITEM_LENS,
@@ -44,50 +61,49 @@ impl AuxForm {
         self.item_lens().iter().sum::<u64>() as usize
     }
 
-    /// The row of a request with this first sample: the rows of all buffers, one after the other.
-    pub fn row(self, room: u64, first: Sample) -> Vec<u8> {
-        let mut row = vec![0; self.row_len()];
+    /// The bytes of the row of a request: the rows of all buffers, one after the other.
+    pub fn row(self, room: u64, row: &AuxRow) -> Result<Vec<u8>, AuxRowError> {
+        let mut bytes = vec![0; self.row_len()];
         match self {
-            AuxForm::Native => {
-                row[0..8].copy_from_slice(&aux_tag(&Room::Number(room)).to_le_bytes());
-                row[8..16].copy_from_slice(&first.digest.to_le_bytes());
-                row[16..20].copy_from_slice(&first.token.to_le_bytes());
-            }
+            AuxForm::Native => row.encode(&LAYOUT, &Room::Number(room), &mut bytes)?,
             AuxForm::Nothing => {}
             #[cfg(feature = "interop")]
             AuxForm::Sglang => {
-                row[..4].copy_from_slice(&first.token.to_le_bytes());
+                bytes[..4].copy_from_slice(&row.first_token.to_le_bytes());
                 let room_at = sglang_room_at();
-                kv_transfer::interop::sglang::write_room(&mut row[room_at..], room);
+                kv_transfer::interop::sglang::write_room(&mut bytes[room_at..], room);
             }
         }
-        row
+        Ok(bytes)
     }
 
-    /// The tag of the request whose row this is; 0 if nobody has written the row.
+    /// The tag of the request whose row this is; 0 if nobody has written the row, or if the row is damaged.
     pub fn tag(self, row: &[u8]) -> u64 {
         match self {
-            AuxForm::Native => row.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
+            AuxForm::Native => LAYOUT.tag(row).unwrap_or(0),
             AuxForm::Nothing => 0,
             #[cfg(feature = "interop")]
             AuxForm::Sglang => match sglang_room(row) {
                 0 => 0,
-                room => aux_tag(&Room::Number(room)),
+                room => kv_transfer::queue::aux_tag(&Room::Number(room)),
             },
         }
     }
 
-    /// The first token in a row.
-    pub fn first(self, row: &[u8]) -> Option<FirstToken> {
-        let token_at = |at: usize| row.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    /// The first token in the row of a request.
+    pub fn first(self, room: u64, row: &[u8]) -> Option<FirstToken> {
         match self {
             AuxForm::Native => {
-                let digest = row.get(8..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-                Some(FirstToken { token: token_at(16)?, digest })
+                let row = AuxRow::decode(&LAYOUT, &Room::Number(room), row).ok()?;
+                let digest = row.hidden.first_chunk().map(|digest| u64::from_le_bytes(*digest));
+                Some(FirstToken { token: row.first_token, digest, cached_tokens: row.cached_tokens })
             }
             AuxForm::Nothing => None,
             #[cfg(feature = "interop")]
-            AuxForm::Sglang => Some(FirstToken { token: token_at(0)?, digest: None }),
+            AuxForm::Sglang => {
+                let token = row.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))?;
+                Some(FirstToken { token, digest: None, cached_tokens: 0 })
+            }
         }
     }
 }
@@ -112,18 +128,22 @@ mod tests {
 
     #[test]
     fn a_row_names_its_request_and_the_first_token() {
-        let first = Sample { token: 70_001, digest: 99 };
-        let tag = aux_tag(&Room::Number(12));
-        let row = AuxForm::Native.row(12, first);
+        let told = row_of(Sample { token: 70_001, digest: 99 }, 40, 32);
+        let tag = kv_transfer::queue::aux_tag(&Room::Number(12));
+        let row = AuxForm::Native.row(12, &told).unwrap();
         assert_eq!((row.len(), AuxForm::Native.tag(&row)), (64, tag));
-        assert_eq!(AuxForm::Native.first(&row), Some(FirstToken { token: 70_001, digest: Some(99) }));
-        assert!(AuxForm::Nothing.row(12, first).is_empty());
-        assert_eq!((AuxForm::Nothing.tag(&[]), AuxForm::Nothing.first(&[])), (0, None));
+        let first = FirstToken { token: 70_001, digest: Some(99), cached_tokens: 32 };
+        assert_eq!(AuxForm::Native.first(12, &row), Some(first));
+        assert_eq!(AuxForm::Native.first(13, &row), None, "another request's row");
+        assert_eq!(AuxForm::Native.tag(&[0; 64]), 0);
+        assert!(AuxForm::Nothing.row(12, &told).unwrap().is_empty());
+        assert_eq!((AuxForm::Nothing.tag(&[]), AuxForm::Nothing.first(12, &[])), (0, None));
         #[cfg(feature = "interop")]
         {
-            let row = AuxForm::Sglang.row(12, first);
+            let row = AuxForm::Sglang.row(12, &told).unwrap();
             assert_eq!((row.len(), AuxForm::Sglang.tag(&row), sglang_room(&row)), (1600, tag, 12));
-            assert_eq!(AuxForm::Sglang.first(&row), Some(FirstToken { token: 70_001, digest: None }));
+            let first = FirstToken { digest: None, cached_tokens: 0, ..first };
+            assert_eq!(AuxForm::Sglang.first(12, &row), Some(first));
             assert_eq!(AuxForm::Sglang.tag(&[0; 1600]), 0);
         }
     }

@@ -174,6 +174,9 @@ pub struct Decoded {
     pub bytes: u64,
     /// Time in which they were on the wire.
     pub wire_ms: f64,
+    /// Tokens of the prompt that the prefill rank did not compute, as its aux row says.
+    #[serde(default)]
+    pub cached_tokens: u32,
     /// The `kv_transfer_params` for the next turn, if this rank keeps the KV.
     pub params: Option<Value>,
     /// Why the request failed, if it did.

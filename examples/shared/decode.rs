@@ -50,16 +50,24 @@ pub struct Continuation {
     samples: Vec<Sample>,
     /// The first token, if the aux row has it without the digest of its logits.
     told: Option<u32>,
+    /// Tokens of the prompt that the prefill rank did not compute.
+    cached_tokens: u32,
 }
 
 impl Continuation {
     /// Notes the first token, which the prefill rank has computed. Without a digest, and in dialects without aux
     /// rows, the first step of this rank computes the logits of the prompt's last token again.
     pub fn begin_with(&mut self, first: FirstToken) {
+        self.cached_tokens = first.cached_tokens;
         match first {
-            FirstToken { token, digest: Some(digest) } => self.samples.push(Sample { token, digest }),
-            FirstToken { token, digest: None } => self.told = Some(token),
+            FirstToken { token, digest: Some(digest), .. } => self.samples.push(Sample { token, digest }),
+            FirstToken { token, digest: None, .. } => self.told = Some(token),
         }
+    }
+
+    /// The room of the request.
+    pub fn room(&self) -> u64 {
+        self.room
     }
 
     /// The token to compute next: the one generated last, or the last token of the prompt.
@@ -227,6 +235,7 @@ impl DecodeRank {
                     wire: Wire::default(),
                     samples: Vec::new(),
                     told: None,
+                    cached_tokens: 0,
                 });
             }
             Command::Prefill { room, .. } | Command::Cancel { room } => {
@@ -365,10 +374,10 @@ impl DecodeRank {
     }
 
     fn tell(&mut self, request: Continuation, params: Option<Value>, error: Option<NamedError>) {
-        let Continuation { room, source, samples, retractions, wire, .. } = request;
+        let Continuation { room, source, samples, retractions, wire, cached_tokens, .. } = request;
         let (bytes, wire_ms) = (wire.bytes, millis(wire.busy));
-        let mut decoded =
-            Decoded { room, samples, retractions, bytes, wire_ms, params, error, ..Decoded::default() };
+        let mut decoded = Decoded { room, samples, retractions, bytes, wire_ms, ..Decoded::default() };
+        (decoded.cached_tokens, decoded.params, decoded.error) = (cached_tokens, params, error);
         if let Some(timeline) = self.timelines.take(&source) {
             decoded.bootstrap_ms = millis(timeline.bootstrap());
             decoded.prealloc_ms = millis(timeline.prealloc());

@@ -42,6 +42,9 @@ pub enum ExampleError {
     /// The worker did not start.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The aux row of a request has no room for what it holds.
+    #[error(transparent)]
+    Aux(#[from] kv_transfer::queue::AuxRowError),
     /// Pages were given back that are not out.
     #[error(transparent)]
     Free(#[from] FreeError),

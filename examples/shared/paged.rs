@@ -1,13 +1,13 @@
 //! A model's KV cache in pages of registered memory, spread over the ranks of an engine, and the aux rows.
 
-use kv_transfer::queue::AuxMemory;
+use kv_transfer::queue::{AuxMemory, AuxRow};
 use kv_transfer::{AuxIndex, Pages, Parallel};
 
 use super::aux::AuxForm;
 use super::cli::{CacheOptions, Parallelism};
 use super::decode::Continuation;
 use super::error::ExampleError;
-use super::model::{KvCache, Model, Sample};
+use super::model::{KvCache, Model};
 use super::rank_kv::{RankKv, Rows};
 
 /// The cache of one engine. Clones share the same memory.
@@ -92,8 +92,8 @@ impl PagedKv {
     }
 
     /// Fills an aux row on every rank, because a peer may get the row of any rank.
-    pub fn write_aux(&self, row: AuxIndex, room: u64, first: Sample) -> Result<(), ExampleError> {
-        let bytes = self.aux.row(room, first);
+    pub fn write_aux(&self, row: AuxIndex, room: u64, told: &AuxRow) -> Result<(), ExampleError> {
+        let bytes = self.aux.row(room, told)?;
         self.ranks.iter().try_for_each(|rank| rank.write_aux(row.0, &bytes))
     }
 
@@ -194,7 +194,7 @@ impl AuxMemory<Continuation> for PagedKv {
     }
 
     fn read(&mut self, row: AuxIndex, request: &mut Continuation) {
-        if let Some(first) = self.read_aux(row).and_then(|bytes| self.aux.first(&bytes)) {
+        if let Some(first) = self.read_aux(row).and_then(|bytes| self.aux.first(request.room(), &bytes)) {
             request.begin_with(first);
         }
     }
@@ -298,14 +298,14 @@ mod tests {
         let args = kv.ranks()[0].describe(args).build().unwrap();
         assert_eq!(args.regions().len(), 4 * 2 + 1);
         for row in 0..3 {
-            let sample = Sample { token: row, digest: 7 };
-            kv.write_aux(AuxIndex(row), u64::from(row) + 10, sample).unwrap();
+            let told = AuxRow { first_token: row, ..AuxRow::default() };
+            kv.write_aux(AuxIndex(row), u64::from(row) + 10, &told).unwrap();
         }
         AuxMemory::clear(&mut kv, AuxIndex(1));
         let tags = |kv: &PagedKv| [0, 1, 2].map(|row| AuxMemory::<Continuation>::tag(kv, AuxIndex(row)));
         let tag = |room| kv_transfer::queue::aux_tag(&kv_transfer::Room::Number(room));
         assert_eq!(tags(&kv), [tag(10), 0, tag(12)]);
-        assert!(kv.write_aux(AuxIndex(3), 1, Sample { token: 0, digest: 0 }).is_err());
+        assert!(kv.write_aux(AuxIndex(3), 1, &AuxRow::default()).is_err());
         // A row that only one rank has got counts as none.
         kv.ranks()[1].write_aux(2, &[0; 64]).unwrap();
         assert_eq!(tags(&kv), [tag(10), 0, 0]);

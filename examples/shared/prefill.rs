@@ -20,7 +20,7 @@ use kv_transfer::{
     SessionOptions, TransferMode, Worker,
 };
 
-use super::aux::AuxForm;
+use super::aux::{AuxForm, row_of};
 use super::cli::HandOver;
 use super::control::{Accounting, Command, Event, History, NamedError, Prefilled, millis};
 use super::dialect::Presence;
@@ -349,6 +349,7 @@ impl PrefillRank {
         let rest = prompt.unsent.split_off(ready - sent);
         let chunk = std::mem::replace(&mut prompt.unsent, rest);
         let (room, of, aux, start) = (prompt.room, prompt.pages.len(), prompt.aux, prompt.computed);
+        let (of_prompt, cached) = (prompt.tokens.len(), prompt.cached_tokens());
         let (tokens, pages) = (prompt.tokens[start..end].to_vec(), prompt.pages.clone());
         let inputs = Arc::clone(&prompt.inputs);
 
@@ -390,7 +391,7 @@ impl PrefillRank {
         }
         if last {
             if let (Some(row), Some(sample)) = (aux, samples.first()) {
-                self.kv.write_aux(row, room, *sample)?;
+                self.kv.write_aux(row, room, &row_of(*sample, of_prompt, cached))?;
             }
             self.current = None;
         }

@@ -52,4 +52,12 @@ impl Prompt {
             history: None,
         }
     }
+
+    /// The number of tokens whose KV came from another rank, and was not computed here.
+    pub fn cached_tokens(&self) -> usize {
+        match self.history {
+            Some(History::PulledBack { tokens }) => tokens,
+            Some(History::Recomputed { .. }) | None => 0,
+        }
+    }
 }

@@ -64,6 +64,8 @@ pub struct RequestReport {
     /// Where the KV of the turns before came from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub history: Option<History>,
+    /// Tokens of the prompt that the prefill rank did not compute, as the decode rank was told.
+    cached_tokens: u32,
     /// Tokens that both runs have made.
     pub tokens_compared: usize,
     tokens: Vec<u32>,
@@ -241,6 +243,7 @@ fn request_report(run: &Run, routed: &Routed, expected: &[Sample]) -> RequestRep
         bytes,
         gb_per_s: wire_ms.filter(|ms| *ms > 0.0).map(|ms| bytes as f64 / ms / 1e6),
         history: prefilled.and_then(|half| half.history.clone()),
+        cached_tokens: decoded.map_or(0, |decoded| decoded.cached_tokens),
         tokens_compared: samples.len(),
         retractions: decoded.map_or(0, |decoded| decoded.retractions),
         tokens: samples.iter().map(|sample| sample.token).collect(),
