@@ -15,6 +15,34 @@ pub const MAX_REGIONS: usize = 4096;
 /// A region is only a description. A transport accepts only memory that it was given (an arena that
 /// it allocated, or memory that was adopted through an `unsafe` call), so that a wrong address is
 /// an error.
+///
+/// # Memory that a server owns
+///
+/// A server whose tensors exist already describes each of them by address, length and device, builds its
+/// [`KvArgs`](crate::KvArgs), and lets the transport adopt them all (`adopt_regions` of kv-local and of
+/// kv-nixl). Then:
+///
+/// - **Lifetime.** The server keeps the memory allocated, at the same address, until the worker has stopped:
+///   until `Stopping` of kv-poll gives its `StopReport`. If the report counts pages or items in quarantine, or
+///   a panic, the memory stays until the process ends, because a data operation may still touch it. A cache
+///   that grows by moving (`expand_capacity`, a `Vec` that is pushed to) is a new cache: it needs a new worker.
+/// - **Content.** Pages, aux rows and slots that a session owns belong to the transfer until
+///   [`reclaim`](crate::KvSession::reclaim). Those of a receiver may hold any bytes meanwhile, and also after a
+///   failure. Those of a sender must not be written to. No Rust reference to their bytes (`&[u8]`, a tensor
+///   operation that reads them) may exist meanwhile; other items of the same region are the server's to use.
+/// - **Alignment.** Any address and any `item_len` is moved; regions that begin at a multiple of 64 bytes are
+///   faster. What must hold of lengths is checked: a region is not empty, does not begin at address zero or
+///   wrap around, overlaps no other region, and is a whole number of items, each a multiple of the heads,
+///   tokens, parts and layers that the item is said to hold ([`ArgsError`](crate::ArgsError) names the field
+///   and both values).
+/// - **Devices.** `device` is the number by which this process knows the GPU: behind `CUDA_VISIBLE_DEVICES`,
+///   the number within that list. Peers may have other numbers. kv-local moves host memory only.
+/// - **Children.** A child that is forked, and does not `exec`, has copies of the bytes and not the cache: it
+///   must use neither the worker nor the pages. Where a network card has pinned the memory (NIXL over RDMA),
+///   the memory should be kept from children (`MADV_DONTFORK`), or the parent's next write may go to another
+///   page than the card's.
+/// - **Freed too early.** Peers of kv-local then get an error if the address is unmapped, and bytes of
+///   whatever took its place if not; over NIXL the process may crash. Nothing can detect this: hence `unsafe`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Region {
@@ -28,7 +56,7 @@ pub struct Region {
     pub item_len: u64,
     /// Kind of the memory: host, device or file.
     pub memory: MemoryKind,
-    /// Number of the device: a GPU index, a NUMA node, or a file descriptor.
+    /// Number of the device: a GPU index, a NUMA node, or the number of a file; 0 for host memory.
     pub device: u64,
     /// The model layer whose KV the items hold, or the first of several (page-major); `None` if the
     /// server does not say.
