@@ -199,6 +199,9 @@
 //! # }
 //! ```
 
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("../docs/COOKBOOK.md")]
+pub mod cookbook {}
 pub mod params;
 
 // Workers, and how schedulers use them.
