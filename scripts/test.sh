@@ -50,6 +50,8 @@ cargo fetch --locked
 
 step "building"
 cargo test "${what[@]}" --locked --no-run
+# Tests start the example programs.
+cargo build "${what[@]}" --locked --examples
 
 step "running the tests"
 log=$(mktemp)
