@@ -47,6 +47,8 @@ pub enum Command {
         /// The room of the request.
         room: u64,
     },
+    /// Take no new requests, serve those that are there, then report and exit.
+    Drain,
     /// No more requests come: end all requests, count the pages, and report.
     Finish,
 }
@@ -92,7 +94,8 @@ pub enum Event {
     Prefilled(Prefilled),
     /// A decode rank's half of a request ended.
     Decoded(Decoded),
-    /// After [`Command::Finish`]: every session has ended, or was waited for in vain.
+    /// After [`Command::Drain`], when the rank is empty, and after [`Command::Finish`]: every session has ended,
+    /// or was waited for in vain.
     Finished(Accounting),
 }
 
@@ -232,6 +235,7 @@ impl From<&TransferError> for NamedError {
         let name = match &error.cause {
             Cause::Aborted => "Aborted",
             Cause::WorkerStopped => "WorkerStopped",
+            Cause::Draining => "Draining",
             Cause::DeadlineExceeded { .. } => "DeadlineExceeded",
             Cause::Bootstrap(_) => "Bootstrap",
             Cause::Connect(_) => "Connect",

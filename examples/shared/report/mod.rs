@@ -109,6 +109,8 @@ pub struct RankReport {
     harmed: Option<Harm>,
     /// True if the rank was stopped and resumed.
     resumed: bool,
+    /// True if the rank was told to drain.
+    drained: bool,
     accounting: Option<Accounting>,
     leaked: Option<usize>,
 }
@@ -151,6 +153,7 @@ impl Report {
                 side: rank.side,
                 harmed: rank.harmed,
                 resumed: rank.resumed,
+                drained: rank.drained,
                 accounting: rank.accounting.clone(),
                 leaked: rank.accounting.as_ref().map(Accounting::leaked),
             })
