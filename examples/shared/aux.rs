@@ -45,11 +45,11 @@ impl AuxForm {
     }
 
     /// The row of a request with this first sample: the rows of all buffers, one after the other.
-    pub fn row(self, room: u64, first: Sample) -> Vec<u8> {
+    pub fn row(self, room: &Room, first: Sample) -> Vec<u8> {
         let mut row = vec![0; self.row_len()];
         match self {
             AuxForm::Native => {
-                row[0..8].copy_from_slice(&aux_tag(&Room::Number(room)).to_le_bytes());
+                row[0..8].copy_from_slice(&aux_tag(room).to_le_bytes());
                 row[8..16].copy_from_slice(&first.digest.to_le_bytes());
                 row[16..20].copy_from_slice(&first.token.to_le_bytes());
             }
@@ -57,8 +57,11 @@ impl AuxForm {
             #[cfg(feature = "interop")]
             AuxForm::Sglang => {
                 row[..4].copy_from_slice(&first.token.to_le_bytes());
-                let room_at = sglang_room_at();
-                kv_transfer::interop::sglang::write_room(&mut row[room_at..], room);
+                // SGLang's rooms are numbers.
+                if let Room::Number(room) = room {
+                    let room_at = sglang_room_at();
+                    kv_transfer::interop::sglang::write_room(&mut row[room_at..], *room);
+                }
             }
         }
         row
@@ -114,14 +117,14 @@ mod tests {
     fn a_row_names_its_request_and_the_first_token() {
         let first = Sample { token: 70_001, digest: 99 };
         let tag = aux_tag(&Room::Number(12));
-        let row = AuxForm::Native.row(12, first);
+        let row = AuxForm::Native.row(&Room::Number(12), first);
         assert_eq!((row.len(), AuxForm::Native.tag(&row)), (64, tag));
         assert_eq!(AuxForm::Native.first(&row), Some(FirstToken { token: 70_001, digest: Some(99) }));
-        assert!(AuxForm::Nothing.row(12, first).is_empty());
+        assert!(AuxForm::Nothing.row(&Room::Number(12), first).is_empty());
         assert_eq!((AuxForm::Nothing.tag(&[]), AuxForm::Nothing.first(&[])), (0, None));
         #[cfg(feature = "interop")]
         {
-            let row = AuxForm::Sglang.row(12, first);
+            let row = AuxForm::Sglang.row(&Room::Number(12), first);
             assert_eq!((row.len(), AuxForm::Sglang.tag(&row), sglang_room(&row)), (1600, tag, 12));
             assert_eq!(AuxForm::Sglang.first(&row), Some(FirstToken { token: 70_001, digest: None }));
             assert_eq!(AuxForm::Sglang.tag(&[0; 1600]), 0);

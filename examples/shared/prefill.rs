@@ -390,7 +390,7 @@ impl PrefillRank {
         }
         if last {
             if let (Some(row), Some(sample)) = (aux, samples.first()) {
-                self.kv.write_aux(row, room, *sample)?;
+                self.kv.write_aux(row, &Room::Number(room), *sample)?;
             }
             self.current = None;
         }

@@ -150,7 +150,7 @@ impl Presence {
                     config.bootstrap = Some(spec.bootstrap.clone());
                     config.timing = pace.timing();
                 });
-                transport::start(rank.memory(), config, notes, client, pace)
+                transport::start(rank.memory(), config, Some(notes), client, pace)
             }
         }
     }
