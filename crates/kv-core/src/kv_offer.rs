@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::asked::Service;
 use crate::id::{Incarnation, WorkerId};
 use crate::layout::MAX_REGIONS;
-use crate::layout::{Geometry, GeometryError, Holds, Layout, RegionShape};
+use crate::layout::{Content, Geometry, GeometryError, Layout, RegionShape};
 use crate::layout::{MemoryKind, Parallel, RegionRole};
 use crate::meter::each;
 use crate::offer::Wanted;
@@ -117,13 +117,13 @@ struct KvData {
 }
 
 /// The fields of a [`RegionShape`], in order, without their names.
-type RegionData = (RegionRole, u64, u64, MemoryKind, Option<u32>, u32, Holds, u16);
+type RegionData = (RegionRole, u64, u64, MemoryKind, Option<u32>, u32, Content, u16);
 
 impl KvData {
     fn of(geometry: &Geometry) -> KvData {
         let regions = each(&geometry.regions).map(|region| {
-            let RegionShape { role, len, item_len, memory, layer, layers, holds, group } = *region;
-            (role, len, item_len, memory, layer, layers, holds, group)
+            let RegionShape { role, len, item_len, memory, layer, layers, holds, group, form } = *region;
+            (role, len, item_len, memory, layer, layers, (holds, form).into(), group)
         });
         let Geometry { num_pages, page_size, kv_heads, head_dim, .. } = *geometry;
         let (dtype, model, layout) =
@@ -137,15 +137,9 @@ impl KvData {
         if regions.len() > MAX_REGIONS {
             return Err(KvDataError::Regions { got: regions.len(), max: MAX_REGIONS });
         }
-        let shape = |(role, len, item_len, memory, layer, layers, holds, group): RegionData| RegionShape {
-            role,
-            len,
-            item_len,
-            memory,
-            layer,
-            layers,
-            holds,
-            group,
+        let shape = |(role, len, item_len, memory, layer, layers, content, group): RegionData| {
+            let (holds, form) = content.into();
+            RegionShape { role, len, item_len, memory, layer, layers, holds, group, form }
         };
         let regions = each(regions).map(shape).collect();
         Ok(Geometry { num_pages, page_size, dtype, kv_heads, head_dim, model, parallel, regions, layout })

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use kv_core::layout::{Axes, Form};
 use kv_core::plan::{PagePlan, Plan, RegionMap};
 use kv_core::random::SplitMix64;
 use kv_core::{
@@ -339,30 +340,47 @@ fn holds() -> impl Strategy<Value = Holds> {
 /// What a peer may send as a region: often whole items, modulo 2^64.
 fn foreign_region() -> impl Strategy<Value = RegionShape> {
     let role = prop_oneof![Just(RegionRole::Kv), Just(RegionRole::Aux), Just(RegionRole::State)];
-    let content = (holds(), edge(), proptest::option::of(edge()), 0_u16..3);
+    let content = (holds(), edge(), proptest::option::of(edge()), 0_u16..3, foreign_form());
     (role, edge(), edge(), any::<bool>(), content).prop_map(|(role, item_len, items, whole, content)| {
         let len = if whole { item_len.wrapping_mul(items) } else { items };
         let memory = MemoryKind::Vram;
-        let (holds, layers, layer, group) = content;
+        let (holds, layers, layer, group, form) = content;
         let (layer, layers) = (layer.map(|layer| layer as u32), layers as u32);
-        RegionShape { role, len, item_len, memory, layer, layers, holds, group }
+        RegionShape { role, len, item_len, memory, layer, layers, holds, group, form }
+    })
+}
+
+/// What a peer may say of a region beside that; seldom anything.
+fn foreign_form() -> impl Strategy<Value = Form> {
+    let pair = || proptest::option::of((edge(), edge()).prop_map(|(one, other)| (one as u32, other as u32)));
+    let own = (proptest::option::of(foreign_axes()), pair(), proptest::option::of(edge()), pair());
+    let form = own.prop_map(|(axes, heads, head_dim, elements)| {
+        let mut form = Form::default();
+        (form.axes, form.heads, form.elements) = (axes, heads, elements);
+        form.head_dim = head_dim.map(|elements| elements as u32);
+        form
+    });
+    prop_oneof![2 => Just(Form::default()), 1 => form]
+}
+
+fn foreign_axes() -> impl Strategy<Value = Axes> {
+    let all = vec![Axis::Layer, Axis::Part, Axis::Token, Axis::Head, Axis::Dim];
+    let axis = proptest::sample::select(all.clone());
+    let order = prop_oneof![3 => Just(all).prop_shuffle(), 1 => proptest::collection::vec(axis, 5)];
+    (order, edge()).prop_map(|(order, pack)| {
+        Axes::with_dim([order[0], order[1], order[2], order[3], order[4]]).packed(pack as u32)
     })
 }
 
 fn foreign_layout() -> impl Strategy<Value = Layout> {
-    let axis = prop_oneof![Just(Axis::Layer), Just(Axis::Part), Just(Axis::Token), Just(Axis::Head)];
-    let axes = prop_oneof![
-        Just(vec![Axis::Layer, Axis::Part, Axis::Token, Axis::Head]),
-        proptest::collection::vec(axis, 4)
-    ];
     let group = (edge(), edge(), edge()).prop_map(|(page_size, heads, total)| {
         CacheGroup::pages(page_size as u32, heads as u32, total as u32)
     });
     let stages = proptest::collection::vec((edge(), edge()), 0..2);
-    (axes, [edge(), edge(), edge(), edge()], stages, proptest::collection::vec(group, 0..3)).prop_map(
-        |(axes, numbers, stages, groups)| {
+    (foreign_axes(), [edge(), edge(), edge(), edge()], stages, proptest::collection::vec(group, 0..3))
+        .prop_map(|(axes, numbers, stages, groups)| {
             Layout::default().with(|layout| {
-                layout.axes = [axes[0], axes[1], axes[2], axes[3]];
+                layout.axes = axes;
                 layout.total_kv_heads = numbers[0] as u32;
                 layout.kernel_page_size = numbers[1] as u32;
                 layout.dcp_size = numbers[2] as u32;
@@ -370,8 +388,7 @@ fn foreign_layout() -> impl Strategy<Value = Layout> {
                 layout.stages = stages.into_iter().map(|(first, end)| (first as u32, end as u32)).collect();
                 layout.groups = groups;
             })
-        },
-    )
+        })
 }
 
 fn foreign_geometry() -> impl Strategy<Value = Geometry> {

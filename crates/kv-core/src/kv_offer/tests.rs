@@ -1,7 +1,7 @@
 use super::*;
 use crate::args::KvArgs;
 use crate::id::EngineId;
-use crate::layout::Region;
+use crate::layout::{Holds, Region};
 
 fn cache(layers: u32, spread: bool) -> Geometry {
     let mut args = KvArgs::builder("p", 0).pages(4, 16).heads(2, 4);

@@ -2,7 +2,9 @@
 
 use std::fmt::Display;
 
-use super::cells::{Overlap, holders, overlaps};
+use super::cells::{Holder, Inside, Overlap, holders, overlaps};
+use super::form::Form;
+use super::loops::{Loops, Unaligned};
 use super::ranks::gcd;
 use super::shape::Holds;
 use super::{Geometry, RegionShape};
@@ -13,18 +15,24 @@ use crate::meter::each;
 /// The name of the field for pages that are dealt to ranks, in a [`Mismatch`].
 const DEALT_PAGES: &str = "page_size of dealt pages";
 
+/// Most ranges of one token in all regions together, where the elements of a head are apart on one side
+/// and together on the other: every range is a descriptor of some elements only. At 2 µs each, so many
+/// take as long as it takes to compute the token.
+pub const MAX_SPLIT_RANGES: u64 = 1 << 14;
+
 impl Geometry {
     /// Checks that the two caches can exchange bytes. The error names the first field that prevents
     /// it, and both values.
     ///
     /// The numbers of pages, rows and slots, the kind of memory, and the data-parallel place may
     /// always differ. The sizes of parallel groups, pages and layouts may differ if all KV regions
-    /// say what they [hold](Holds). Both geometries must be valid; the values in the error are then
+    /// say what they [hold](Holds); where elements of a head that lie together on one side are apart on the
+    /// other, up to [`MAX_SPLIT_RANGES`]. Both geometries must be valid; the values in the error are then
     /// short enough for a frame.
     pub fn check(&self, peer: &Geometry) -> Result<(), Mismatch> {
         same_text("dtype", &self.dtype, &peer.dtype)?;
-        same("head_dim", self.head_dim, peer.head_dim)?;
         same_text("model", &self.model, &peer.model)?;
+        self.check_constants(peer)?;
         same("aux_regions", self.count(RegionRole::Aux), peer.count(RegionRole::Aux))?;
         for (ours, theirs) in self.aux_regions().zip(peer.aux_regions()) {
             same_items(ours, &self.regions[ours], &peer.regions[theirs])?;
@@ -46,6 +54,7 @@ impl Geometry {
     }
 
     fn same_shape(&self, peer: &Geometry) -> Result<(), Mismatch> {
+        same("head_dim", self.head_dim, peer.head_dim)?;
         same("page_size", self.page_size, peer.page_size)?;
         same("kv_heads", self.kv_heads, peer.kv_heads)?;
         let (here, there) = (&self.parallel, &peer.parallel);
@@ -63,7 +72,7 @@ impl Geometry {
         same("dcp_size", ours.dcp_size, theirs.dcp_size)?;
         same("kernel_page_size", self.kernel_page_size(), peer.kernel_page_size())?;
         same("total_kv_heads", self.total_kv_heads(), peer.total_kv_heads())?;
-        same("layout.axes", names(ours), names(theirs))?;
+        same("layout.axes", ours.axes, theirs.axes)?;
         if ours.groups == theirs.groups {
             return Ok(());
         }
@@ -112,31 +121,25 @@ impl Geometry {
 
     /// What both hold has the same size, and if both are whole, both hold the same.
     fn check_cells(&self, peer: &Geometry, role: RegionRole, group: u16) -> Result<(), Mismatch> {
-        let (ours, theirs) = (holders(&self.regions, role, group), holders(&peer.regions, role, group));
-        let shared = overlaps(ours, theirs);
-        let mut sharded = false;
+        let shared = overlaps(holders(self, role, group), holders(peer, role, group));
+        let mut split = 0;
         for overlap in each(&shared) {
-            let (index, there) = (overlap.local as usize, overlap.remote as usize);
-            let (ours, theirs) = (&self.regions[index], &peer.regions[there]);
-            sharded |= !ours.holds.is_replicated();
-            let (here, there) = (self.inside(ours).atom, peer.inside(theirs).atom);
-            same(&format!("regions[{index}].head_bytes"), here, there)?;
-        }
-        if sharded && role == RegionRole::Kv {
-            same("total_kv_heads", self.total_kv_heads(), peer.total_kv_heads())?;
+            self.check_overlap(peer, overlap, &mut split)?;
         }
         if self.parallel.pp_size == 1 && peer.parallel.pp_size == 1 {
             let common: u64 = shared.iter().map(Overlap::cells).sum();
-            let cells = |geometry: &Geometry| -> u64 {
-                holders(&geometry.regions, role, group).map(|holder| holder.cells()).sum()
+            let sum = |geometry: &Geometry, count: fn(&Holder) -> u64| -> u64 {
+                holders(geometry, role, group).map(|holder| count(&holder)).sum()
             };
-            let text = |geometry: &Geometry, cells: u64| match geometry.kv_layers() {
-                Some((start, end)) if role == RegionRole::Kv => format!("{cells} of layers {start}..{end}"),
-                _ => format!("{cells} of group {group}"),
+            let text = |geometry: &Geometry| match (geometry.kv_layers(), sum(geometry, Holder::pairs)) {
+                (Some((start, end)), pairs) if role == RegionRole::Kv => {
+                    format!("{pairs} of layers {start}..{end}")
+                }
+                (_, pairs) => format!("{pairs} of group {group}"),
             };
-            let (here, there) = (cells(self), cells(peer));
+            let (here, there) = (sum(self, Holder::cells), sum(peer, Holder::cells));
             if here != common || there != common {
-                let (mut ours, mut theirs) = (text(self, here), text(peer, there));
+                let (mut ours, mut theirs) = (text(self), text(peer));
                 if ours == theirs {
                     // As many, but others.
                     let shared_of = |side: fn(&Overlap) -> u32, region| {
@@ -154,10 +157,60 @@ impl Geometry {
         Ok(())
     }
 
+    /// What two regions share has heads, elements and packs of the same size on both sides. Adds to the
+    /// ranges of a token that are `split`.
+    fn check_overlap(&self, peer: &Geometry, overlap: &Overlap, split: &mut u64) -> Result<(), Mismatch> {
+        let index = overlap.local as usize;
+        let regions = self.regions.get(index).zip(peer.regions.get(overlap.remote as usize));
+        let Some((ours, theirs)) = regions else { return Ok(()) };
+        let of_both = |field: &str, own: bool, here: u32, there: u32| {
+            same(field, here, there)
+                .map_err(|mismatch| if own { of_region(index)(mismatch) } else { mismatch })
+        };
+        let own = ours.form.head_dim.is_some() || theirs.form.head_dim.is_some();
+        of_both("head_dim", own, self.head_dim_of(ours), peer.head_dim_of(theirs))?;
+        let (here, there) = (self.inside(ours), peer.inside(theirs));
+        if here.elements == there.elements {
+            same("head_bytes", here.atom, there.atom).map_err(of_region(index))?;
+        } else {
+            // Bytes of a head that are not whole elements are of no size.
+            let bytes = |inside: &Inside| inside.element().unwrap_or(0);
+            same("element_bytes", bytes(&here), bytes(&there)).map_err(of_region(index))?;
+        }
+        let own = ours.form.heads.is_some() || theirs.form.heads.is_some();
+        if !ours.holds.is_replicated() && (own || ours.role == RegionRole::Kv) {
+            let field = if own { "total_heads" } else { "total_kv_heads" };
+            of_both(field, own, self.head_counts(ours).1, peer.head_counts(theirs).1)?;
+        }
+        let unit = gcd(self.tokens_of(ours), peer.tokens_of(theirs));
+        let why = match Loops::between((self, ours), (peer, theirs), overlap, unit) {
+            Ok(Some(loops)) if loops.split => {
+                let ranges = loops.row_count().saturating_mul(loops.tokens.count.into());
+                *split = split.saturating_add(ranges.div_ceil(unit.into()));
+                if *split <= MAX_SPLIT_RANGES {
+                    return Ok(());
+                }
+                format!("; more than {MAX_SPLIT_RANGES} ranges a token")
+            }
+            Ok(_) => return Ok(()),
+            Err(Unaligned) => String::new(),
+        };
+        let text = |geometry: &Geometry, region: &RegionShape| {
+            let Inside { elements: (start, end), heads, .. } = geometry.inside(region);
+            let (axes, tokens, heads) =
+                (geometry.axes_of(region), geometry.tokens_of(region), heads.1 - heads.0);
+            let RegionShape { layers, holds, .. } = region;
+            format!(
+                "{axes} ({layers} layers of {holds:?}, {tokens} tokens, {heads} heads, elements {start}..{end}{why})"
+            )
+        };
+        let (ours, theirs) = (text(self, ours), text(peer, theirs));
+        Err(Mismatch { field: format!("regions[{index}].axes"), ours, theirs })
+    }
+
     /// The first region of which the peer has not all, as a text.
     fn unshared(&self, role: RegionRole, group: u16, shared: impl Fn(u32) -> u64) -> String {
-        let first =
-            holders(&self.regions, role, group).find(|holder| shared(holder.region) != holder.cells());
+        let first = holders(self, role, group).find(|holder| shared(holder.region) != holder.cells());
         let region = first.and_then(|holder| self.regions.get(holder.region as usize));
         region.map_or_else(String::new, |region| {
             let layers = region.layer_range();
@@ -201,8 +254,7 @@ impl Geometry {
                 same(&field("holds"), says_text(says(self)), says_text(says(peer)))?;
                 self.same_shape(peer)?;
             }
-            let lacks =
-                |geometry: &Geometry| holders(&geometry.regions, RegionRole::State, number).next().is_none();
+            let lacks = |geometry: &Geometry| holders(geometry, RegionRole::State, number).next().is_none();
             if here.optional && there.optional && (lacks(self) || lacks(peer)) {
                 continue;
             }
@@ -241,6 +293,14 @@ pub(crate) fn remedy(field: &str) -> &'static str {
         }
         "kv_cache_layout" => ": set VLLM_KV_CACHE_LAYOUT=LBHNC at the engine",
         "block_size" => ": set --block-size at the engine",
+        _ if field.starts_with("layout.constants") => {
+            ": give both workers the same value (Layout::constants), or send a value that each worker measures as a \
+             slot of a cache group"
+        }
+        _ if field.ends_with("].axes") => {
+            ": give both caches the same order of elements and tokens (Region::axes), or packs of which one is a \
+             multiple of the other"
+        }
         // Of some stage: see `sources`.
         _ if field.starts_with("ranks") => ": all of them must have registered, under one engine id",
         _ => "",
@@ -249,10 +309,6 @@ pub(crate) fn remedy(field: &str) -> &'static str {
 
 fn says_text(says: bool) -> &'static str {
     if says { "told" } else { "opaque" }
-}
-
-fn names(layout: &super::Layout) -> String {
-    layout.axes.map(|axis| format!("{axis:?}")).join(", ")
 }
 
 fn group_text(group: &super::CacheGroup) -> String {
@@ -303,5 +359,25 @@ fn check_region(index: usize, ours: &RegionShape, theirs: &RegionShape) -> Resul
     }
     same("layers", ours.layers, theirs.layers).map_err(of_region(index))?;
     same("group", ours.group, theirs.group).map_err(of_region(index))?;
-    same("holds", format!("{:?}", ours.holds), format!("{:?}", theirs.holds)).map_err(of_region(index))
+    if ours.holds != theirs.holds {
+        same("holds", format!("{:?}", ours.holds), format!("{:?}", theirs.holds))
+            .map_err(of_region(index))?;
+    }
+    if ours.form != theirs.form {
+        check_form(ours.form, theirs.form).map_err(of_region(index))?;
+    }
+    Ok(())
+}
+
+fn check_form(ours: Form, theirs: Form) -> Result<(), Mismatch> {
+    let axes =
+        |form: Form| form.axes.map_or_else(|| "those of the layout".to_owned(), |axes| axes.to_string());
+    same("axes", axes(ours), axes(theirs))?;
+    same("heads", told(ours.heads), told(theirs.heads))?;
+    same("head_dim", told(ours.head_dim), told(theirs.head_dim))?;
+    same("elements", told(ours.elements), told(theirs.elements))
+}
+
+fn told<T: std::fmt::Debug>(value: Option<T>) -> String {
+    value.map_or_else(|| "those of the cache".to_owned(), |value| format!("{value:?}"))
 }

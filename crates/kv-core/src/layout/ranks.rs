@@ -99,7 +99,7 @@ pub fn sources<G: Borrow<Geometry>>(dest: &Geometry, engine: &[G]) -> Result<Vec
             return Err(Mismatch { field, ours: needed.to_string(), theirs: ranks.len().to_string() });
         }
     }
-    let wanted: u64 = holders(&dest.regions, RegionRole::Kv, 0).map(|holder| holder.cells()).sum();
+    let wanted: u64 = holders(dest, RegionRole::Kv, 0).map(|holder| holder.cells()).sum();
     if covered != wanted { Err(nobody(dest, engine)) } else { Ok(found) }
 }
 
@@ -162,11 +162,10 @@ impl Shares {
         if self.replica == self.first {
             return true;
         }
-        let total = match (region.role, source.group(region)) {
-            (RegionRole::State, Some(group)) => group.total_heads,
-            (RegionRole::State, None) => return false,
-            _ => source.total_kv_heads(),
-        };
+        if region.role == RegionRole::State && source.group(region).is_none() {
+            return false;
+        }
+        let (_, total) = source.head_counts(region);
         let head = |replica| first_head(total, self.replicas, replica);
         !region.holds.is_replicated() && head(self.replica) != head(self.replica - 1)
     }
@@ -183,7 +182,7 @@ impl Shares {
         let groups = source.layout.groups.len() as u16;
         let roles = (0..groups).map(|group| (RegionRole::State, group)).chain([(RegionRole::Kv, 0)]);
         roles.into_iter().any(|(role, group)| {
-            let shared = overlaps(holders(&source.regions, role, group), holders(&dest.regions, role, group));
+            let shared = overlaps(holders(source, role, group), holders(dest, role, group));
             shared.iter().any(|overlap| sends(overlap.local))
         })
     }
@@ -278,7 +277,7 @@ impl Geometry {
 /// How many pairs of a layer and a kind of bytes both geometries have.
 fn shared_cells(source: &Geometry, dest: &Geometry) -> u64 {
     let kv = |geometry| holders(geometry, RegionRole::Kv, 0);
-    overlaps(kv(&source.regions), kv(&dest.regions)).iter().map(super::Overlap::cells).sum()
+    overlaps(kv(source), kv(dest)).iter().map(super::Overlap::cells).sum()
 }
 
 /// Why the ranks of `engine` do not have everything that `dest` needs.

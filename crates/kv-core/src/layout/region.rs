@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::layout::Holds;
+use crate::layout::{Axes, Form, Holds};
 
 /// Most regions that one worker may have.
 pub const MAX_REGIONS: usize = 4096;
@@ -67,14 +67,16 @@ pub struct Region {
     pub holds: Holds,
     /// The group of a state region, by its position in [`Layout::groups`](crate::Layout::groups).
     pub group: u16,
+    /// Where the region differs from the rest of the cache.
+    pub form: Form,
 }
 
 impl Region {
     /// A region in host memory.
     pub fn dram(role: RegionRole, addr: u64, len: u64, item_len: u64) -> Region {
         let memory = MemoryKind::Dram;
-        let (layer, layers, holds, group) = (None, 1, Holds::Opaque, 0);
-        Region { role, addr, len, item_len, memory, device: 0, layer, layers, holds, group }
+        let (layer, layers, holds, group, form) = (None, 1, Holds::Opaque, 0, Form::default());
+        Region { role, addr, len, item_len, memory, device: 0, layer, layers, holds, group, form }
     }
 
     /// The same region in memory of this kind: on the GPU `device`, or in the file that the transport numbers
@@ -108,6 +110,51 @@ impl Region {
     /// [`Layout::groups`](crate::Layout::groups).
     pub fn group(mut self, group: u16) -> Region {
         self.group = group;
+        self
+    }
+
+    /// The same region, whose items have their axes in this order, and not in that of
+    /// [`Layout::axes`](crate::Layout::axes).
+    pub fn axes(mut self, axes: Axes) -> Region {
+        self.form.axes = Some(axes);
+        self
+    }
+
+    /// The same region, of whose layers this rank holds `heads` of the model's `total` KV heads: another
+    /// number than [`KvArgsBuilder::heads`](crate::KvArgsBuilder::heads), for models whose layers
+    /// differ.
+    pub fn heads(mut self, heads: u32, total: u32) -> Region {
+        self.form.heads = Some((heads, total));
+        self
+    }
+
+    /// The same region, whose layers have heads of `head_dim` elements: another number than
+    /// [`KvArgsBuilder::heads`](crate::KvArgsBuilder::heads), for models whose layers differ.
+    pub fn head_dim(mut self, head_dim: u32) -> Region {
+        self.form.head_dim = Some(head_dim);
+        self
+    }
+
+    /// The same region, which holds only these elements of each head: one of two tensors of a latent.
+    ///
+    /// ```
+    /// use kv_core::{Holds, KvArgs, Region, RegionRole};
+    ///
+    /// // Multi-head latent attention in candle: ckv has 512 elements a token, and kpe has 64. A peer
+    /// // may have both in one tensor of 576 elements.
+    /// let tensor = |addr, elements: std::ops::Range<u32>| {
+    ///     let item_len = 64 * 2 * u64::from(elements.end - elements.start);
+    ///     Region::dram(RegionRole::Kv, addr, 100 * item_len, item_len).layer(0).holds(Holds::Latent).elements(elements)
+    /// };
+    /// let args = KvArgs::builder("prefill", 0)
+    ///     .pages(100, 64)
+    ///     .heads(1, 576)
+    ///     .region(tensor(0x1000_0000, 0..512))
+    ///     .region(tensor(0x2000_0000, 512..576));
+    /// assert!(args.build().is_ok());
+    /// ```
+    pub fn elements(mut self, elements: Range<u32>) -> Region {
+        self.form.elements = Some((elements.start, elements.end));
         self
     }
 

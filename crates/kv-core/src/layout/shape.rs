@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::axes::{Axes, NHD};
+use super::constants::Constant;
+
 /// Most cache groups of one worker. One request has items of at most
 /// [`MAX_REQUEST_CACHE_GROUPS`](crate::MAX_REQUEST_CACHE_GROUPS) of them.
 pub const MAX_CACHE_GROUPS: usize = 64;
@@ -21,20 +24,21 @@ pub enum Holds {
     Key,
     /// The values of attention layers.
     Value,
-    /// Keys and values, as two equal halves along [`Axis::Part`].
+    /// Keys and values, as two equal halves along [`Axis::Part`](super::Axis::Part).
     KeyValue,
-    /// The latent of multi-head latent attention: every tensor-parallel rank holds the same bytes.
+    /// The latent of multi-head latent attention: every tensor-parallel rank holds the same bytes. Two
+    /// tensors of a layer (`ckv` and `kpe`) are two [ranges of elements](super::Region::elements).
     Latent,
     /// Keys of a sparse-attention indexer: every tensor-parallel rank holds the same bytes.
     Index,
     /// One of the states of a recurrent layer (convolution, SSM …), cut among the tensor-parallel
-    /// ranks along [`Axis::Head`]. The number tells several states of a layer apart, and must be
+    /// ranks along [`Axis::Head`](super::Axis::Head). The number tells several states of a layer apart, and must be
     /// the same at the peer.
     State(u8),
 }
 
 impl Holds {
-    /// How many equal parts lie along [`Axis::Part`].
+    /// How many equal parts lie along [`Axis::Part`](super::Axis::Part).
     pub const fn parts(self) -> u32 {
         if matches!(self, Holds::KeyValue) { 2 } else { 1 }
     }
@@ -45,7 +49,7 @@ impl Holds {
     }
 
     /// The kinds of bytes, as neighbouring numbers in the order in which they lie along
-    /// [`Axis::Part`]. Values have the same number whether they lie alone or beside their keys.
+    /// [`Axis::Part`](super::Axis::Part). Values have the same number whether they lie alone or beside their keys.
     pub(crate) fn kinds(self) -> Range<u32> {
         match self {
             Holds::Opaque => 0..0,
@@ -59,38 +63,14 @@ impl Holds {
     }
 }
 
-/// A direction inside an item. The elements of one head (`head_dim`) always lie innermost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Axis {
-    /// The layers of the region.
-    Layer,
-    /// The parts of a layer: keys before values.
-    Part,
-    /// The tokens of a page.
-    Token,
-    /// The heads of this rank, in the order of the model.
-    Head,
-}
-
-/// The axes of an item, outermost first.
-pub type Axes = [Axis; 4];
-
-/// Token-major pages (`NHD`): layers, then keys before values, then tokens, then heads.
-pub const NHD: Axes = [Axis::Layer, Axis::Part, Axis::Token, Axis::Head];
-/// Head-major pages (`HND`): layers, then keys before values, then heads, then tokens.
-pub const HND: Axes = [Axis::Layer, Axis::Part, Axis::Head, Axis::Token];
-/// Head-major pages with key and value of a token side by side, as vLLM packs them.
-pub const HND_PACKED: Axes = [Axis::Layer, Axis::Head, Axis::Token, Axis::Part];
-/// Token-major pages with key and value of a head side by side.
-pub const NHD_PACKED: Axes = [Axis::Layer, Axis::Token, Axis::Head, Axis::Part];
-
 /// How a worker's regions hold the cache, beyond sizes. The default: token-major pages, no
 /// replicated heads, no context parallelism, and state regions that are all slots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Layout {
-    /// The order of the axes inside an item, the same in every region.
+    /// The order of the axes inside an item, in every region that does not say another one
+    /// ([`Region::axes`](super::Region::axes)).
     pub axes: Axes,
     /// KV heads of the model; 0 if every tensor-parallel rank holds other heads. A tensor-parallel
     /// group larger than this number holds each head several times (grouped-query attention).
@@ -110,6 +90,9 @@ pub struct Layout {
     /// The cache groups of the state regions, by group number; empty if the state regions are all
     /// slots that are copied as they are.
     pub groups: Vec<CacheGroup>,
+    /// Values that both sides must have alike, 16 at most; empty if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub constants: Vec<Constant>,
 }
 
 impl Default for Layout {
@@ -122,6 +105,7 @@ impl Default for Layout {
             dcp_rank: 0,
             stages: Vec::new(),
             groups: Vec::new(),
+            constants: Vec::new(),
         }
     }
 }

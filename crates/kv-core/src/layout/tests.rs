@@ -1,6 +1,7 @@
 //! What geometries are accepted, and which fit each other.
 
 mod bounds;
+mod forms;
 mod pairing;
 
 use super::*;
@@ -18,6 +19,7 @@ fn shape(role: RegionRole, items: u64, item_len: u64) -> RegionShape {
         layers: 1,
         holds: Holds::Opaque,
         group: 0,
+        form: Form::default(),
     }
 }
 
@@ -334,7 +336,10 @@ fn an_impossible_pairing_is_refused_with_field_values_and_advice() {
 #[test]
 fn an_impossible_layout_is_refused_with_its_field() {
     let cases: Vec<Impossible> = vec![
-        (|g| g.layout.axes[3] = Axis::Layer, GeometryError::Axes),
+        (
+            |g| g.layout.axes = Axes::new([Axis::Layer, Axis::Part, Axis::Token, Axis::Layer]),
+            GeometryError::Axes { region: None },
+        ),
         (
             |g| g.layout.kernel_page_size = 5,
             GeometryError::Multiple { field: "page_size", got: 16, of_field: "kernel_page_size", of: 5 },

@@ -1,6 +1,9 @@
 //! The rules that every geometry keeps, whether a server or a peer gives it.
 
+use std::collections::BTreeSet;
+
 use super::cells::held_twice;
+use super::form::MAX_ELEMENT_RANGES;
 use super::shape::{Holds, MAX_CACHE_GROUPS};
 use super::{Geometry, RegionShape};
 use crate::layout::MAX_REGIONS;
@@ -34,7 +37,8 @@ impl Geometry {
             before = region.role;
             self.validate_region(index, region)?;
         }
-        match held_twice(&self.regions) {
+        self.validate_element_ranges()?;
+        match held_twice(self) {
             Some((first, second, layer)) => Err(GeometryError::HeldTwice { first, second, layer }),
             None => Ok(()),
         }
@@ -42,10 +46,8 @@ impl Geometry {
 
     fn validate_layout(&self) -> Result<(), GeometryError> {
         let (layout, tp_size) = (&self.layout, self.parallel.tp_size);
-        let mut axes = layout.axes;
-        axes.sort_unstable();
-        if axes.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(GeometryError::Axes);
+        if !layout.axes.is_complete() {
+            return Err(GeometryError::Axes { region: None });
         }
         range("dcp_size", layout.dcp_size, 1, tp_size)?;
         range("kernel_page_size", layout.kernel_page_size, 0, self.page_size)?;
@@ -68,6 +70,7 @@ impl Geometry {
             range("layout.stages.end", end, 0, MAX_LAYERS)?;
             range("layout.stages.first", first, 0, end)?;
         }
+        layout.validate_constants()?;
         if layout.total_kv_heads > 0 {
             self.validate_heads(self.kv_heads, layout.total_kv_heads)?;
         }
@@ -111,7 +114,7 @@ impl Geometry {
         let group_end = if region.role == RegionRole::State { groups.max(1) as u64 - 1 } else { 0 };
         range("regions.group", u64::from(region.group), 0, group_end)?;
         if region.holds == Holds::Opaque {
-            return Ok(());
+            return if region.form.is_plain() { Ok(()) } else { Err(GeometryError::Form { region: index }) };
         }
         let wrong_role = match region.role {
             RegionRole::Kv => matches!(region.holds, Holds::State(_)),
@@ -123,6 +126,7 @@ impl Geometry {
         if wrong_role || no_layers || layers.len() != region.layers as usize {
             return Err(GeometryError::Content { region: index, max: MAX_LAYERS });
         }
+        self.validate_form(index, region)?;
         let heads = self.heads_of(region);
         let sizes = [self.ratio_of(region), region.layers, region.holds.parts(), self.tokens_of(region)];
         let mut pieces = u64::from(heads.1 - heads.0);
@@ -130,10 +134,56 @@ impl Geometry {
             // At most 2^16 heads × 2^20 tokens (with the ratio) × 2 parts × 2^16 layers.
             pieces = pieces.saturating_mul(u64::from(size));
         }
-        if region.item_len.is_multiple_of(pieces) {
-            return Ok(());
+        if !region.item_len.is_multiple_of(pieces) {
+            return Err(GeometryError::Pieces { region: index, item_len: region.item_len, pieces });
         }
-        Err(GeometryError::Pieces { region: index, item_len: region.item_len, pieces })
+        self.validate_elements(index, region, region.item_len / pieces)
+    }
+
+    /// Checks what a region says of itself where it differs from the rest of the cache.
+    fn validate_form(&self, index: usize, region: &RegionShape) -> Result<(), GeometryError> {
+        let of_region = |field, got: u32, min, max| match (min..=max).contains(&got) {
+            true => Ok(()),
+            false => Err(GeometryError::RegionRange { region: index, field, got, min, max }),
+        };
+        if !self.axes_of(region).is_complete() {
+            return Err(GeometryError::Axes { region: Some(index) });
+        }
+        if let Some((heads, total)) = region.form.heads {
+            of_region("heads", heads, 1, 1 << 16)?;
+            of_region("total_heads", total, 1, 1 << 24)?;
+            self.validate_heads(heads, total)?;
+        }
+        let head_dim = self.head_dim_of(region);
+        of_region("head_dim", head_dim, 1, 1 << 20)?;
+        let (start, end) = self.elements_of(region);
+        of_region("elements.end", end, 1, head_dim)?;
+        of_region("elements.start", start, 0, end - 1)
+    }
+
+    /// Checks that the `bytes` of a head of a token can be cut into elements and packs, where that matters.
+    fn validate_elements(&self, index: usize, region: &RegionShape, bytes: u64) -> Result<(), GeometryError> {
+        let (axes, (start, end)) = (self.axes_of(region), self.elements_of(region));
+        let count = end - start;
+        let whole = |field, got: u64, of_field, of: u64| match of > 0 && got.is_multiple_of(of) {
+            true => Ok(()),
+            false => Err(GeometryError::RegionMultiple { region: index, field, got, of_field, of }),
+        };
+        if !axes.dim_is_innermost() || region.form.elements.is_some() {
+            whole("head_bytes", bytes, "the elements of a head", count.into())?;
+            whole("elements", count.into(), "axes.pack", axes.pack().into())?;
+        }
+        Ok(())
+    }
+
+    /// A plan cuts every head where some region's elements begin or end.
+    fn validate_element_ranges(&self) -> Result<(), GeometryError> {
+        let mut ranges = BTreeSet::new();
+        for region in each(&self.regions).filter(|region| region.holds != Holds::Opaque) {
+            ranges.insert(self.elements_of(region));
+            range("ranges of elements", ranges.len() as u64, 1, MAX_ELEMENT_RANGES as u64)?;
+        }
+        Ok(())
     }
 }
 
@@ -206,8 +256,47 @@ pub enum GeometryError {
         of: u32,
     },
     /// The axes of an item name a direction twice.
-    #[error("layout.axes must name layer, part, token and head once each")]
-    Axes,
+    #[error("{} must name layer, part, token, head and dim once each", axes_of(.region))]
+    Axes {
+        /// Position in the list of the region whose own axes these are; `None` for the axes of the layout.
+        region: Option<usize>,
+    },
+    /// A number that a region gives is outside its range.
+    #[error("regions[{region}].{field} is {got}; it must be {min} to {max}")]
+    RegionRange {
+        /// Position in the list of regions.
+        region: usize,
+        /// The name of the field.
+        field: &'static str,
+        /// The value of the field.
+        got: u32,
+        /// The smallest value allowed.
+        min: u32,
+        /// The largest value allowed.
+        max: u32,
+    },
+    /// A size of a region is not a whole multiple of another.
+    #[error("regions[{region}].{field} {got} is not a multiple of {of_field}, {of}")]
+    RegionMultiple {
+        /// Position in the list of regions.
+        region: usize,
+        /// The name of the field.
+        field: &'static str,
+        /// The value of that field.
+        got: u64,
+        /// The name of what must divide the field.
+        of_field: &'static str,
+        /// The value of the divisor.
+        of: u64,
+    },
+    /// A region gives axes, heads, a head size or elements, but does not say what it holds.
+    #[error(
+        "regions[{region}] gives axes, heads, head_dim or elements: it must also say what it holds (Region::holds)"
+    )]
+    Form {
+        /// Position in the list of regions.
+        region: usize,
+    },
     /// The heads cannot be shared out evenly among the ranks.
     #[error("{heads} heads on each rank and {total} heads in all cannot be shared out among {ranks} ranks")]
     Heads {
@@ -252,6 +341,10 @@ pub enum GeometryError {
         /// The first layer that both hold.
         layer: u32,
     },
+}
+
+fn axes_of(region: &Option<usize>) -> String {
+    region.map_or_else(|| "layout.axes".to_owned(), |region| format!("regions[{region}].axes"))
 }
 
 fn whole(field: &'static str, got: u32, of_field: &'static str, of: u32) -> Result<(), GeometryError> {

@@ -219,8 +219,7 @@ impl<'a> Pairing<'a> {
         };
         let (here, there) = (tokens(self.ours), tokens(self.theirs));
         let unit = gcd(here.1, there.1);
-        let shared =
-            overlaps(holders(&self.ours.regions, role, group), holders(&self.theirs.regions, role, group));
+        let shared = overlaps(holders(self.ours, role, group), holders(self.theirs, role, group));
         let pairs = each(&shared)
             .filter(|overlap| self.is_sent(overlap))
             .filter_map(|overlap| self.narrowed(overlap, role))

@@ -66,7 +66,7 @@ pub struct Plan {
     pairs: Arc<[Pair]>,
     segments: Vec<Segment>,
     pair: usize,
-    row: u32,
+    row: u64,
     /// The offsets at which the current row starts, here and at the peer.
     base: (u64, u64),
     segment: usize,
@@ -253,7 +253,7 @@ impl Plan {
         let mut counts = Counts { pieces: 0, descriptors: 0 };
         let units: u64 = self.segments.iter().map(|segment| u64::from(segment.len)).sum();
         for pair in self.pairs.iter() {
-            let each = u64::from(pair.rows) * u64::from(pair.tokens);
+            let each = pair.rows * u64::from(pair.tokens);
             counts.pieces += each * units;
             let mut runs = 0;
             for segment in &self.segments {
@@ -278,7 +278,8 @@ impl Plan {
     pub fn fill(&mut self, out: &mut Vec<Descriptor>, max_descriptors: usize, max_bytes: u64) -> Progress {
         let before = out.len();
         let (mut slots, mut budget) = (max_descriptors, max_bytes);
-        while let Some(&pair) = self.pairs.get(self.pair) {
+        let pairs = Arc::clone(&self.pairs);
+        while let Some(pair) = pairs.get(self.pair) {
             step(1);
             if self.offset == 0 && self.unit == 0 && pair.is_linear() {
                 let whole = self.whole_segments(slots, budget / pair.block);
@@ -290,11 +291,11 @@ impl Plan {
                 self.segment += whole.len();
             }
             let Some(&segment) = self.segments.get(self.segment) else {
-                self.next_row(&pair);
+                self.next_row(pair);
                 continue;
             };
             if self.offset == 0 && pair.tokens > 1 && !self.begins_row() {
-                let count = self.tokens(&pair, &segment, slots, budget, out);
+                let count = self.tokens(pair, &segment, slots, budget, out);
                 slots -= count as usize;
                 budget -= u64::from(count) * pair.block;
                 if self.token == 0 && count > 0 {
@@ -327,7 +328,7 @@ impl Plan {
             self.offset += part;
             if self.offset == len {
                 self.offset = 0;
-                self.advance(&pair, &segment, units);
+                self.advance(pair, &segment, units);
             }
         }
         step(out.len() - before);

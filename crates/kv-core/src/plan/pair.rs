@@ -1,12 +1,12 @@
 //! Two regions that share bytes: the pattern of ranges that repeats from unit to unit.
 
-use crate::layout::{Axis, Geometry, Overlap};
+use crate::layout::{Geometry, Loop, Loops, Overlap, Steps};
 use crate::transport::Descriptor;
 
 use super::segment::Segment;
 
-/// What a region here and a region at the peer share, as nested loops: over rows (layers, parts and
-/// heads that are not contiguous), over the units of pages, over tokens, with one contiguous block
+/// What a region here and a region at the peer share, as nested loops: over rows (layers, parts, heads
+/// and elements that are not contiguous), over the units of pages, over tokens, with one contiguous block
 /// in the middle.
 ///
 /// A unit is the largest number of tokens that divides the pages of both sides. Loops that are
@@ -21,35 +21,14 @@ pub(super) struct Pair {
     pub(super) tokens: u32,
     local_token: u64,
     remote_token: u64,
-    pub(super) rows: u32,
-    dims: [Dim; 3],
-    here: Units,
-    there: Units,
+    pub(super) rows: u64,
+    /// The loops that could not be folded into the block.
+    dims: [Loop; 5],
+    here: Steps,
+    there: Steps,
 }
 
-/// One of the loops that could not be folded into the block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Dim {
-    count: u32,
-    local: u64,
-    remote: u64,
-}
-
-const ONCE: Dim = Dim { count: 1, local: 0, remote: 0 };
-
-/// How the units of one side follow each other in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Units {
-    /// Offset of the shared bytes in an item.
-    base: u64,
-    /// Bytes of an item, and how many units it has.
-    item: u64,
-    per_item: u32,
-    /// Bytes from unit to unit within an item.
-    step: u64,
-}
-
-impl Units {
+impl Steps {
     fn offset(&self, unit: u32) -> u64 {
         if self.per_item == 1 {
             return self.base + u64::from(unit) * self.item;
@@ -74,7 +53,7 @@ impl Units {
 impl Pair {
     /// Items of `item_len` bytes that are equal on both sides, whatever they hold.
     pub(super) fn whole(local: u32, remote: u32, item_len: u64) -> Pair {
-        let units = Units { base: 0, item: item_len, per_item: 1, step: item_len };
+        let units = Steps { base: 0, item: item_len, per_item: 1, step: item_len };
         Pair {
             local,
             remote,
@@ -83,7 +62,7 @@ impl Pair {
             local_token: 0,
             remote_token: 0,
             rows: 1,
-            dims: [ONCE; 3],
+            dims: [Loop::ONCE; 5],
             here: units,
             there: units,
         }
@@ -91,74 +70,47 @@ impl Pair {
 
     /// What the two regions of an overlap share, in units of `unit` tokens; `None` if they have no
     /// head in common. The geometries are valid and fit.
-    pub(super) fn shared(ours: &Geometry, theirs: &Geometry, overlap: &Overlap, unit: u32) -> Option<Pair> {
-        let region = |geometry: &Geometry, index: u32| {
-            let region = geometry.regions.get(index as usize)?;
-            Some((geometry.inside(region), geometry.tokens_of(region)))
-        };
-        let (here, our_tokens) = region(ours, overlap.local)?;
-        let (there, their_tokens) = region(theirs, overlap.remote)?;
-        let heads = (here.heads.0.max(there.heads.0), here.heads.1.min(there.heads.1));
-        let (layers, kinds) = (overlap.layers, overlap.kinds);
-        let head_count = heads.1.checked_sub(heads.0).filter(|count| *count > 0)?;
-        let dim = |axis, count| Dim { count, local: here.stride(axis), remote: there.stride(axis) };
-        let mut loops = [
-            (false, dim(Axis::Layer, layers.1 - layers.0)),
-            (false, dim(Axis::Part, kinds.1 - kinds.0)),
-            (false, dim(Axis::Head, head_count)),
-            (true, dim(Axis::Token, unit)),
-        ];
-        // Fold what lies together, from the inside out.
-        let mut block = here.atom;
-        while let Some((_, dim)) =
-            loops.iter_mut().find(|(_, dim)| dim.count > 1 && dim.local == block && dim.remote == block)
-        {
-            block *= u64::from(dim.count);
-            dim.count = 1;
-        }
-        let mut dims = [ONCE; 3];
-        let unfolded = loops.iter().filter(|(is_token, dim)| !is_token && dim.count > 1);
-        for (slot, (_, dim)) in dims.iter_mut().zip(unfolded) {
-            *slot = *dim;
-        }
-        let token = loops[3].1;
-        let units = |inside: &crate::layout::Inside, tokens: u32| Units {
-            base: inside.offset(layers.0, kinds.0, heads.0),
-            item: inside.item,
-            per_item: tokens / unit,
-            step: inside.stride(Axis::Token) * u64::from(unit),
-        };
+    pub(super) fn shared<'a>(
+        ours: &'a Geometry,
+        theirs: &'a Geometry,
+        overlap: &Overlap,
+        unit: u32,
+    ) -> Option<Pair> {
+        let region =
+            |geometry: &'a Geometry, index: u32| Some((geometry, geometry.regions.get(index as usize)?));
+        let (here, there) = (region(ours, overlap.local)?, region(theirs, overlap.remote)?);
+        let loops = Loops::between(here, there, overlap, unit).ok()??;
         Some(Pair {
             local: overlap.local,
             remote: overlap.remote,
-            block,
-            tokens: token.count,
-            local_token: token.local,
-            remote_token: token.remote,
-            rows: dims.iter().map(|dim| dim.count).product(),
-            dims,
-            here: units(&here, our_tokens),
-            there: units(&there, their_tokens),
+            block: loops.block,
+            tokens: loops.tokens.count,
+            local_token: loops.tokens.local,
+            remote_token: loops.tokens.remote,
+            rows: loops.row_count(),
+            dims: loops.rows,
+            here: loops.here,
+            there: loops.there,
         })
     }
 
     /// True if any number of neighbouring units is one contiguous range.
     pub(super) fn is_linear(&self) -> bool {
-        let endless = |units: &Units| units.together(0, self.block) == u32::MAX;
+        let endless = |units: &Steps| units.together(0, self.block) == u32::MAX;
         self.rows == 1 && self.tokens == 1 && endless(&self.here) && endless(&self.there)
     }
 
     /// Bytes of one unit, in all rows.
     pub(super) fn unit_len(&self) -> u64 {
-        u64::from(self.rows) * u64::from(self.tokens) * self.block
+        self.rows * u64::from(self.tokens) * self.block
     }
 
     /// The offsets at which a row starts, relative to the first row: here, and at the peer.
-    pub(super) fn row(&self, mut row: u32) -> (u64, u64) {
+    pub(super) fn row(&self, mut row: u64) -> (u64, u64) {
         let (mut local, mut remote) = (0, 0);
         for dim in self.dims.iter().rev() {
-            let index = u64::from(row % dim.count);
-            row /= dim.count;
+            let index = row % u64::from(dim.count);
+            row /= u64::from(dim.count);
             local += index * dim.local;
             remote += index * dim.remote;
         }

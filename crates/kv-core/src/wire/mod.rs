@@ -29,6 +29,10 @@
 //!   that it does not know, 16 levels deep at most. A field that was added later has a default,
 //!   which its documentation states; the default means what the older version did. The meaning of a
 //!   value never changes.
+//! - **New values** in a [`Geometry`](crate::Geometry), such as regions with a
+//!   [form](crate::layout::Form) of their own, stand where an older version reads a value that the
+//!   plan depends on. The older version cannot read the geometry then, and refuses the peer by the
+//!   field `geometry`.
 //! - **New messages** get a new kind. A reader drops and counts frames of a kind that it does not
 //!   know.
 //! - **New causes** of failures become [`PeerCause::Other`](crate::PeerCause::Other) at a reader

@@ -2,20 +2,28 @@
 
 use std::ops::Range;
 
-use kv_core::layout::Axes;
+use kv_core::layout::{Axes, Form};
 use kv_core::{Axis, CacheGroup, Geometry, Holds, KvArgs, Layout, Parallel, Region, RegionRole};
 
 use crate::memory::AUX_LEN;
 use crate::rng::Rng;
+
+/// Sizes of heads that packs of 1, 2 and 4 divide, as far as they are not larger.
+const HEAD_DIMS: &[u32] = &[1, 1, 1, 2, 2, 4, 8, 12];
 
 /// What both engines serve.
 #[derive(Debug, Clone)]
 pub struct Model {
     pub layers: u32,
     pub heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// The heads and their elements in the layers that differ from the others.
+    pub other: Vec<Option<(u32, u32)>>,
     /// Kinds of bytes of each layer.
     pub kinds: Vec<Holds>,
-    pub atom: u64,
+    /// Bytes of an element.
+    pub element: u64,
     pub groups: Vec<Group>,
 }
 
@@ -44,7 +52,11 @@ impl Model {
         };
         let mut groups = Vec::new();
         if rng.chance(3) {
-            let kinds = (0..1 + rng.below(2) as u8).map(Holds::State).collect();
+            // The states of recurrent layers, or the scales of keys and values.
+            let kinds = match rng.below(3) {
+                0 => vec![Holds::Key, Holds::Value],
+                states => (0..states as u8).map(Holds::State).collect(),
+            };
             groups.push(Group { slots: true, heads: 8, kinds, layers: some_layers(rng) });
             if rng.chance(2) {
                 let heads = rng.pick(&[1, 2, 8]);
@@ -52,8 +64,17 @@ impl Model {
                 groups.push(Group { slots: false, heads, kinds, layers: some_layers(rng) });
             }
         }
-        let heads = rng.pick(&[1, 2, 4, 8, 3]);
-        Model { layers, heads, kinds, atom: 1 + rng.below(3) as u64, groups }
+        let (heads, head_dim) = (rng.pick(&[1, 2, 4, 8, 3]), rng.pick(HEAD_DIMS));
+        let mixed = rng.chance(3);
+        let other = (0..layers)
+            .map(|_| (mixed && rng.chance(2)).then(|| (rng.pick(&[1, 2, 4, heads]), rng.pick(HEAD_DIMS))));
+        let other = other.collect();
+        Model { layers, heads, head_dim, other, kinds, element: 1 + u64::from(rng.chance(4)), groups }
+    }
+
+    /// The heads of a layer, and the elements of each.
+    pub fn shape(&self, layer: u32) -> (u32, u32) {
+        self.other[layer as usize].unwrap_or((self.heads, self.head_dim))
     }
 
     fn is_latent(&self) -> bool {
@@ -77,7 +98,8 @@ impl Engine {
         let fits = |tp: &u32| {
             let even = |heads: u32| heads.is_multiple_of(*tp) || tp.is_multiple_of(heads);
             let groups = model.groups.iter().all(|group| even(group.heads));
-            groups && (model.is_latent() || even(model.heads))
+            let layers = (0..model.layers).all(|layer| even(model.shape(layer).0));
+            groups && (model.is_latent() || (even(model.heads) && layers))
         };
         let mut sizes: Vec<u32> = [1, 2, 3, 4, 6, 8].into_iter().filter(fits).collect();
         if let Some(peer) = peer {
@@ -106,7 +128,10 @@ impl Engine {
         }
         let pcp_size = rng.pick(&[1, 1, 1, 2, 3]);
         let kernel = rng.pick(&divisors(page_size));
-        let axes = axes(rng);
+        // An engine may have the elements of its heads innermost, as most have, or anywhere.
+        let any_axes = rng.chance(2);
+        let axes = axes(rng, any_axes, model.head_dim);
+        let style = Style::random(rng, any_axes, axes);
         let mut cuts: Vec<u32> = rng.shuffled((1..model.layers).collect());
         cuts.truncate(pp as usize - 1);
         cuts.sort_unstable();
@@ -126,10 +151,14 @@ impl Engine {
         });
         let mut all = Vec::new();
         for (pp_rank, stage) in (0..).zip(&stages) {
-            let cells = cells(rng, &model.kinds, stage.0..stage.1);
+            let shape = |layer| model.shape(layer);
+            let cells = cells(rng, &style, &model.kinds, stage.0..stage.1, &shape);
             let layers_of = |group: &Group| group.layers.start.max(stage.0)..group.layers.end.min(stage.1);
-            let groups: Vec<_> =
-                model.groups.iter().map(|group| self::cells(rng, &group.kinds, layers_of(group))).collect();
+            let of_group = |group: &Group| {
+                let shape = |_| (group.heads, model.head_dim);
+                self::cells(rng, &style, &group.kinds, layers_of(group), &shape)
+            };
+            let groups: Vec<_> = model.groups.iter().map(of_group).collect();
             for (pcp_rank, tp_rank) in (0..pcp_size).flat_map(|cp| (0..tp).map(move |tp| (cp, tp))) {
                 let (tp_size, pp_size) = (tp, pp);
                 let parallel = Parallel::default().with(|parallel| {
@@ -143,25 +172,35 @@ impl Engine {
                 let number = (pp_rank * pcp_size + pcp_rank) * tp + tp_rank;
                 let mut layout = layout.clone().with(|layout| layout.dcp_rank = tp_rank % context);
                 let heads = if model.is_latent() { 1 } else { (model.heads / tp).max(1) };
-                let mut builder = KvArgs::builder("e", number).pages(num_pages, page_size).heads(heads, 1);
+                let mut builder = KvArgs::builder("e", number);
+                builder = builder.pages(num_pages, page_size).heads(heads, model.head_dim);
                 let mut addr = 0;
                 let mut region = |role, items: u32, item_len: u64, cell: &Cell| {
                     addr += 1 << 32;
-                    let region = Region::dram(role, addr, u64::from(items) * item_len, item_len);
+                    let mut region = Region::dram(role, addr, u64::from(items) * item_len, item_len);
+                    region.form = cell.form;
                     region.layers(cell.layers.clone()).holds(cell.holds)
                 };
                 for cell in &cells {
-                    let item = cell.pieces() * u64::from(page_size) * model.atom;
-                    let heads = if cell.holds.is_replicated() { 1 } else { heads };
-                    builder =
-                        builder.region(region(RegionRole::Kv, num_pages, item * u64::from(heads), cell));
+                    let (total, head_dim) = model.shape(cell.layers.start);
+                    let heads = if cell.holds.is_replicated() { 1 } else { (total / tp).max(1) };
+                    let item = cell.elements() * u64::from(page_size * heads) * model.element;
+                    let mut region = region(RegionRole::Kv, num_pages, item, cell);
+                    // What is as in the rest of the cache may be said nevertheless.
+                    if !cell.holds.is_replicated() && (total != model.heads || style.says_all) {
+                        region = region.heads((total / tp).max(1), total);
+                    }
+                    if head_dim != model.head_dim || style.says_all {
+                        region = region.head_dim(head_dim);
+                    }
+                    builder = builder.region(region);
                 }
                 for (number, group) in (0..).zip(&model.groups) {
                     let heads = (group.heads / tp).max(1);
                     let tokens = group_pages[usize::from(number)];
                     layout.groups.push(CacheGroup::pages(tokens, heads, group.heads));
                     for cell in &groups[usize::from(number)] {
-                        let item = cell.pieces() * u64::from(tokens) * u64::from(heads) * model.atom;
+                        let item = cell.elements() * u64::from(tokens * heads) * model.element;
                         builder = builder.region(region(RegionRole::State, 12, item, cell).group(number));
                     }
                 }
@@ -178,9 +217,34 @@ fn divisors(number: u32) -> Vec<u32> {
     (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).chain([number]).collect()
 }
 
-fn axes(rng: &mut Rng) -> Axes {
-    let all = rng.shuffled(vec![Axis::Layer, Axis::Part, Axis::Token, Axis::Head]);
-    [all[0], all[1], all[2], all[3]]
+/// The axes in any order: the elements of a head innermost, or in packs.
+fn axes(rng: &mut Rng, anywhere: bool, elements: u32) -> Axes {
+    let mut all = rng.shuffled(vec![Axis::Layer, Axis::Part, Axis::Token, Axis::Head]);
+    if !anywhere || rng.chance(3) {
+        return Axes::new([all[0], all[1], all[2], all[3]]);
+    }
+    all.insert(rng.below(5), Axis::Dim);
+    let packs: Vec<u32> = [1, 2, 4].into_iter().filter(|pack| elements.is_multiple_of(*pack)).collect();
+    Axes::with_dim([all[0], all[1], all[2], all[3], all[4]]).packed(rng.pick(&packs))
+}
+
+/// How the regions of an engine differ from each other.
+struct Style {
+    /// Every region may have its own axes.
+    own_axes: bool,
+    any_axes: bool,
+    /// The axes of the layout.
+    axes: Axes,
+    /// Heads of at least 8 elements may be in several regions.
+    cuts_heads: bool,
+    says_all: bool,
+}
+
+impl Style {
+    fn random(rng: &mut Rng, any_axes: bool, axes: Axes) -> Style {
+        let (own_axes, cuts_heads, says_all) = (rng.chance(3), rng.chance(4), rng.chance(8));
+        Style { own_axes, any_axes, axes, cuts_heads, says_all }
+    }
 }
 
 /// What a region holds.
@@ -188,34 +252,70 @@ fn axes(rng: &mut Rng) -> Axes {
 struct Cell {
     layers: Range<u32>,
     holds: Holds,
+    form: Form,
+    /// How many elements of a head.
+    count: u32,
 }
 
 impl Cell {
-    fn pieces(&self) -> u64 {
-        self.layers.len() as u64 * u64::from(self.holds.parts())
+    fn elements(&self) -> u64 {
+        self.layers.len() as u64 * u64::from(self.holds.parts() * self.count)
     }
 }
 
-/// Regions for some layers: one each, one for all, or several for some; keys and values apart or not.
-fn cells(rng: &mut Rng, kinds: &[Holds], layers: Range<u32>) -> Vec<Cell> {
+/// Regions for some layers: one each, one for all, or several for some; keys and values apart or not; all
+/// elements of a head, or some.
+fn cells(
+    rng: &mut Rng,
+    style: &Style,
+    kinds: &[Holds],
+    layers: Range<u32>,
+    shape: &dyn Fn(u32) -> (u32, u32),
+) -> Vec<Cell> {
     let packed = kinds == [Holds::Key, Holds::Value] && rng.chance(2);
     let kinds = if packed { vec![Holds::KeyValue] } else { kinds.to_vec() };
-    let style = rng.below(3);
+    let several = rng.below(3);
     let mut cells = Vec::new();
     for holds in kinds {
         let mut start = layers.start;
         while start < layers.end {
-            let left = layers.end - start;
-            let count = match style {
+            let alike = (start..layers.end).take_while(|layer| shape(*layer) == shape(start)).count() as u32;
+            let count = match several {
                 0 => 1,
-                1 => left,
-                _ => 1 + rng.below(left as usize) as u32,
+                1 => alike,
+                _ => 1 + rng.below(alike as usize) as u32,
             };
-            cells.push(Cell { layers: start..start + count, holds });
+            let head_dim = shape(start).1;
+            for elements in parts_of_heads(rng, style, head_dim) {
+                let form = form(rng, style, head_dim, &elements);
+                let count_of = elements.end - elements.start;
+                cells.push(Cell { layers: start..start + count, holds, form, count: count_of });
+            }
             start += count;
         }
     }
     rng.shuffled(cells)
+}
+
+fn parts_of_heads(rng: &mut Rng, style: &Style, head_dim: u32) -> Vec<Range<u32>> {
+    let mut cuts = vec![0, head_dim];
+    if style.cuts_heads && head_dim >= 8 && !rng.chance(3) {
+        cuts.insert(1, 4 * (1 + rng.below(head_dim as usize / 4 - 1) as u32));
+    }
+    cuts.windows(2).map(|cut| cut[0]..cut[1]).collect()
+}
+
+fn form(rng: &mut Rng, style: &Style, head_dim: u32, elements: &Range<u32>) -> Form {
+    let mut form = Form::default();
+    let count = elements.end - elements.start;
+    // The axes of the layout may have packs that this region's elements are no multiple of.
+    if !count.is_multiple_of(style.axes.pack()) || (style.own_axes && rng.chance(2)) {
+        form.axes = Some(axes(rng, style.any_axes, count));
+    }
+    if count != head_dim || style.says_all {
+        form.elements = Some((elements.start, elements.end));
+    }
+    form
 }
 
 /// The pages and items of a request on one rank.

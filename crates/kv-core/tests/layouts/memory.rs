@@ -158,6 +158,15 @@ fn for_each(model: &Model, geometry: &Geometry, lists: &Lists, mut see: impl FnM
             _ => vec![0],
         };
         let layers: Vec<u32> = region.layer_range().collect();
+        let head_dim = match lane {
+            0 => model.shape(layers[0]).1,
+            _ => model.head_dim,
+        };
+        let (first, end) = region.form.elements.unwrap_or((0, head_dim));
+        let axes = geometry.axes_of(region);
+        // The place of an element: its pack along the axis, and its place in the pack.
+        let count = u64::from(end - first);
+        let pack = if axes.dim_is_innermost() { count } else { u64::from(axes.pack()) };
         for (position, page) in pages.iter().enumerate() {
             let context = if lane == 0 { geometry.layout.dcp_size as usize } else { 1 };
             let place = if lane == 0 { geometry.layout.dcp_rank as usize } else { 0 };
@@ -168,19 +177,25 @@ fn for_each(model: &Model, geometry: &Geometry, lists: &Lists, mut see: impl FnM
                 for (l, layer) in layers.iter().enumerate() {
                     for (p, kind) in kinds.iter().enumerate() {
                         for (h, head) in heads.clone().enumerate() {
-                            let mut piece = physical;
-                            for axis in geometry.layout.axes {
-                                let (index, extent) = match axis {
-                                    Axis::Layer => (l, layers.len()),
-                                    Axis::Part => (p, kinds.len()),
-                                    Axis::Token => ((within % kernel) as usize, kernel as usize),
-                                    Axis::Head => (h, heads.len()),
-                                };
-                                piece = piece * extent as u64 + index as u64;
-                            }
-                            for byte in 0..model.atom {
-                                let name = (lane, *kind, *layer as u8, token as u16, head as u8, byte as u8);
-                                see(number, (piece * model.atom + byte) as usize, name);
+                            for d in 0..count / pack {
+                                let mut piece = physical;
+                                for axis in axes.order() {
+                                    let (index, extent) = match axis {
+                                        Axis::Layer => (l, layers.len()),
+                                        Axis::Part => (p, kinds.len()),
+                                        Axis::Token => ((within % kernel) as usize, kernel as usize),
+                                        Axis::Head => (h, heads.len()),
+                                        Axis::Dim => (d as usize, (count / pack) as usize),
+                                    };
+                                    piece = piece * extent as u64 + index as u64;
+                                }
+                                let bytes = pack * model.element;
+                                let of_head = (u64::from(first) + d * pack) * model.element;
+                                for byte in 0..bytes {
+                                    let place = (of_head + byte) as u8;
+                                    let name = (lane, *kind, *layer as u8, token as u16, head as u8, place);
+                                    see(number, (piece * bytes + byte) as usize, name);
+                                }
                             }
                         }
                     }
@@ -194,7 +209,7 @@ fn for_each(model: &Model, geometry: &Geometry, lists: &Lists, mut see: impl FnM
 fn heads(model: &Model, geometry: &Geometry, region: &RegionShape) -> std::ops::Range<u32> {
     let total = match region.role {
         RegionRole::Kv if region.holds.is_replicated() => return 0..1,
-        RegionRole::Kv => model.heads,
+        RegionRole::Kv => model.shape(region.layer.unwrap_or(0)).0,
         _ => model.groups[usize::from(region.group)].heads,
     };
     let (ranks, rank) = (geometry.parallel.tp_size, geometry.parallel.tp_rank);

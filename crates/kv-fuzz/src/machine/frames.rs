@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use kv_core::layout::RegionShape;
+use kv_core::layout::{HDN, RegionShape};
 use kv_core::wire::{
     Abort, AbortAck, Acquire, Body, ConversationId, Delivery, Destination, Failed, Granted, Heartbeat,
     HeartbeatAck, Hello, Progress, Refused, Register, Registered, Release, Released, VERSIONS, Versions,
@@ -36,7 +36,7 @@ fn args(engine: &str, pages: u32, page_size: u32) -> Option<KvArgs> {
     let groups =
         vec![CacheGroup::slots(1, 1), CacheGroup::pages(4, 1, 1), CacheGroup::pages(16, 1, 1).optional()];
     let mut builder =
-        KvArgs::builder(engine, 0).pages(pages, page_size).heads(1, 1).max_inflight(6).max_sge(64);
+        KvArgs::builder(engine, 0).pages(pages, page_size).heads(1, 8).max_inflight(6).max_sge(64);
     for layer in 0..2 {
         let addr = u64::from(layer) << 44;
         let mut region = kv(layer).holds(Holds::KeyValue);
@@ -89,7 +89,7 @@ fn variant(byte: u8) -> u8 {
     }
 }
 
-/// A geometry: like the worker's, divided differently, small, or one that cannot be paired.
+/// A geometry: like the worker's, divided differently (also the heads), small, or one that cannot be paired.
 fn geometry(variant: u8) -> Option<Geometry> {
     let (pages, page_size) = match variant {
         2 => (PAGES, 8),
@@ -99,6 +99,10 @@ fn geometry(variant: u8) -> Option<Geometry> {
     };
     let mut geometry = args("peer", pages, page_size)?.geometry().clone();
     match variant {
+        2 | 4 => {
+            geometry.regions[0].form.axes = Some(HDN.packed(2));
+            geometry.layout.axes = HDN;
+        }
         5 => geometry.dtype = "other".to_owned(),
         6 | 8 => {
             let region = geometry.regions.last()?.clone();

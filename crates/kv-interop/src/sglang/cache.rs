@@ -94,6 +94,10 @@ fn order(geometry: &Geometry) -> Result<Vec<usize>, SglangConfigError> {
         let ours = format!("{:?}", geometry.layout.axes);
         return Err(SglangConfigError::new("layout.axes", ours, "token-major pages (NHD)"));
     }
+    if let Some(own) = kv.iter().position(|region| !region.form.is_plain()) {
+        let (field, ours) = (format!("form of region {own}"), format!("{:?}", kv[own].form));
+        return Err(SglangConfigError::new(&field, ours, "axes, heads and elements as in the whole cache"));
+    }
     if geometry.kernel_page_size() != geometry.page_size {
         let needed = geometry.page_size;
         return Err(SglangConfigError::new("kernel_page_size", geometry.kernel_page_size(), needed));

@@ -173,11 +173,12 @@ impl Memory {
             Axis::Part => 1 + u32::from(packed),
             Axis::Token => geometry.page_size,
             Axis::Head => geometry.kv_heads,
+            Axis::Dim => 1,
         };
         let mut content = Vec::with_capacity(shape.item_len as usize);
         for atom in 0..shape.item_len as u32 / ATOM as u32 {
             let (mut rest, mut place) = (atom, [0; 4]);
-            for axis in geometry.layout.axes.into_iter().rev() {
+            for axis in geometry.layout.axes.order().into_iter().rev() {
                 place[axis as usize] = rest % extent(axis);
                 rest /= extent(axis);
             }

@@ -26,7 +26,12 @@ fn sizes_of_context_pages_and_stages_are_bounded() {
     check(stages(3, 2), Err(range("layout.stages.first", 3, 0, 2)));
     check(|g| g.layout.stages = vec![(0, 1); 2], Err(range("layout.stages.len", 2, 0, 1)));
     for (position, axis) in [(1, Axis::Layer), (1, Axis::Token), (2, Axis::Head), (3, Axis::Part)] {
-        check(|g| g.layout.axes[position] = axis, Err(GeometryError::Axes));
+        let twice = |g: &mut Geometry| {
+            let mut order = g.layout.axes.order();
+            order[position] = axis;
+            g.layout.axes = Axes::with_dim(order);
+        };
+        check(twice, Err(GeometryError::Axes { region: None }));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kv_core::layout::{NHD, RegionShape};
+use kv_core::layout::{Form, NHD, RegionShape};
 use kv_core::plan::{PlanError, RegionMap, Side};
 use kv_core::{Geometry, Holds, Layout, MAX_PAGES, MemoryKind, Mismatch, Parallel, RegionRole};
 
@@ -159,6 +159,7 @@ fn labelled(ours: &OurCache, theirs: &Registration) -> Result<Vec<RegionShape>, 
             layers: 1,
             holds,
             group: 0,
+            form: Form::default(),
         });
     }
     Ok(regions)

@@ -137,6 +137,8 @@ fn a_cache_that_sglang_cannot_address_is_refused_by_setting_and_values() {
         args.layout(Layout::default().with(|layout| layout.axes = HND)).region(region(Holds::Key))
     };
     assert!(refused(decode, &axes, &AUX_ITEM_LENS).starts_with("layout.axes is [Layer, Part, Head, Token]"));
+    let own = refused(decode, &|args| args.region(region(Holds::Key).axes(HND)), &AUX_ITEM_LENS);
+    assert!(own.starts_with("form of region 0 is") && own.contains("Part, Head, Token"), "{own}");
     let opaque = |args: kv_core::KvArgsBuilder| args.region(region(Holds::Opaque));
     let mut aux = AUX_ITEM_LENS;
     aux[6] = 128;

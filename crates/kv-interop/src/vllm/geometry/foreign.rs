@@ -1,6 +1,6 @@
 //! The cache of a vLLM rank, from what the rank says of itself, and what this worker refuses of it.
 
-use kv_core::layout::{Axes, Geometry, HND_PACKED, Holds, Layout, NHD_PACKED, RegionRole, RegionShape};
+use kv_core::layout::{Axes, Form, Geometry, HND_PACKED, Holds, Layout, NHD_PACKED, RegionRole, RegionShape};
 use kv_core::{MemoryKind, Mismatch, Parallel};
 
 use super::own::OwnCache;
@@ -79,6 +79,7 @@ impl OwnCache {
                 layers: 1,
                 holds: if self.latent { Holds::Latent } else { Holds::KeyValue },
                 group: 0,
+                form: Form::default(),
             }
         };
         let geometry = Geometry {

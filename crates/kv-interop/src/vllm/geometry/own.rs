@@ -54,6 +54,14 @@ impl OwnCache {
                 ));
             }
         }
+        if let Some(own) = geometry.regions.iter().position(|region| !region.form.is_plain()) {
+            let field = format!("regions[{own}].form");
+            return Err(refused(
+                &field,
+                geometry.regions[own].form,
+                "axes, heads and elements as in the whole cache",
+            ));
+        }
         // Ranks that hold the same pages in turn or together would count as one for vLLM's ranks.
         for (field, ours) in
             [("dcp_size", geometry.layout.dcp_size), ("pcp_size", geometry.parallel.pcp_size)]

@@ -76,14 +76,18 @@ pub(crate) fn own_metadata(
 
 /// vLLM's name for the order of the axes inside a block of one layer.
 pub(super) fn shown_layout(cache: &OwnCache) -> Result<&'static str, CacheError> {
-    let [outermost, inner @ ..] = cache.geometry.layout.axes;
+    let axes = cache.geometry.layout.axes;
+    let [outermost, ..] = axes.order();
     let spread = cache.geometry.regions.iter().any(|region| region.layers > 1);
     if spread && outermost != Axis::Layer {
         return Err(refused("layout.axes", format!("{outermost:?} outermost"), "Axis::Layer outermost"));
     }
+    if !axes.dim_is_innermost() {
+        return Err(refused("layout.axes", axes, "the elements of a head innermost"));
+    }
     // Latents have one head and one part: the order of these axes does not matter.
     let mut packed: Vec<Axis> =
-        cache.geometry.layout.axes.into_iter().filter(|axis| *axis != Axis::Layer).collect();
+        axes.order().into_iter().filter(|axis| ![Axis::Layer, Axis::Dim].contains(axis)).collect();
     if cache.geometry.kv_heads == 1 {
         // One head lies in the same place in either order of heads and tokens.
         packed.retain(|axis| *axis != Axis::Head);
@@ -91,9 +95,7 @@ pub(super) fn shown_layout(cache: &OwnCache) -> Result<&'static str, CacheError>
     match (cache.latent, packed.as_slice()) {
         (true, _) | (_, [Axis::Head, Axis::Token, Axis::Part] | [Axis::Token, Axis::Part]) => Ok("LBHNC"),
         (_, [Axis::Token, Axis::Head, Axis::Part]) => Ok("LBNHC"),
-        _ => {
-            Err(refused("layout.axes", format!("{inner:?}"), "HND_PACKED: heads, tokens, keys beside values"))
-        }
+        _ => Err(refused("layout.axes", axes, "HND_PACKED: heads, tokens, keys beside values")),
     }
 }
 
@@ -156,10 +158,13 @@ mod tests {
         assert_eq!(refusal(&|_| (), HND_PACKED), Ok(()));
         assert_eq!(refusal(&|_| (), NHD_PACKED), Ok(()));
         assert_eq!(refusal(&|_| (), kv_core::layout::HND), Err("layout.axes".to_owned()));
+        assert_eq!(refusal(&|_| (), kv_core::layout::HDN), Err("layout.axes".to_owned()));
+        let own = |region: &mut Region| region.form.axes = Some(HND_PACKED);
+        assert_eq!(refusal(&own, HND_PACKED), Err("regions[0].form".to_owned()));
         let holds = Err("regions[0].holds".to_owned());
         assert_eq!(refusal(&|region| region.holds = Holds::Opaque, HND_PACKED), holds);
         assert_eq!(refusal(&|region| region.holds = Holds::Key, HND_PACKED), holds);
-        let inner = [Axis::Head, Axis::Layer, Axis::Token, Axis::Part];
+        let inner = Axes::new([Axis::Head, Axis::Layer, Axis::Token, Axis::Part]);
         assert_eq!(refusal(&|region| region.layers = 2, inner), Err("layout.axes".to_owned()));
         assert_eq!(
             refusal(&|region| region.memory = MemoryKind::File, HND_PACKED),

@@ -36,7 +36,7 @@ impl Unequal {
         });
         let mut builder = KvArgs::builder(if prefill { "p" } else { "d" }, rank)
             .pages(memory.pages.len() as u32, engine.page_size)
-            .heads(self.heads_of(prefill, rank, Lane::Kv).len() as u32, 1)
+            .heads(self.heads_of(prefill, rank, Lane::Kv, 0).len() as u32, self.atom)
             .parallel(parallel)
             .layout(layout);
         let lanes = [Lane::Kv, Lane::Group(SLOTS), Lane::Group(DRAFTS)];
@@ -49,8 +49,21 @@ impl Unequal {
                 RegionRole::State => cells[1 + usize::from(region.group)].next(),
                 _ => None,
             };
-            builder = builder.region(match cell {
-                Some(cell) => shape.layers(cell.layers).holds(cell.holds),
+            let Some(cell) = cell else {
+                builder = builder.region(shape);
+                continue;
+            };
+            let layer = cell.layers.start;
+            let mut shape = shape.layers(cell.layers).holds(cell.holds);
+            if region.role == RegionRole::Kv && !self.latent && self.heads_in(layer) != self.heads {
+                let here = self.heads_of(prefill, rank, Lane::Kv, layer).len() as u32;
+                shape = shape.heads(here, self.heads_in(layer));
+            }
+            if cell.elements.len() as u32 != self.atom {
+                shape = shape.elements(cell.elements);
+            }
+            builder = builder.region(match cell.axes {
+                Some(axes) => shape.axes(axes),
                 None => shape,
             });
         }
@@ -59,7 +72,7 @@ impl Unequal {
 
     fn groups_of(&self, prefill: bool, rank: u32) -> Vec<CacheGroup> {
         let heads = |group: usize| {
-            let here = self.heads_of(prefill, rank, Lane::Group(group)).len() as u32;
+            let here = self.heads_of(prefill, rank, Lane::Group(group), 0).len() as u32;
             (here, self.groups[group].heads)
         };
         let (here, total) = heads(SLOTS);

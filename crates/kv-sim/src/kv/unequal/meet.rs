@@ -41,7 +41,7 @@ impl Unequal {
             return 0;
         }
         let (here, there) = (self.lane_layers(true, source, lane), self.lane_layers(false, dest, lane));
-        let layers = here.end.min(there.end).saturating_sub(here.start.max(there.start));
+        let layers = here.start.max(there.start)..here.end.min(there.end);
         let place = self.engines[0].place(source);
         if lane != Lane::Kv && place.cp > 0 {
             return 0;
@@ -51,15 +51,18 @@ impl Unequal {
             (stage, cp, context) == (place.stage, place.cp, place.context)
         };
         let before = || sources.iter().filter(|&&rank| alike(rank) && rank < source);
-        let has = |rank: u32, head: u32| self.heads_of(true, rank, lane).contains(&head);
-        let sent = |head: &u32| has(source, *head) && !before().any(|&rank| has(rank, *head));
-        let heads = self.heads_of(false, dest, lane).filter(sent).count() as u64;
+        let heads = |layer: u32| {
+            let has = |rank: u32, head: u32| self.heads_of(true, rank, lane, layer).contains(&head);
+            let sent = |head: &u32| has(source, *head) && !before().any(|&rank| has(rank, *head));
+            self.heads_of(false, dest, lane, layer).filter(sent).count() as u64
+        };
+        let heads: u64 = layers.map(heads).sum();
         let kinds = match lane {
             Lane::Kv if self.latent => 1,
             Lane::Kv => 2,
             Lane::Group(group) => u64::from(self.groups[group].kinds),
         };
-        heads * kinds * u64::from(layers) * u64::from(self.atom)
+        heads * kinds * u64::from(self.atom)
     }
 
     /// True if a prefill rank sends a decode rank bytes of a cache group.

@@ -29,9 +29,11 @@ pub struct Unequal {
     pub layers: u32,
     /// The number of KV heads of the model; one if its cache is a latent one.
     pub heads: u32,
+    /// The number of KV heads of the layers with an odd number.
+    pub odd_heads: u32,
     /// Every rank has all of a latent cache.
     pub latent: bool,
-    /// Bytes of a head of a token.
+    /// Bytes of a head of a token; an element has one byte.
     pub atom: u32,
     /// The cache groups of the model. Worlds without state items have none.
     pub groups: [Group; GROUPS],
@@ -68,6 +70,10 @@ pub struct Engine {
     pub page_size: u32,
     /// The order of the dimensions of an item, outermost first.
     pub axes: Axes,
+    /// The same for regions that hold values, if they differ.
+    pub value_axes: Option<Axes>,
+    /// True if heads of several bytes are in two regions, the first byte in one and the others in another.
+    pub cuts_heads: bool,
     /// True if keys and values are in one region.
     pub packed: bool,
     /// The number of layers in one region.
@@ -115,7 +121,14 @@ impl Unequal {
         if windows {
             engines.iter_mut().for_each(|engine| engine.drafts = Drafts::Held);
         }
-        Unequal { layers, heads, latent, atom: 1 + rng.below(2) as u32, groups, windows, engines }
+        let atom = 1 + rng.below(2) as u32;
+        // Draws of their own, so that the worlds are otherwise those of the seed.
+        let mut more = rng.clone();
+        let odd_heads = if latent || !more.chance(250) { heads } else { more.pick(&[1, 2, 4, 8]) };
+        for engine in &mut engines {
+            engine.reshape(&mut more, atom);
+        }
+        Unequal { layers, heads, odd_heads, latent, atom, groups, windows, engines }
     }
 
     pub(super) fn engine(&self, prefill: bool) -> &Engine {
@@ -179,12 +192,29 @@ impl Engine {
             context: 1,
             stages: cut(rng, layers, pp),
             page_size: rng.pick(&[1, 2, 3, 4]),
-            axes,
+            axes: Axes::new(axes),
+            value_axes: None,
+            cuts_heads: false,
             packed: !latent && rng.chance(500),
             per_region: rng.pick(&[1, layers, 2]).min(layers),
             draft_tokens: rng.pick(&[1, 2, 4]),
             drafts: rng.pick(&[Drafts::Held, Drafts::Held, Drafts::Held, Drafts::Empty, Drafts::Unknown]),
         }
+    }
+
+    /// In some engines, the elements of a head are apart, values lie otherwise than keys, or heads are cut.
+    fn reshape(&mut self, rng: &mut Rng, atom: u32) {
+        self.cuts_heads = atom > 1 && rng.chance(150);
+        let pack = if self.cuts_heads { 1 } else { rng.pick(&[1, atom]) };
+        let mut spread = |axes: Axes| {
+            let [first, second, third, fourth, _] = axes.order();
+            let mut order = [first, second, third, fourth, Axis::Dim];
+            rng.shuffle(&mut order);
+            if rng.chance(300) { Axes::with_dim(order).packed(pack) } else { axes }
+        };
+        self.axes = spread(self.axes);
+        let values = spread(self.axes);
+        self.value_axes = Some(values).filter(|values| *values != self.axes);
     }
 
     /// The number of ranks. They are numbered stage by stage; within a stage, first come the ranks that are

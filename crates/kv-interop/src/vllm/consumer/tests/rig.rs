@@ -99,11 +99,12 @@ fn places(geometry: &Geometry, pages: &[u32], first_token: u32) -> Vec<(usize, u
             Axis::Part => parts,
             Axis::Token => geometry.page_size,
             Axis::Head => heads,
+            Axis::Dim => 1,
         };
         for (position, page) in pages.iter().enumerate() {
             for inside in 0..region.item_len / ATOM {
                 let (mut rest, mut at) = (inside as u32, BTreeMap::new());
-                for axis in geometry.layout.axes.into_iter().rev() {
+                for axis in geometry.layout.axes.order().into_iter().rev() {
                     at.insert(axis, rest % extents(axis));
                     rest /= extents(axis);
                 }
