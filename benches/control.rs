@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
-use kv_transfer::layout::{Axes, HND, Holds, Layout, NHD};
+use kv_transfer::layout::{Axes, HDN, HND, Holds, Layout, NHD};
 use kv_transfer::prelude::*;
 use kv_transfer::queue::{Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues};
 use kv_transfer::unstable::Descriptor;
@@ -193,7 +193,10 @@ fn uneven_plans(criterion: &mut Criterion) -> Result<(), Box<dyn Error>> {
     let registered = PageList::from_runs([PageRun { start: 0, len: PAGES }])?;
     let mut group = criterion.benchmark_group("plan 8192 pages x 160 regions, 4 ranks to 2");
     group.sample_size(10);
-    for (name, axes) in [("head-major", HND), ("token-major", NHD)] {
+    let packed = HDN.packed(2);
+    for (name, axes) in
+        [("head-major", HND), ("token-major", NHD), ("paged keys", packed), ("paged values", HDN)]
+    {
         let map = RegionMap::directed(&rank(PAGES, 4, 1, axes)?, &rank(PAGES, 2, 0, axes)?, Side::Local)?;
         let mut descriptors: Vec<Descriptor> = Vec::with_capacity(1024);
         let mut failure = None;
