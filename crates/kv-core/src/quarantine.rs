@@ -61,6 +61,32 @@ pub enum QuarantineReason {
     WorkerStopped,
 }
 
+impl QuarantineReason {
+    /// All reasons, in the order of their declaration.
+    pub const ALL: &[QuarantineReason] = &[
+        QuarantineReason::Unacknowledged,
+        QuarantineReason::WayLost,
+        QuarantineReason::Revoking,
+        QuarantineReason::PermissionEnds,
+        QuarantineReason::OwnPosts,
+        QuarantineReason::ReaderLease,
+        QuarantineReason::WorkerStopped,
+    ];
+
+    /// A short name of the reason, in lower case with underscores, for labels of metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            QuarantineReason::Unacknowledged => "unacknowledged",
+            QuarantineReason::WayLost => "way_lost",
+            QuarantineReason::Revoking => "revoking",
+            QuarantineReason::PermissionEnds => "permission_ends",
+            QuarantineReason::OwnPosts => "own_posts",
+            QuarantineReason::ReaderLease => "reader_lease",
+            QuarantineReason::WorkerStopped => "worker_stopped",
+        }
+    }
+}
+
 impl Quarantine {
     /// Puts entries with the same peer and the same reason together: one entry for each pair,
     /// sorted by peer and then by reason. `count` combines the numbers of two entries (a sum, for

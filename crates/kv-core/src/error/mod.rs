@@ -4,6 +4,7 @@ mod args;
 mod arguments;
 mod bootstrap;
 mod cause;
+mod name;
 mod open;
 mod os;
 pub(crate) mod peer;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// Declares the reasons: each has a sentence for people and a place in the counts.
+/// Declares the reasons: each has a name for metrics, a sentence for people and a place in the counts.
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $reason:ident = $sentence:literal;)+) => {
+    ($($(#[$doc:meta])* $reason:ident = $name:literal, $sentence:literal;)+) => {
         /// Why a frame was ignored.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -15,6 +15,13 @@ macro_rules! reasons {
         impl Dropped {
             /// All reasons, in the order in which a frame is examined.
             pub const ALL: &[Dropped] = &[$(Dropped::$reason,)+];
+
+            /// A short name of the reason, in lower case with underscores, for labels of metrics.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Dropped::$reason => $name,)+
+                }
+            }
         }
 
         impl fmt::Display for Dropped {
@@ -29,25 +36,25 @@ macro_rules! reasons {
 
 reasons! {
     /// The frame is longer than allowed, or its bytes are not a message.
-    Damaged = "it is damaged";
+    Damaged = "damaged", "it is damaged";
     /// The frame is in a version of the wire that is not spoken with this peer.
-    OtherVersion = "it is in a version that is not spoken here";
+    OtherVersion = "other_version", "it is in a version that is not spoken here";
     /// The frame holds a kind of message that only newer versions know.
-    UnknownKind = "it is a message of a newer version";
+    UnknownKind = "unknown_kind", "it is a message of a newer version";
     /// The frame names no conversation that is known here. It may be of a conversation that was
     /// forgotten, or of an earlier incarnation of either worker.
-    UnknownConversation = "it belongs to no conversation that is known";
+    UnknownConversation = "unknown_conversation", "it belongs to no conversation that is known";
     /// The frame came on another connection than the earlier frames of the same sender.
-    WrongOrigin = "it came on another connection than its author's";
+    WrongOrigin = "wrong_origin", "it came on another connection than its author's";
     /// The hello contradicts itself, or names a worker that speaks on another connection.
-    BadHello = "the hello contradicts itself, or is not from the worker that it names";
+    BadHello = "bad_hello", "the hello contradicts itself, or is not from the worker that it names";
     /// The sender is new, and the table of peers is full.
-    NoRoom = "there is no room for another peer";
+    NoRoom = "no_room", "there is no room for another peer";
     /// The message is about an attempt that is over, or whose number is far from all other attempts
     /// of the sender.
-    NoSuchAttempt = "its attempt is over, or far from all others";
+    NoSuchAttempt = "no_such_attempt", "its attempt is over, or far from all others";
     /// The message's list of attempts does not rise.
-    Disordered = "its list of attempts is in no order";
+    Disordered = "disordered", "its list of attempts is in no order";
 }
 
 /// How many frames were ignored since the start, by reason.

@@ -49,6 +49,12 @@ pub enum KvWhat {
     },
     /// The bootstrap server did not answer, or knows no such ranks.
     NotAnswered(BootstrapError),
+    /// A session that receives knows the ranks from which its pages come: by an answer of the bootstrap
+    /// server, or at once by an answer that was kept. The lookup of the session is over.
+    SourcesKnown {
+        /// How many ranks send pages, or a release, to this worker.
+        sources: usize,
+    },
     /// The registration, or the acquire message, of a receiver has met the session that sends.
     ReceiverCame,
     /// The scheduler has given the pages of a chunk to a session that sends.
@@ -192,13 +198,24 @@ pub enum Half {
     Receiver,
 }
 
+impl Half {
+    /// The name of the half in lower case, for labels of metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Half::Sender => "sender",
+            Half::Receiver => "receiver",
+        }
+    }
+}
+
 impl What for KvWhat {
     fn phase(&self) -> Option<Phase> {
         match self {
             KvWhat::Opened { .. }
             | KvWhat::Asked { .. }
             | KvWhat::Answered { .. }
-            | KvWhat::NotAnswered(_) => Some(Phase::Bootstrap),
+            | KvWhat::NotAnswered(_)
+            | KvWhat::SourcesKnown { .. } => Some(Phase::Bootstrap),
             KvWhat::PeerMet { .. }
             | KvWhat::PeerAnswers
             | KvWhat::PeerRefuses(_)
@@ -245,6 +262,7 @@ impl KvWhat {
             KvWhat::Asked { .. } => "asked",
             KvWhat::Answered { .. } => "answered",
             KvWhat::NotAnswered(_) => "not_answered",
+            KvWhat::SourcesKnown { .. } => "sources_known",
             KvWhat::ReceiverCame => "receiver_came",
             KvWhat::ChunkGiven { .. } => "chunk_given",
             KvWhat::PagesGiven { .. } => "pages_given",
@@ -314,6 +332,7 @@ impl fmt::Display for KvWhat {
                 write!(f, "the bootstrap server names {ranks} ranks to {sessions} sessions")
             }
             KvWhat::NotAnswered(error) => write!(f, "the bootstrap server does not answer: {error}"),
+            KvWhat::SourcesKnown { sources } => write!(f, "knows the {sources} ranks that have its pages"),
             KvWhat::ReceiverCame => f.write_str("meets its receiver"),
             KvWhat::ChunkGiven { chunk, pages } => write!(f, "is given {pages} pages as chunk {chunk}"),
             KvWhat::PagesGiven { pages } => write!(f, "is given {pages} pages"),

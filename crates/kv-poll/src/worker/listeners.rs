@@ -41,6 +41,22 @@ impl<W> Listener<W> {
     }
 }
 
+impl<W: 'static> Listener<W> {
+    /// A listener that tells each event to this listener and then to `other`: for settings that take one
+    /// listener. A panic of either ends both.
+    pub fn and(self, other: Listener<W>) -> Listener<W> {
+        Listener::new(move |worker, event| {
+            self.tell(worker, event);
+            other.tell(worker, event);
+        })
+    }
+
+    /// Tells the listener an event, as the worker does: for listeners that pass events on, and for recorded events.
+    pub fn tell(&self, worker: &WorkerId, event: &Event<W>) {
+        (self.0)(worker, event);
+    }
+}
+
 impl<W: What> Listener<W> {
     /// A listener that writes each event as one line, `engine/rank: event`, to standard error. Lines that
     /// cannot be written are lost.

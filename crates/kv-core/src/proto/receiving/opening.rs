@@ -82,6 +82,7 @@ impl Receiving {
         if !receiver.standing.is_going() {
             return;
         }
+        cx.fx.tell(session, || KvWhat::SourcesKnown { sources: peers.len() });
         for &peer in each(peers) {
             receiver.sources.push(Source::new(peer, cx.fx.now()));
         }

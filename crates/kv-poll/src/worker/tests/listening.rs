@@ -122,6 +122,18 @@ fn every_listener_that_was_added_is_told_each_event() {
 }
 
 #[test]
+fn a_listener_made_of_two_tells_both_each_event() {
+    let told: Arc<Mutex<Vec<(char, u64)>>> = Arc::default();
+    let noting = |name| {
+        let told = Arc::clone(&told);
+        Listener::new(move |_, event: &Event<Greeted>| told.lock().unwrap().push((name, event.what.0)))
+    };
+    let both = noting('a').and(noting('b'));
+    greet(Setup::new(args().worker().clone()).with(|setup| setup.listeners = vec![both]));
+    assert_eq!(*told.lock().unwrap(), [('a', 7), ('b', 7), ('a', 8), ('b', 8)]);
+}
+
+#[test]
 fn a_listener_that_panics_is_told_nothing_more_and_its_worker_goes_on() {
     let told: Arc<AtomicUsize> = Arc::default();
     let count = Arc::clone(&told);
