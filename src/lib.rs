@@ -17,6 +17,7 @@
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
 //! | encoder cache | `encoder_cache` (kv-ec; feature `encoder-cache`) | embeddings by content hash: region, worker, connector |
 //! | dialects | `interop` (kv-interop; feature `interop`) | workers that speak vLLM's or SGLang's protocol to unmodified engines |
+//! | observation | `observe` (kv-observe; feature `observe`) | requests as spans of `tracing` and numbers of `metrics` |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
 //!
 //! # What is stable
@@ -264,6 +265,8 @@ pub use kv_interop as interop;
 pub use kv_local as local;
 #[cfg(feature = "nixl")]
 pub use kv_nixl as nixl;
+#[cfg(feature = "observe")]
+pub use kv_observe as observe;
 pub use kv_ways as ways;
 
 pub mod unstable;

@@ -7,7 +7,7 @@ use kv_transfer::allocator::{FreeList, PageAllocator, RunAllocator};
 use kv_transfer::bootstrap::ClientConfig;
 use kv_transfer::prelude::*;
 use kv_transfer::queue::AuxRows;
-use kv_transfer::{AuxIndex, Limits, Manager, Parallel, Spoken, Timing};
+use kv_transfer::{AuxIndex, Limits, Listener, Manager, Parallel, Spoken, Timing};
 use kv_transfer::{Gauges, Layout, Publication, Receiver, Sender, StopReport};
 
 use super::memory::{Memory, Shape, page_content, row_content};
@@ -39,6 +39,8 @@ pub struct Setup {
     pub lease: Duration,
     /// True for a few long runs of pages, instead of single pages in random order.
     pub runs: bool,
+    /// Who is told each event of the worker.
+    pub listener: Option<Listener>,
 }
 
 impl Setup {
@@ -64,6 +66,7 @@ impl Setup {
             max_sessions: 4096,
             lease: Duration::from_secs(30),
             runs: false,
+            listener: None,
         }
     }
 
@@ -106,6 +109,7 @@ impl Setup {
             config.versions = self.versions;
             config.command_queue = self.command_queue;
             config.max_sessions = self.max_sessions;
+            config.listener = self.listener;
         });
         let worker = memory.store.start(config, client);
         let manager = worker.manager();
