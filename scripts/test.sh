@@ -7,7 +7,8 @@
 # Needs: a Rust toolchain (https://rustup.rs), a C compiler and linker (gcc), and 2.5 GB of disk. Cargo fetches
 # everything else, in the versions that Cargo.lock pins. The embedded transport has no native dependency. For the
 # NIXL transport, scripts/setup-nixl.sh downloads NIXL into target/nixl. Where that is not possible (no g++, no pip),
-# the tests of the NIXL transport are left out, and the last line of the output says so.
+# the tests of the NIXL transport are left out, and the last line of the output says so. The same holds for the browser
+# that looks at the page of a timeline, which scripts/setup-chromium.sh downloads into target/chromium.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -43,6 +44,14 @@ else
     without="; the NIXL transport was not tested, for the reason that scripts/setup-nixl.sh gave above"
     printf 'NOT TESTED: the NIXL transport, for the reason that scripts/setup-nixl.sh gives above\n' >&2
     what=(--workspace --exclude kv-nixl --features kv-examples/checkpoint)
+fi
+
+step "setting up a browser"
+if KV_CHROMIUM=$(scripts/setup-chromium.sh); then
+    export KV_CHROMIUM KV_CHROMIUM_REQUIRED=1
+else
+    unset KV_CHROMIUM
+    without+="; the page of a timeline was not looked at in a browser, for the reason that scripts/setup-chromium.sh gave above"
 fi
 
 step "fetching the packages of Cargo.lock"

@@ -99,11 +99,13 @@ fn message(body: &Body) -> Message {
             Message::Granted { pages: granted.pages.len(), lease: millis(granted.lease_ms) }
         }
         Body::Heartbeat(heartbeat) => Message::Heartbeat {
+            number: heartbeat.number,
             leases: count(&heartbeat.leases),
             asked: count(&heartbeat.asked),
             writes: heartbeat.writes,
         },
         Body::HeartbeatAck(ack) => Message::HeartbeatAnswered {
+            number: ack.number,
             leases: count(&ack.leases),
             lease: millis(ack.lease_ms),
             permission: millis(ack.permit_ms),

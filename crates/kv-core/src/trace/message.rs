@@ -68,6 +68,8 @@ pub enum Message {
     },
     /// A heartbeat, which asks for an answer.
     Heartbeat {
+        /// The number of the heartbeat, which its answer repeats.
+        number: u64,
         /// How many leases the reader asks to extend.
         leases: u64,
         /// How many quiet attempts the speaker asks about.
@@ -77,6 +79,8 @@ pub enum Message {
     },
     /// The answer to a heartbeat.
     HeartbeatAnswered {
+        /// The number of the heartbeat that is answered.
+        number: u64,
         /// How many leases are extended.
         leases: u64,
         /// How long the shortest of these leases lasts, counted from the moment at which the reader
@@ -174,7 +178,7 @@ impl fmt::Display for Message {
             Message::Abort(cause) => write!(f, "that the receiver has failed: {cause}"),
             Message::AbortAcknowledged => f.write_str("that the abort is done and nothing is in flight"),
             Message::Granted { pages, lease } => write!(f, "that {pages} pages are leased for {lease:?}"),
-            Message::Heartbeat { leases, asked, writes } => {
+            Message::Heartbeat { number: _, leases, asked, writes } => {
                 f.write_str("that a sign of life is wanted")?;
                 if *leases > 0 {
                     write!(f, ", and {leases} leases to be extended")?;
@@ -187,7 +191,7 @@ impl fmt::Display for Message {
                 }
                 Ok(())
             }
-            Message::HeartbeatAnswered { leases, lease, permission } => {
+            Message::HeartbeatAnswered { number: _, leases, lease, permission } => {
                 f.write_str("a sign of life")?;
                 if *leases > 0 {
                     write!(f, ", and that {leases} leases are extended to {lease:?}")?;

@@ -154,7 +154,7 @@ fn the_trace_reports_messages_with_session_and_numbers() {
     let unpermitted = crate::solo::with(register(1, ROOM, &[0]), |to| (to.ask, to.permit_ms) = (0, 0));
     solo.says(1, Body::Register(unpermitted.clone()));
     solo.says(1, Body::Register(unpermitted));
-    let (number, low_watermark) = (0, Attempt(0));
+    let (number, low_watermark) = (6, Attempt(0));
     solo.says(
         1,
         Body::HeartbeatAck(HeartbeatAck {
@@ -174,9 +174,9 @@ fn the_trace_reports_messages_with_session_and_numbers() {
         })
         .collect();
     let register = || Message::Register { room: ROOM, pages: 1, permission: None };
-    let asks = Message::Heartbeat { leases: 0, asked: 0, writes: true };
+    let asks = Message::Heartbeat { number: 1, leases: 0, asked: 0, writes: true };
     let millis = Duration::from_millis;
-    let answer = Message::HeartbeatAnswered { leases: 2, lease: millis(3), permission: millis(5) };
+    let answer = Message::HeartbeatAnswered { number, leases: 2, lease: millis(3), permission: millis(5) };
     assert_eq!(
         told,
         [
