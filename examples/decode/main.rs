@@ -90,6 +90,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
         cache,
         parallelism,
         hand_over,
+        record: false,
         watch_pages: false,
         chunk_tokens: 0,
         layer_wise: false,

@@ -291,6 +291,7 @@ impl Options {
                 kept_seconds: None,
                 timing: self.timing,
             },
+            record: false,
             watch_pages: false,
             chunk_tokens: self.prefill.chunk_tokens,
             layer_wise: self.prefill.layer_wise,

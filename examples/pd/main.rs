@@ -9,6 +9,7 @@
 //! cargo run --release --example pd -- --prefill-tp 4 --prefill-pp 2 --decode-tp 2
 //! cargo run --release --example pd -- --page-size 32 --decode-page-size 8 --decode-layout page-major
 //! cargo run --release --example pd -- --mode pull --turns 2
+//! cargo run --release --example pd -- --kill prefill --timeline target/pd.html
 //! ```
 //!
 //! This process is the router. It starts a bootstrap server and the ranks (each is this program once more), gives
@@ -16,6 +17,7 @@
 //! is the scheduler loop of each side, in `examples/shared`.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -35,8 +37,9 @@ use kv_examples::process;
 use kv_examples::progress::Progress;
 use kv_examples::rank::RankSpec;
 use kv_examples::rank_kv;
+use kv_examples::recording::{self, Form};
 use kv_examples::report::Report;
-use kv_examples::router::{Harm, Plan, PlannedHarm, Router, Side};
+use kv_examples::router::{Harm, Plan, PlannedHarm, Router, Run, Side};
 use kv_examples::transport;
 use kv_examples::verdict;
 
@@ -124,6 +127,11 @@ struct Options {
     #[arg(long, value_name = "MILLIS", requires = "stop", value_parser = clap::value_parser!(u64).range(..=600_000))]
     resume: Option<u64>,
 
+    /// Write a timeline of what every request did: a page for a browser (FILE.html), or a trace for ui.perfetto.dev
+    /// (FILE.json).
+    #[arg(long, value_name = "FILE", value_parser = parse_timeline)]
+    timeline: Option<PathBuf>,
+
     /// For the router's own use: makes this process one of the ranks.
     #[arg(long, hide = true, value_parser = parse_spec)]
     rank: Option<RankSpec>,
@@ -131,6 +139,11 @@ struct Options {
 
 fn parse_spec(text: &str) -> Result<RankSpec, serde_json::Error> {
     serde_json::from_str(text)
+}
+
+fn parse_timeline(path: &str) -> Result<PathBuf, &'static str> {
+    let path = PathBuf::from(path);
+    Form::of(&path).map(|_| path).ok_or("the name must end with .html or .json")
 }
 
 fn main() -> ExitCode {
@@ -191,6 +204,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
                 peer_page_size: options.page_tokens_of(side.other()),
                 hand_over: options.hand_over.clone(),
                 watch_pages: harm.is_some(),
+                record: options.timeline.is_some(),
                 chunk_tokens: options.prefill.chunk_tokens,
                 layer_wise: options.prefill.layer_wise,
                 dialect: DialectOptions::default(),
@@ -206,12 +220,24 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     let plan = Plan { harm, ..options.workload.plan(&options.hand_over, bootstrap) };
     let (run, monolithic) = verdict::compare(router, &model, &chats, &plan, &progress)?;
     server.stop();
+    if let Some(path) = &options.timeline {
+        write_timeline(path, &run)?;
+    }
     let report = Report::new(&run, &monolithic, harm.is_some());
     print!("{}", report.text(json)?);
     if !json && let Some(answer) = options.model.first_answer(&run)? {
         println!("the answer to request 0: {answer:?}");
     }
     Ok(if report.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes the timeline of a run, in the form that the name of the file asks for.
+fn write_timeline(path: &Path, run: &Run) -> Result<(), ExampleError> {
+    let Some(form) = Form::of(path) else { return Ok(()) };
+    let written = form.write(&recording::timeline(run)?)?;
+    std::fs::write(path, written).map_err(ExampleError::io("write the timeline"))?;
+    eprintln!("the timeline of all requests is in {}", path.display());
+    Ok(())
 }
 
 impl Options {

@@ -8,10 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kv_examples::cli::{Pace, TransportKind};
-use kv_examples::heartbeats::Heartbeats;
 use kv_examples::process::end_with_parent;
 use kv_examples::transport;
-use kv_examples::wire::WireLog;
 use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
 use kv_transfer::{EngineGroup, KvArgs, Worker, WorkerConfig, WorkerRole};
 use rustix::time::{ClockId, clock_gettime};
@@ -171,8 +169,7 @@ pub fn run(spec: Spec) -> Outcome<()> {
         let args = cache.describe(rank, KvArgs::builder(&spec.name, rank as u32)).build()?;
         let config = WorkerConfig::new(args, role).with(|config| config.bootstrap = bootstrap.clone());
         let client = HttpBootstrapClient::new(ClientConfig::default())?;
-        let notes = (&WireLog::default(), &Heartbeats::default());
-        workers.push(transport::start(memory, config, notes, client, Pace::Normal)?);
+        workers.push(transport::start(memory, config, None, client, Pace::Normal)?);
     }
     let life = workers.first().map(Worker::incarnation).ok_or("an engine has a rank")?;
     let ranks = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;

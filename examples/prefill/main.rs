@@ -106,6 +106,7 @@ fn run(options: Options) -> Result<(), ExampleError> {
         parallelism,
         peer_page_size,
         hand_over,
+        record: false,
         watch_pages,
         chunk_tokens,
         layer_wise,

@@ -92,6 +92,11 @@ pub enum Event {
     Prefilled(Prefilled),
     /// A decode rank's half of a request ended.
     Decoded(Decoded),
+    /// Before [`Event::Finished`], if the router asked for records: what one worker of the rank has recorded.
+    Recorded {
+        /// A [`kv_timeline::Record`] as JSON.
+        record: String,
+    },
     /// After [`Command::Finish`]: every session has ended, or was waited for in vain.
     Finished(Accounting),
 }
@@ -112,7 +117,7 @@ impl Event {
             Event::Chunk { room, .. } | Event::Answer { room, .. } | Event::Reading { room } => Some(*room),
             Event::Prefilled(prefilled) => Some(prefilled.room),
             Event::Decoded(decoded) => Some(decoded.room),
-            Event::Ready { .. } | Event::Finished(_) => None,
+            Event::Ready { .. } | Event::Recorded { .. } | Event::Finished(_) => None,
         }
     }
 }

@@ -25,6 +25,7 @@ use super::model::{Model, Sample, Segment};
 use super::paged::{self, PagedKv};
 use super::phases::{Timelines, WatchedManager};
 use super::rank::{IDLE, RETRY, RankSpec, SetUp, close};
+use super::recording::Recording;
 use super::wire::{Wire, WireLog};
 
 /// Most requests decoded side by side.
@@ -99,6 +100,7 @@ pub struct DecodeRank {
     peer_page_size: u32,
     workers: Vec<Worker>,
     manager: EngineGroup,
+    recording: Recording,
     /// Requests for which the worker had no room yet.
     arrived: VecDeque<Continuation>,
     queues: DecodeQueues<Continuation, WatchedManager<EngineGroup>>,
@@ -116,7 +118,7 @@ pub struct DecodeRank {
 impl DecodeRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<DecodeRank, ExampleError> {
-        let SetUp { model, kv, workers, manager, presence, log, ready, .. } = SetUp::new(spec)?;
+        let SetUp { model, kv, workers, manager, presence, log, recording, ready, .. } = SetUp::new(spec)?;
         let timelines = Timelines::default();
         let watched = WatchedManager::new(manager.clone(), timelines.clone());
         let mut config = DecodeConfig::for_args(manager.args());
@@ -141,6 +143,7 @@ impl DecodeRank {
             kv,
             workers,
             manager,
+            recording,
         })
     }
 
@@ -184,6 +187,9 @@ impl DecodeRank {
                 link.send(&event)?;
             }
             if self.finished() {
+                for event in self.recording.events(&self.workers)? {
+                    link.send(&event)?;
+                }
                 return link.send(&Event::Finished(self.accounting()));
             }
             if self.running.is_empty() {

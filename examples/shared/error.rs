@@ -166,6 +166,15 @@ pub enum ExampleError {
     /// A text or number is not a valid id.
     #[error(transparent)]
     Id(#[from] kv_transfer::IdError),
+    /// What a rank has recorded cannot be read.
+    #[error("a record of a worker: {0}")]
+    Record(#[from] kv_timeline::RecordError),
+    /// The timeline cannot be written as JSON.
+    #[error("the timeline: {0}")]
+    Timeline(serde_json::Error),
+    /// The records of the workers cannot be joined.
+    #[error(transparent)]
+    Join(#[from] kv_timeline::JoinError),
     /// A rank has ended, or was never ready.
     #[error("{rank} {how}")]
     Rank {

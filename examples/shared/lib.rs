@@ -5,7 +5,7 @@
 //! 2. [`rank`] sets up a worker, whose protocol is a [`dialect`]; [`paged`] keeps a model's KV in registered pages,
 //!    beside the [`aux`] rows. [`kept`] and [`pull_back`]
 //!    are the way back, from one turn of a chat to the next. [`phases`], [`wire`], [`heartbeats`] and
-//!    [`held`] measure, for the report.
+//!    [`held`] measure, for the report; [`recording`] keeps events, for a picture.
 //! 3. [`router`] decides which rank gets which request; [`process`] is a process that it has started, and
 //!    [`control`] and [`link`] carry its messages to the ranks.
 //! 4. [`model`] is the decoder, and [`monolithic`] the run in one process that everything is compared with.
@@ -36,6 +36,7 @@ pub mod prompts;
 pub mod pull_back;
 pub mod rank;
 pub mod rank_kv;
+pub mod recording;
 pub mod report;
 pub mod router;
 pub mod transport;

@@ -34,6 +34,7 @@ use super::paged::{self, PagedKv};
 use super::prompt::Prompt;
 use super::pull_back::{PullBack, Way};
 use super::rank::{AUX_ROWS, IDLE, RETRY, RankSpec, SetUp, close};
+use super::recording::Recording;
 use super::wire::WireLog;
 
 type Queues = PrefillQueues<Prompt, EngineGroup>;
@@ -47,6 +48,7 @@ pub struct PrefillRank {
     log: WireLog,
     heartbeats: Heartbeats,
     held: Option<HeldPages>,
+    recording: Recording,
     /// Prompts for which the worker had no room yet.
     arrived: VecDeque<Prompt>,
     queues: Queues,
@@ -83,7 +85,8 @@ pub struct PrefillRank {
 impl PrefillRank {
     /// Starts the rank that `spec` describes.
     pub fn start(spec: &RankSpec) -> Result<PrefillRank, ExampleError> {
-        let SetUp { model, kv, workers, manager, presence, log, heartbeats, ready } = SetUp::new(spec)?;
+        let SetUp { model, kv, workers, manager, presence, log, heartbeats, recording, ready } =
+            SetUp::new(spec)?;
         let held = spec.watch_pages.then(|| HeldPages::watch(manager.clone()));
         Ok(PrefillRank {
             arrived: VecDeque::new(),
@@ -116,6 +119,7 @@ impl PrefillRank {
             log,
             heartbeats,
             held,
+            recording,
         })
     }
 
@@ -162,6 +166,9 @@ impl PrefillRank {
             }
             if self.finished() {
                 self.finish_by = None;
+                for event in self.recording.events(&self.workers)? {
+                    link.send(&event)?;
+                }
                 return link.send(&Event::Finished(self.accounting()));
             }
             if self.current.is_none() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_transfer::{EngineGroup, KvArgs, KvManager, Worker};
+use kv_transfer::{EngineGroup, EngineId, KvArgs, KvManager, Worker, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use super::cli::{CacheOptions, HandOver, Pace, Parallelism};
@@ -13,6 +13,7 @@ use super::heartbeats::Heartbeats;
 use super::loading::ModelOptions;
 use super::model::Model;
 use super::paged::PagedKv;
+use super::recording::Recording;
 use super::router::Side;
 use super::wire::WireLog;
 
@@ -56,6 +57,8 @@ pub struct RankSpec {
     pub hand_over: HandOver,
     /// Note when pages come back, to the millisecond.
     pub watch_pages: bool,
+    /// Record what the workers do, and hand the records to the router at the end.
+    pub record: bool,
     /// How many tokens of a prompt a prefill rank computes before it sends their pages.
     pub chunk_tokens: u32,
     /// True if each layer is sent while the next layer is computed.
@@ -92,6 +95,8 @@ pub struct SetUp {
     pub log: WireLog,
     /// When the readers of the engine's pages were last heard of.
     pub heartbeats: Heartbeats,
+    /// The events of the workers.
+    pub recording: Recording,
     /// The event that tells the router that the rank is ready.
     pub ready: Event,
 }
@@ -105,16 +110,19 @@ impl SetUp {
         let kv = PagedKv::new(&model, &spec.cache, spec.parallelism, (spec.number, spec.of), aux)?;
         let first = spec.number * kv.ranks().len() as u32;
         let (log, heartbeats) = (WireLog::default(), Heartbeats::default());
-        let mut workers = Vec::new();
+        let (mut workers, mut recording) = (Vec::new(), Recording::default());
         for (number, rank) in (first..).zip(kv.ranks()) {
             let args = KvArgs::builder(&presence.engine, number).model(&model.fingerprint());
-            workers.push(presence.start(spec, rank, rank.describe(args), (&log, &heartbeats))?);
+            let id = WorkerId { engine: EngineId::new(&presence.engine)?, rank: number };
+            let listener = spec.record.then(|| recording.listener(&id));
+            let notes = (&log, &heartbeats);
+            workers.push(presence.start(spec, rank, rank.describe(args), notes, listener)?);
         }
         let manager = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
         let worker = manager.args().worker().to_string();
         let (page_bytes, reach) = (kv.page_bytes() as u64, presence.reach());
         let ready = Event::Ready { worker, model: model.fingerprint(), page_bytes, reach };
-        Ok(SetUp { model, kv, workers, manager, presence, log, heartbeats, ready })
+        Ok(SetUp { model, kv, workers, manager, presence, log, heartbeats, recording, ready })
     }
 }
 

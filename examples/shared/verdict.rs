@@ -134,6 +134,7 @@ mod tests {
                 parallelism,
                 peer_page_size,
                 hand_over,
+                record: false,
                 watch_pages,
                 chunk_tokens,
                 layer_wise: number == 0,

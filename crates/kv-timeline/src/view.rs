@@ -56,6 +56,9 @@ struct RequestView<'a> {
     unrecorded: Vec<(usize, Micros, Micros)>,
 }
 
+/// A data operation: from, to, bytes, peer, whether written, error.
+type PostView<'a> = (Micros, Option<Micros>, u64, Option<usize>, bool, Option<&'a str>);
+
 #[derive(Serialize)]
 struct LaneView<'a> {
     worker: usize,
@@ -68,8 +71,7 @@ struct LaneView<'a> {
     peers: Vec<usize>,
     /// The phases: name, from, to.
     spans: Vec<(&'static str, Micros, Micros)>,
-    /// From, to, bytes, peer, whether written, error.
-    posts: Vec<(Micros, Option<Micros>, u64, Option<usize>, bool, Option<&'a str>)>,
+    posts: Vec<PostView<'a>>,
     lease: Option<(Micros, Micros)>,
     expired: Option<Micros>,
     repeats: Vec<Micros>,

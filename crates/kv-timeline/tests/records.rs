@@ -1,5 +1,5 @@
 //! Recorders keep to their memory, and records that are read are checked.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod support;
 

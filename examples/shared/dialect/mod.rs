@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::{KvArgsBuilder, TransferMode, Worker, WorkerConfig, WorkerRole};
+use kv_transfer::{KvArgsBuilder, Listener, TransferMode, Worker, WorkerConfig, WorkerRole};
 use serde::{Deserialize, Serialize};
 
 use super::aux::AuxForm;
@@ -124,13 +124,14 @@ impl Presence {
         (self.dialect == Dialect::Vllm).then_some(now + lease.as_secs_f64())
     }
 
-    /// Starts the worker of one rank of the engine.
+    /// Starts the worker of one rank of the engine. Workers of other dialects have no listener.
     pub fn start(
         &self,
         spec: &RankSpec,
         rank: &RankKv,
         args: KvArgsBuilder,
         notes: (&WireLog, &Heartbeats),
+        listener: Option<Listener>,
     ) -> Result<Worker, ExampleError> {
         let pace = spec.hand_over.timing;
         let args = args.transfer_mode(TransferMode::from(spec.hand_over.mode)).build()?;
@@ -149,6 +150,7 @@ impl Presence {
                 let config = WorkerConfig::new(args, role).with(|config| {
                     config.bootstrap = Some(spec.bootstrap.clone());
                     config.timing = pace.timing();
+                    config.listener = listener;
                 });
                 transport::start(rank.memory(), config, notes, client, pace)
             }

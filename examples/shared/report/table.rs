@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Outcome, Report, RequestReport};
 use crate::control::History;
-use crate::router::{Harm, Harmed, Moment};
+use crate::router::Harm;
 
 /// Up to this many requests get a row each.
 const ALL_ROWS: usize = 40;
@@ -31,24 +31,8 @@ impl Report {
             text,
             "times in ms; transfer includes the computation of the prompt, wire is only the copying, and GB/s is bytes over wire"
         );
-        if let Some(Harmed { harm, rank, request, moment }) = &self.harm {
-            let what = if *harm == Harm::Kill { "killed" } else { "stopped" };
-            let _ = match moment {
-                Moment::Sending { sent, of } => writeln!(
-                    text,
-                    "{what} {rank} when {sent} of {of} pages of request {request} had been sent"
-                ),
-                Moment::At { millis, open } => {
-                    writeln!(text, "{what} {rank} after {millis} ms, when {open} requests had not ended")
-                }
-                Moment::Reading => {
-                    writeln!(text, "{what} {rank} when the pages of request {request} began to be read")
-                }
-                Moment::Waiting { requests } => writeln!(
-                    text,
-                    "{what} {rank} when {requests} requests waited for room there, with their pages kept under leases"
-                ),
-            };
+        if let Some(harmed) = &self.harm {
+            let _ = writeln!(text, "{harmed}");
         }
         if let Some(lease) = &self.lease {
             let _ = writeln!(

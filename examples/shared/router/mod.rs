@@ -61,6 +61,8 @@ pub struct Router {
     /// The number of the request in each room.
     rooms: BTreeMap<u64, usize>,
     harm: Option<Harmed>,
+    /// What the workers have recorded, as JSON.
+    records: Vec<String>,
     /// What the router has planned, and for when.
     due: Vec<(Instant, Due)>,
 }
@@ -91,6 +93,7 @@ impl Router {
             routed: Vec::new(),
             rooms: BTreeMap::new(),
             harm: None,
+            records: Vec::new(),
             due: Vec::new(),
         }
     }
@@ -152,8 +155,8 @@ impl Router {
         }
         let wall = started.elapsed();
         self.finish(plan)?;
-        let Router { ranks, routed: requests, harm, page_bytes, .. } = self;
-        Ok(Run { requests, ranks, harm, wall, page_bytes, lease: plan.lease })
+        let Router { ranks, routed: requests, harm, records, page_bytes, .. } = self;
+        Ok(Run { requests, ranks, harm, records, wall, page_bytes, lease: plan.lease })
     }
 
     /// Sends the next turn of a chat, if it has one and the last turn was answered.
@@ -375,7 +378,8 @@ impl Router {
                     progress.decoded.inc(1);
                     self.decoded(request, decoded, chats, plan)?;
                 }
-                Event::Chunk { .. } | Event::Reading { .. } | Event::Ready { .. } | Event::Finished(_) => {}
+                // The others come at other times, or need nothing done.
+                _ => {}
             }
             match self.harm.is_some() && !harmed {
                 true => self.route_again(0..self.routed.len(), plan)?,
@@ -416,6 +420,7 @@ impl Router {
                 Ok((index, Some(Event::Finished(accounting)))) => {
                     self.ranks[index].accounting = Some(accounting)
                 }
+                Ok((_, Some(Event::Recorded { record }))) => self.records.push(record),
                 Ok((index, None)) => self.ranks[index].set_silent(),
                 Ok(_) => {}
                 Err(_) => break,

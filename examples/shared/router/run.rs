@@ -1,5 +1,6 @@
 //! The plan of a router, and the result.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -51,6 +52,8 @@ pub struct Run {
     pub ranks: Vec<Rank>,
     /// The harm, if some was done.
     pub harm: Option<Harmed>,
+    /// What the workers have recorded, each as JSON, if that was asked for.
+    pub records: Vec<String>,
     /// From the first request until the last had ended.
     pub wall: Duration,
     /// Bytes of a page, over all regions.
@@ -70,6 +73,28 @@ pub struct Harmed {
     pub request: usize,
     /// How far the transfer was.
     pub moment: Moment,
+}
+
+impl fmt::Display for Harmed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Harmed { harm, rank, request, moment } = self;
+        let what = if *harm == Harm::Kill { "killed" } else { "stopped" };
+        match moment {
+            Moment::Sending { sent, of } => {
+                write!(f, "{what} {rank} when {sent} of {of} pages of request {request} had been sent")
+            }
+            Moment::At { millis, open } => {
+                write!(f, "{what} {rank} after {millis} ms, when {open} requests had not ended")
+            }
+            Moment::Reading => {
+                write!(f, "{what} {rank} when the pages of request {request} began to be read")
+            }
+            Moment::Waiting { requests } => write!(
+                f,
+                "{what} {rank} when {requests} requests waited for room there, with their pages kept under leases"
+            ),
+        }
+    }
 }
 
 /// How far a request was when a rank was harmed.
