@@ -44,6 +44,14 @@ pub trait BootstrapClient: Send {
     /// alive until `withdraw`. A server that cannot be reached yet is tried again.
     fn publish(&mut self, now: Time, addr: &str, record: RankRecord);
 
+    /// Tells every server that this worker awaits no further peers. A replica is no longer found once all of
+    /// its ranks have left, and its registrations are kept alive until `withdraw`, so that its other ranks
+    /// are found as long as one of them awaits peers. A client that cannot leave does nothing: its worker is
+    /// found until `withdraw`, and refuses what is asked for.
+    fn leave(&mut self, now: Time) {
+        let _ = now;
+    }
+
     /// Ends all registrations made by `publish`, at every server that can be reached.
     fn withdraw(&mut self, now: Time);
 

@@ -98,6 +98,10 @@ pub enum Command {
         /// A session of this worker.
         session: SessionId,
     },
+    /// The worker drains. The machine opens no session afterwards: such a session fails with
+    /// [`Cause::Draining`](crate::Cause::Draining). Open sessions end as they would have; peers that ask for
+    /// a room in which no sender is open are refused at once, and so are those that wait for such a sender.
+    Drain,
     /// Ends all sessions and tells the peers. The machine opens no session afterwards.
     Shutdown,
 }
@@ -171,6 +175,10 @@ impl SessionCommand for Command {
         Command::Shutdown
     }
 
+    fn drain() -> Option<Command> {
+        Some(Command::Drain)
+    }
+
     fn address(&mut self, to: SessionId) -> bool {
         match self {
             Command::InitSender { session, .. }
@@ -184,7 +192,10 @@ impl SessionCommand for Command {
                 *session = to;
                 true
             }
-            Command::OpenSender { .. } | Command::OpenReceiver { .. } | Command::Shutdown => false,
+            Command::OpenSender { .. }
+            | Command::OpenReceiver { .. }
+            | Command::Drain
+            | Command::Shutdown => false,
         }
     }
 

@@ -76,6 +76,18 @@ pub trait Machine: Send {
         Vec::new()
     }
 
+    /// True while a session is open whose peers have not all come, so that a peer may still look for this
+    /// worker at the bootstrap server. A worker that drains leaves the server as soon as this is false.
+    fn awaits_peers(&self) -> bool {
+        false
+    }
+
+    /// True while a peer that answers has yet to hear, or to acknowledge, how a session has ended that is
+    /// over here. A worker that drains is not empty as long as this is true.
+    fn owes_answers(&self) -> bool {
+        false
+    }
+
     /// With `true`, the machine keeps events for [`poll_trace`](Machine::poll_trace) from now on;
     /// with `false`, it stops. A machine begins without a listener. An event then costs one branch
     /// and no memory.
@@ -127,6 +139,14 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
         (**self).quarantine()
     }
 
+    fn awaits_peers(&self) -> bool {
+        (**self).awaits_peers()
+    }
+
+    fn owes_answers(&self) -> bool {
+        (**self).owes_answers()
+    }
+
     fn listen(&mut self, on: bool) {
         (**self).listen(on);
     }
@@ -150,6 +170,13 @@ pub trait SessionCommand: fmt::Debug + Send + Sized + 'static {
 
     /// The command that ends all sessions and tells the peers. The machine opens no session afterwards.
     fn shutdown() -> Self;
+
+    /// The command after which the machine opens no session, lets the open ones end as they would have, and
+    /// refuses requests of peers for which no session is open. `None` for a service whose peers ask for
+    /// nothing but open sessions: the worker itself opens no session while it drains.
+    fn drain() -> Option<Self> {
+        None
+    }
 
     /// Addresses the command to this session, in place of the session that was named before. False
     /// if the command is not for an open session, because it opens one or is for all of them.

@@ -123,6 +123,16 @@ planted! {
     NamelessFailure: ends_once_in_time in SEEDS;
     /// Sessions leave out a state on their way.
     SkippedState: ends_once_in_time in SEEDS;
+    /// Machines are not told that their host drains.
+    DrainUnheard: drains_lose_nothing in SEEDS;
+    /// A drain aborts the sessions that are open.
+    DrainAborts: drains_lose_nothing in SEEDS;
+    /// A host that drains leaves its bootstrap server while open sessions await their peers.
+    LeavesAwaited: drains_lose_nothing in SEEDS;
+    /// The bootstrap server goes on naming hosts that have left.
+    NamedAfterLeaving: drains_lose_nothing in SEEDS;
+    /// A host is called empty while peers have not heard that their sessions were served.
+    StopsInDebt: drains_lose_nothing in SEEDS;
     /// Machines do not hear that their timers ring.
     DeafToTime: ends_once_in_time in SEEDS;
     /// Some pages never come back.

@@ -23,6 +23,9 @@ pub enum Cause {
     /// The local worker is stopping.
     #[error("the local worker is stopping")]
     WorkerStopped,
+    /// The local worker drains, and the session was opened after it had begun to drain.
+    #[error("the local worker drains, and takes no new requests")]
+    Draining,
     /// The session did not finish before its deadline.
     #[error("not finished within {after:?}{}", last_obstacle(.last))]
     DeadlineExceeded {

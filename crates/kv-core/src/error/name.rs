@@ -11,6 +11,7 @@ impl Cause {
             Cause::ByPeer(cause) => cause.name(),
             Cause::Aborted => "aborted",
             Cause::WorkerStopped => "worker_stopped",
+            Cause::Draining => "draining",
             Cause::DeadlineExceeded { .. } => "deadline_exceeded",
             Cause::Bootstrap(..) => "bootstrap",
             Cause::Connect(..) => "connect",

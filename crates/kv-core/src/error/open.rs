@@ -21,6 +21,10 @@ pub enum OpenError {
     /// The command queue is full. Retry after the next poll.
     #[error("the command queue is full; retry after the next poll")]
     Backpressure,
+    /// The worker drains: it opens no session, and serves those that are open. Route the request to another
+    /// worker.
+    #[error("the worker drains, and takes no new requests")]
+    Draining,
     /// The worker has stopped.
     #[error("the worker has stopped")]
     WorkerStopped,

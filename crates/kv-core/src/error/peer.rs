@@ -16,8 +16,9 @@ pub enum PeerCause {
     /// The peer's scheduler aborted the request, or dropped the session's handle.
     #[error("its scheduler aborted the request")]
     Aborted,
-    /// The peer's worker is stopping.
-    #[error("its worker is stopping")]
+    /// The peer's worker takes no new requests: it drains, or it is stopping. The request may be served by
+    /// another worker.
+    #[error("its worker drains or is stopping")]
     WorkerStopped,
     /// The deadline of the peer's session passed.
     #[error("its deadline passed")]

@@ -54,7 +54,7 @@ impl Cause {
         use Recovery::{Fail, Recompute};
         match self {
             Cause::Aborted => (Told::Aborted, NOTHING, Fail),
-            Cause::WorkerStopped => (Told::WorkerStopped, ELSEWHERE, Recompute),
+            Cause::WorkerStopped | Cause::Draining => (Told::WorkerStopped, ELSEWHERE, Recompute),
             Cause::DeadlineExceeded { last, .. } => {
                 (Told::DeadlineExceeded, last.as_ref().map_or(SLOW, of_obstacle), Recompute)
             }

@@ -18,8 +18,7 @@ use crate::transport::{Descriptor, Post};
 #[cfg_attr(feature = "model", derive(Clone))]
 pub(super) struct Context {
     pub(super) config: NodeConfig,
-    /// True once the worker takes no new sessions.
-    pub(super) stopping: bool,
+    pub(super) admits: Admits,
     pub(super) fx: Effects,
     pub(super) peers: Peers,
     pub(super) lookups: Directory,
@@ -27,14 +26,29 @@ pub(super) struct Context {
     pub(super) posts: Posting,
 }
 
+/// What the worker still takes on, of its scheduler and of its peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admits {
+    /// New sessions, and requests of peers that may wait for a session.
+    All,
+    /// Requests of peers for sessions that are open: the worker drains.
+    OpenRooms,
+    /// Nothing: the worker is stopping.
+    Nothing,
+}
+
 impl Context {
+    pub(super) fn is_stopping(&self) -> bool {
+        self.admits == Admits::Nothing
+    }
+
     /// A context in which every part is empty.
     pub(super) fn new(mut config: NodeConfig) -> Context {
         config.timing = config.timing.sane();
         // Two incarnations of a worker draw different conversation ids, even with the same seed.
         let seed = config.seed ^ config.incarnation.get().rotate_left(32);
         Context {
-            stopping: false,
+            admits: Admits::All,
             fx: Effects::new(seed, config.timing.retry_max),
             peers: Peers::default(),
             lookups: Directory::default(),

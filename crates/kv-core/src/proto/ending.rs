@@ -22,7 +22,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::context::Context;
+use super::context::{Admits, Context};
 use super::effects::Effects;
 use super::timer::Timer;
 use crate::command::Resource;
@@ -190,14 +190,19 @@ pub(super) trait Role {
 
 /// The only way in which sessions end.
 pub(super) trait Ending: Role {
-    /// Opens a session. False if the session has failed at once, because the worker is stopping.
+    /// Opens a session. False if the session has failed at once, because the worker drains or is stopping.
     fn open(&mut self, cx: &mut Context, session: SessionId, own: Self::Session) -> bool {
         let deadline = own.standing().deadline();
         cx.fx.tell(session, || KvWhat::Opened { room: own.room().clone(), half: Self::HALF });
         self.sessions_mut().0.insert(session, own);
         cx.fx.status(session, KvPoll::Bootstrapping, None);
-        if cx.stopping {
-            self.fail(cx, session, Cause::WorkerStopped);
+        let refusal = match cx.admits {
+            Admits::All => None,
+            Admits::OpenRooms => Some(Cause::Draining),
+            Admits::Nothing => Some(Cause::WorkerStopped),
+        };
+        if let Some(cause) = refusal {
+            self.fail(cx, session, cause);
             return false;
         }
         cx.fx.arm(Timer::Deadline(session), cx.fx.now() + deadline);

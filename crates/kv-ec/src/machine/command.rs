@@ -101,6 +101,8 @@ pub enum Command {
         /// A session of this worker.
         session: SessionId,
     },
+    /// The worker drains: sessions that are opened afterwards fail, and requests of peers are refused.
+    Drain,
     /// Ends all sessions and tells the peers.
     Shutdown,
 }
@@ -196,6 +198,10 @@ impl SessionCommand for Command {
         Command::Shutdown
     }
 
+    fn drain() -> Option<Command> {
+        Some(Command::Drain)
+    }
+
     fn abort(session: SessionId) -> Command {
         Command::Abort { session }
     }
@@ -205,7 +211,9 @@ impl SessionCommand for Command {
             Command::Commit { session, .. } => session,
             Command::CommitFailed { session, .. } => session,
             Command::Abort { session } => session,
-            Command::Fetch { .. } | Command::Save { .. } | Command::Shutdown => return false,
+            Command::Fetch { .. } | Command::Save { .. } | Command::Drain | Command::Shutdown => {
+                return false;
+            }
         };
         *addressee = to;
         true
@@ -223,7 +231,7 @@ impl SessionCommand for Command {
             Command::Commit { reservation, .. } | Command::CommitFailed { reservation, .. } => {
                 Some(Resource::Reservation(Some(reservation)))
             }
-            Command::Save { .. } | Command::Abort { .. } | Command::Shutdown => None,
+            Command::Save { .. } | Command::Abort { .. } | Command::Drain | Command::Shutdown => None,
         }
     }
 

@@ -53,6 +53,9 @@ pub enum EcError {
     /// The caller ended the session, or dropped the session's handle.
     #[error("the caller ended the session")]
     Aborted,
+    /// The worker drains, and the session was opened after it had begun to drain.
+    #[error("the worker drains, and takes no new requests")]
+    Draining,
     /// The worker has stopped.
     #[error("the worker is stopping")]
     WorkerStopped,

@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use kv_core::machine::{Input, Machine, OfSession};
 use kv_core::proto::{self, Node, NodeConfig, NodeGauges};
 use kv_core::trace::{Event, KvWhat};
-use kv_core::{Quarantine, Service, SessionId, Time, TransportOffer};
+use kv_core::{PeerCause, Quarantine, Service, SessionId, Time, TransportOffer};
 
 use self::context::{Context, Out};
 use self::fetching::Fetching;
@@ -45,7 +45,8 @@ pub struct EcMachine {
     fetching: Fetching,
     /// Sessions that save an entry, and whose commit has not come.
     saving: BTreeSet<SessionId>,
-    stopping: bool,
+    /// Why no session is opened any more, and no request of a peer is served: the worker drains, or stops.
+    closed: Option<EcError>,
 }
 
 /// How much the machine holds at the moment.
@@ -73,7 +74,7 @@ impl EcMachine {
             serving: Serving::default(),
             fetching: Fetching::default(),
             saving: BTreeSet::new(),
-            stopping: false,
+            closed: None,
         }
     }
 
@@ -89,12 +90,14 @@ impl EcMachine {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Fetch { session, .. } if self.stopping => {
-                self.cx.end_fetch(session, Err(EcError::WorkerStopped));
-            }
-            Command::Fetch { session, want } => self.fetching.open(&mut self.cx, session, want),
-            Command::Save { session } if self.stopping => self.cx.end(session, Some(EcError::WorkerStopped)),
-            Command::Save { session } => drop(self.saving.insert(session)),
+            Command::Fetch { session, want } => match self.closed.clone() {
+                Some(why) => self.cx.end_fetch(session, Err(why)),
+                None => self.fetching.open(&mut self.cx, session, want),
+            },
+            Command::Save { session } => match self.closed.clone() {
+                Some(why) => self.cx.end(session, Some(why)),
+                None => drop(self.saving.insert(session)),
+            },
             Command::Commit { session, reservation, ready: _ } if self.saving.remove(&session) => {
                 let failure = self.cx.store.commit(*reservation).err().map(|reservation| {
                     self.cx.store.discard(reservation);
@@ -114,8 +117,9 @@ impl EcMachine {
                 self.cx.return_reservation(session, Some(reservation));
             }
             Command::Abort { session } => self.end(session, EcError::Aborted),
+            Command::Drain => drop(self.closed.get_or_insert(EcError::Draining)),
             Command::Shutdown => {
-                self.stopping = true;
+                self.closed = Some(EcError::WorkerStopped);
                 let sessions = self.saving.iter().copied().chain(self.fetching.sessions());
                 for session in sessions.collect::<Vec<_>>() {
                     self.end(session, EcError::WorkerStopped);
@@ -145,7 +149,10 @@ impl EcMachine {
             } else if self.fetching.tick(&mut self.cx) {
                 // The inner machine may want something more.
             } else if let Some(asked) = self.cx.node.poll_asked() {
-                self.serving.answer(&mut self.cx, &asked);
+                match self.closed {
+                    Some(_) => self.cx.refuse(&asked, PeerCause::WorkerStopped),
+                    None => self.serving.answer(&mut self.cx, &asked),
+                }
             } else {
                 return;
             }
@@ -204,6 +211,10 @@ impl Machine for EcMachine {
 
     fn quarantine(&self) -> Vec<Quarantine> {
         self.cx.node.quarantine()
+    }
+
+    fn owes_answers(&self) -> bool {
+        self.cx.node.owes_answers()
     }
 
     fn listen(&mut self, on: bool) {

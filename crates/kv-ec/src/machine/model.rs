@@ -18,8 +18,8 @@ impl EcMachine {
     /// except with the probability of 2⁻⁶⁴ with which hashes collide.
     pub fn fingerprint(&self) -> u64 {
         let mut state = DefaultHasher::new();
-        let EcMachine { cx, serving, fetching, saving, stopping } = self;
-        (cx.node.fingerprint(), saving, stopping, format!("{serving:?}{fetching:?}")).hash(&mut state);
+        let EcMachine { cx, serving, fetching, saving, closed } = self;
+        (cx.node.fingerprint(), saving, format!("{closed:?}{serving:?}{fetching:?}")).hash(&mut state);
         state.finish()
     }
 }

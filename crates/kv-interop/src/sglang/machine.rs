@@ -112,6 +112,10 @@ impl SglangMachine {
                 self.receiving.abort(effects, now, session);
                 self.sending.abort(effects, session);
             }
+            Command::Drain => {
+                self.receiving.drain();
+                self.sending.drain(effects);
+            }
             Command::Shutdown => {
                 self.receiving.shut_down(effects, now);
                 self.sending.shut_down(effects);
@@ -254,6 +258,10 @@ impl Machine for SglangMachine {
 
     fn next_timeout(&self) -> Option<Time> {
         [self.receiving.next_due(), self.sending.next_due()].into_iter().flatten().min()
+    }
+
+    fn awaits_peers(&self) -> bool {
+        self.sending.awaits_peers()
     }
 
     fn listen(&mut self, on: bool) {

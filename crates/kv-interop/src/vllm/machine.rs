@@ -63,6 +63,10 @@ impl VllmMachine {
                 producer.abort(cx, session);
                 consumer.abort(cx, session);
             }
+            Command::Drain => {
+                producer.drain();
+                consumer.drain();
+            }
             Command::Shutdown => {
                 producer.stop(cx);
                 consumer.stop(cx);

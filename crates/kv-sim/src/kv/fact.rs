@@ -9,7 +9,7 @@ use crate::kv::memory::Memory;
 use crate::kv::params::Params;
 use crate::net::fact;
 use crate::net::flight::Flight;
-use crate::net::lives::{HoldId, LifeId, LifeRecord};
+use crate::net::lives::{HoldId, LifeId, LifeRecord, is_drained};
 use crate::net::way::Way;
 
 /// Something that happened in a world of the KV service.
@@ -32,6 +32,13 @@ pub(crate) enum KvFact<'a> {
     Skipped { leg: LegId, skipped: &'a [u16] },
     /// A machine granted a reader the pages of a session.
     Granted { leg: LegId },
+    /// A host was told to drain, and its machine has taken note.
+    Drains { life: LifeId },
+    /// A host that drains awaits no peer any more.
+    Left { life: LifeId },
+    /// A receiver registers, or asks for a lease, at a host that drains. `known_at` is since when its own host
+    /// knows that the server does not name that host any more; `None` if it may not know.
+    Registers { leg: LegId, at: LifeId, known_at: Option<u64> },
     /// A moment has come for which a check was planned.
     Check(Check),
 }
@@ -43,6 +50,11 @@ pub(crate) enum Check {
     Deadline { leg: LegId },
     /// The failure of `origin` must have reached `leg` by now.
     Told { leg: LegId, origin: LegId },
+    /// A host that drains must be empty by now, or must have died.
+    Drained { life: LifeId },
+    /// A receiver that waits for a host that drains, and in whose room no sender is open, must have been
+    /// refused by now.
+    Refused { leg: LegId },
     /// A request of the healed world must have been served by now.
     Served { leg: LegId },
 }
@@ -59,4 +71,13 @@ pub(crate) struct View<'a> {
     pub(crate) flights: &'a [Flight],
     pub(crate) ways: &'a [Way],
     pub(crate) healed: bool,
+}
+
+impl View<'_> {
+    /// True if a half of this request was never opened, because its host drains or has drained.
+    pub(crate) fn is_excused(&self, leg: LegId) -> bool {
+        let request = self.ledger.legs[leg].request;
+        let mut halves = self.ledger.legs.iter().filter(|leg| leg.request == request);
+        halves.any(|half| half.life.is_none() && is_drained(self.lives, half.slot))
+    }
 }

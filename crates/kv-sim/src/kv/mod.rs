@@ -4,6 +4,7 @@
 pub(crate) mod act;
 pub(crate) mod boot;
 mod cover;
+mod draining;
 pub(crate) mod fact;
 mod forward;
 pub(crate) mod frames;

@@ -39,6 +39,9 @@ impl KvWorld {
 
     fn open(&mut self, leg: LegId) {
         let slot = self.service.ledger.legs[leg].slot;
+        if self.refuses_to_open(leg) {
+            return;
+        }
         let Some(life) = self.slots[slot] else {
             // The host is down: the router tries again while it must.
             if self.service.ledger.legs[leg].must_succeed {
@@ -371,7 +374,10 @@ impl KvWorld {
             (Side::Receiver, KvPoll::WaitingForInput) if known.inited_at.is_none() => {
                 self.act_later(leg, Act::Init { tries: 0 });
             }
-            (Side::Receiver, KvPoll::Transferring) => self.watch_failed_counterparts(leg),
+            (Side::Receiver, KvPoll::Transferring) => {
+                self.watch_failed_counterparts(leg);
+                self.watch_refused(leg);
+            }
             (_, KvPoll::Failed) => {
                 self.watch_counterparts(leg);
                 self.free_row_if_over(leg, life);

@@ -1,5 +1,7 @@
 //! The KV cache service as the network of a simulated world sees it.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeGauges, Output, Resource};
 use kv_core::wire::VERSIONS;
@@ -20,6 +22,7 @@ use crate::kv::seen::Seen;
 use crate::kv::stats::KvCounters;
 use crate::net::calendar::Event;
 use crate::net::cost::Held;
+use crate::net::drains::Ties;
 use crate::net::flight::Piece;
 use crate::net::lives::{LifeId, Slot};
 use crate::net::service::{EventOf, Service};
@@ -46,6 +49,8 @@ pub(crate) struct Kv {
     pub(crate) counters: KvCounters,
     pub(crate) seen: Seen,
     pub(crate) sabotage: Sabotage,
+    /// When a life was first refused by another that drains, in global time.
+    pub(crate) refused: BTreeMap<(LifeId, LifeId), u64>,
     invariants: Invariants,
 }
 
@@ -66,6 +71,7 @@ impl Kv {
             },
             seen: Seen::default(),
             sabotage: Sabotage::default(),
+            refused: BTreeMap::new(),
             invariants,
             params,
         }
@@ -211,6 +217,18 @@ impl Service for Kv {
         world.feed(life, "shutdown", Input::Command(Command::Shutdown));
     }
 
+    fn drain(world: &mut KvWorld, life: LifeId) {
+        world.begin_drain(life);
+    }
+
+    fn left(world: &mut KvWorld, life: LifeId) {
+        world.tell(&Fact::Own(KvFact::Left { life }));
+    }
+
+    fn ties(gauges: &NodeGauges) -> Ties {
+        Ties { awaits_peers: gauges.awaiting > 0, owes_answers: gauges.owed > 0 }
+    }
+
     /// A host whose clock limits what it may do (a reader) may have a clock that jumps ahead. A host that
     /// waits for a time to pass (a sender with a lease) may not.
     fn may_jump(world: &KvWorld, slot: Slot) -> bool {
@@ -260,6 +278,7 @@ impl Service for Kv {
     }
 
     fn spoil_sent(world: &mut KvWorld, (from, to): (LifeId, LifeId), frame: Bytes) -> Option<Bytes> {
+        world.tell_registered(from, to, &frame);
         world.sabotage_frame(from, to, frame)
     }
 

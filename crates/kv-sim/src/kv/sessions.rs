@@ -1,6 +1,6 @@
 //! The states of sessions as machines report them, and the moments at which invariants check deadlines.
 
-use kv_core::{KvPoll, SessionId, Time, TransferError};
+use kv_core::{Cause, KvPoll, PeerCause, SessionId, Time, TransferError};
 
 use crate::kv::act::KvAct;
 use crate::kv::fact::{Check, Fact, KvFact};
@@ -38,6 +38,9 @@ impl KvWorld {
             self.service.counters.failed += 1;
         }
         if let Some(failure) = failure {
+            if failure.cause == Cause::ByPeer(PeerCause::WorkerStopped) {
+                self.note_refused(leg);
+            }
             self.service.ledger.legs[leg].told = Some(failure.cause.for_peer());
             self.service.counters.failures.count(cause_name(&failure.cause));
         }
@@ -45,7 +48,7 @@ impl KvWorld {
     }
 
     pub(crate) fn check(&mut self, check: Check) {
-        if let Check::Deadline { leg } | Check::Told { leg, .. } = check
+        if let Check::Deadline { leg } | Check::Told { leg, .. } | Check::Refused { leg } = check
             && let Some(life) = self.service.ledger.legs[leg].life
         {
             // A host that was paused over its deadline notices when it continues.

@@ -87,6 +87,10 @@ KvCounters {
     stateful: "cover: halves with items of cache groups",
     /// Optional groups that a sender did not have.
     skipped: "cover: groups left out",
+    /// Halves of requests that a host did not open, because it drains.
+    turned_away: "cover: halves that a host that drains does not open",
+    /// Receivers that registered in vain at a host that drains, and had to be refused at once.
+    refused_by_drains: "cover: receivers that a host that drains had to refuse",
     /// Failures that the other side had to be told.
     told: "cover: failures that had to be told",
     /// Worlds that lose frames, and nothing else.

@@ -49,6 +49,9 @@ impl KvWorld {
         {
             return self.calendar.enter(until + self.grace(), Event::Act(KvAct::Serve));
         }
+        if let Some(until) = self.wait_for_drains() {
+            return self.calendar.enter(until, Event::Act(KvAct::Serve));
+        }
         // One at a time: two that wait for each other's pages are no fault of the protocol.
         if self.service.ledger.legs.iter().any(|leg| leg.must_succeed && !leg.poll.is_terminal()) {
             let again = self.rng.between(5 * MS, 20 * MS);

@@ -61,6 +61,8 @@ pub enum Strike {
     Partition { from: usize, to: usize, road: Road, both_ways: bool, span: u64 },
     Break { from: usize, to: usize, road: Road, refused: u64 },
     Shutdown { slot: usize },
+    Drain { slot: usize },
+    Replace { life: LifeId },
 }
 
 #[derive(Clone)]

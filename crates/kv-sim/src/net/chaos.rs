@@ -47,6 +47,10 @@ impl<S: Service> World<S> {
                 self.calendar.enter(at, Event::Strike(Strike::Break { from, to, road, refused }));
             }
         }
+        for _ in 0..chaos.drains {
+            let slot = self.rng.index(hosts);
+            self.strike_at(span, Strike::Drain { slot });
+        }
         for _ in 0..chaos.shutdowns {
             let slot = self.rng.index(hosts);
             self.strike_at(span, Strike::Shutdown { slot });
@@ -61,6 +65,9 @@ impl<S: Service> World<S> {
     pub(crate) fn strike(&mut self, strike: Strike) {
         if let Strike::Publish { life } = strike {
             return self.publish(life);
+        }
+        if let Strike::Replace { life } = strike {
+            return self.replace(life);
         }
         if self.healed.is_some() {
             return;
@@ -77,7 +84,7 @@ impl<S: Service> World<S> {
                     S::boot(self, slot);
                 }
             }
-            Strike::Publish { .. } => {}
+            Strike::Publish { .. } | Strike::Replace { .. } => {}
             Strike::Pause { slot, span } => {
                 if let Some(life) = self.slots[slot] {
                     self.counters.pauses += 1;
@@ -108,6 +115,7 @@ impl<S: Service> World<S> {
             }
             Strike::Break { from, to, road, refused } => self.break_connection((from, to), road, refused),
             Strike::Shutdown { slot } => self.shut_down(slot),
+            Strike::Drain { slot } => self.drain(slot),
         }
     }
 
@@ -173,7 +181,9 @@ impl<S: Service> World<S> {
         for slot in 0..self.slots.len() {
             if let Some(life) = self.slots[slot] {
                 // Who is paused continues when its time has come: soon.
-                if self.lives[life].shut_down {
+                // Where hosts do not fail, a host that drains is replaced once it is empty.
+                let drains = self.lives[life].draining.is_some() && !S::is_gentle(self);
+                if self.lives[life].shut_down || drains {
                     self.crash(slot);
                 }
             }

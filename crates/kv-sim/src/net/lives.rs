@@ -25,12 +25,22 @@ pub type HoldId = u32;
 /// One life of a host, as it is known from outside.
 #[derive(Debug, Clone)]
 pub struct LifeRecord {
+    /// The slot of the host.
+    pub slot: Slot,
     /// The clock of the life.
     pub clock: Clock,
     /// False once the life has ended.
     pub alive: bool,
     /// True once the host's scheduler has shut it down.
     pub shut_down: bool,
+    /// When the host's scheduler told the host to drain, in global time.
+    pub draining: Option<u64>,
+    /// When the host, which drains, awaited no peer any more, in global time.
+    pub left: Option<u64>,
+    /// Since when the bootstrap server does not name the host any more, because the whole replica has left.
+    pub withdrawn: Option<u64>,
+    /// When the host, which drains, was empty, in global time.
+    pub emptied: Option<u64>,
     /// Until when the host is or was paused the last time, in global time.
     pub paused_until: u64,
     /// The number of posts that failed.
@@ -43,17 +53,27 @@ pub struct LifeRecord {
 
 impl LifeRecord {
     /// Of a host that begins to live.
-    pub fn new(clock: Clock) -> LifeRecord {
+    pub fn new(slot: Slot, clock: Clock) -> LifeRecord {
         LifeRecord {
+            slot,
             clock,
             alive: true,
             shut_down: false,
+            draining: None,
+            left: None,
+            withdrawn: None,
+            emptied: None,
             paused_until: 0,
             posts_failed: 0,
             holds_out: 0,
             open_sessions: 0,
         }
     }
+}
+
+/// True if the last life of a slot drains, or has drained and was not replaced yet.
+pub(crate) fn is_drained(lives: &[LifeRecord], slot: Slot) -> bool {
+    lives.iter().rev().find(|life| life.slot == slot).is_some_and(|life| life.draining.is_some())
 }
 
 /// True if no living host has an open session or holds a page.

@@ -21,6 +21,15 @@ impl<S: Service> World<S> {
         }
     }
 
+    /// Takes note that an answer reaches the life that asked.
+    pub(crate) fn note_answer(&mut self, life: LifeId, ranks: &[RankRecord]) {
+        for named in lives_in(ranks) {
+            let under_way = self.answers.entry((life, named)).or_default();
+            *under_way = under_way.saturating_sub(1);
+            self.named.insert((life, named), self.now);
+        }
+    }
+
     pub(crate) fn lookup(&mut self, life: LifeId, lookup: LookupId, addr: &str, query: &RankQuery) {
         self.counters.lookups += 1;
         let params = self.params.lookup.clone();
@@ -39,6 +48,9 @@ impl<S: Service> World<S> {
         }
         let report = match answer {
             Ok(ranks) => {
+                for named in lives_in(&ranks) {
+                    *self.answers.entry((life, named)).or_default() += 1;
+                }
                 let dead = |rank: &RankRecord| {
                     let life = rank.transports.first().and_then(|way| life_of(&way.metadata));
                     life.is_some_and(|life| !self.lives[life].alive)
@@ -53,4 +65,9 @@ impl<S: Service> World<S> {
         };
         self.report_later(delay, life, report);
     }
+}
+
+/// The lives that an answer names.
+fn lives_in(ranks: &[RankRecord]) -> impl Iterator<Item = LifeId> {
+    ranks.iter().filter_map(|rank| life_of(&rank.transports.first()?.metadata))
 }

@@ -16,6 +16,7 @@ pub(crate) mod calendar;
 mod chaos;
 pub(crate) mod cost;
 mod deaths;
+pub(crate) mod drains;
 pub(crate) mod fact;
 pub(crate) mod flight;
 pub(crate) mod host;

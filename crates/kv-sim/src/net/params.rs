@@ -134,6 +134,8 @@ pub struct ChaosParams {
     pub breaks: u64,
     /// Shutdowns, each followed by a crash and a restart.
     pub shutdowns: u64,
+    /// Drains, each followed by a restart once the host is empty.
+    pub drains: u64,
     /// Longest time until a death is detected.
     pub detect_max: u64,
 }

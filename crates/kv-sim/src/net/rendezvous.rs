@@ -18,6 +18,8 @@ struct Entry {
     record: RankRecord,
     /// When the registration ends, in global time.
     until: u64,
+    /// The rank awaits no peer any more. The replica is found until all of its ranks have left.
+    left: bool,
 }
 
 impl BootstrapServers {
@@ -25,7 +27,7 @@ impl BootstrapServers {
     pub(crate) fn publish(&mut self, addr: &str, life: LifeId, record: RankRecord) {
         let parallel = record.parallel;
         let key = [parallel.dp_rank, parallel.pp_rank, parallel.pcp_rank, parallel.tp_rank];
-        let entry = Entry { life, record, until: u64::MAX };
+        let entry = Entry { life, record, until: u64::MAX, left: false };
         self.engines.entry(addr.to_owned()).or_default().insert(key, entry);
     }
 
@@ -36,6 +38,26 @@ impl BootstrapServers {
         {
             entry.until = until;
         }
+    }
+
+    /// A rank leaves. Returns the lives that are not found any more: those of its replica, once all have
+    /// left. With `names`, as a planted bug, they are found nonetheless.
+    pub(crate) fn leave(&mut self, life: LifeId, names: bool) -> Vec<LifeId> {
+        let mut gone = Vec::new();
+        for engine in self.engines.values_mut() {
+            let Some(entry) = engine.values_mut().find(|entry| entry.life == life) else { continue };
+            entry.left = true;
+            let dp_rank = entry.record.parallel.dp_rank;
+            let mut replica: Vec<&mut Entry> =
+                engine.values_mut().filter(|entry| entry.record.parallel.dp_rank == dp_rank).collect();
+            if replica.iter().all(|entry| entry.left) {
+                gone.extend(replica.iter().map(|entry| entry.life));
+                if names {
+                    replica.iter_mut().for_each(|entry| entry.left = false);
+                }
+            }
+        }
+        gone
     }
 
     /// Answers a lookup with the records of the ranks that are registered.
@@ -61,10 +83,8 @@ impl BootstrapServers {
             Replica::Rank(rank) => rank,
             Replica::Modulo(number) => (number % u64::from(parallel.dp_size)) as u32,
         };
-        let ranks: Vec<_> = alive()
-            .filter(|entry| entry.record.parallel.dp_rank == replica)
-            .map(|entry| entry.record.clone())
-            .collect();
-        if ranks.is_empty() { Err(BootstrapError::UnknownRank) } else { Ok(ranks) }
+        let of_replica = || alive().filter(|entry| entry.record.parallel.dp_rank == replica);
+        let ranks: Vec<_> = of_replica().map(|entry| entry.record.clone()).collect();
+        if of_replica().all(|entry| entry.left) { Err(BootstrapError::UnknownRank) } else { Ok(ranks) }
     }
 }

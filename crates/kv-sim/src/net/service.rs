@@ -8,6 +8,7 @@ use kv_core::trace::Event;
 use kv_core::{Op, SessionId};
 
 use crate::net::cost::Held;
+use crate::net::drains::Ties;
 use crate::net::fact::Fact;
 use crate::net::flight::Piece;
 use crate::net::lives::{LifeId, Slot};
@@ -115,6 +116,17 @@ pub trait Service: Sized {
 
     /// A scheduler shuts its host down.
     fn shut_down(_world: &mut World<Self>, _life: LifeId) {}
+
+    /// A scheduler tells its host to drain.
+    fn drain(_world: &mut World<Self>, _life: LifeId) {}
+
+    /// A host that drains awaits no peer any more.
+    fn left(_world: &mut World<Self>, _life: LifeId) {}
+
+    /// What still ties a machine that drains to its peers.
+    fn ties(_gauges: &Self::Gauges) -> Ties {
+        Ties::default()
+    }
 
     /// True if the clock of a host may jump forward.
     fn may_jump(_world: &World<Self>, _slot: Slot) -> bool {

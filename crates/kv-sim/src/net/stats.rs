@@ -48,6 +48,10 @@ NetCounters {
     stuck: "fault: posts that do not end",
     /// Hosts that were shut down by their scheduler.
     shutdowns: "fault: shutdowns",
+    /// Hosts that were told to drain.
+    drains: "cover: hosts that drain",
+    /// Hosts that were empty before they were stopped.
+    drained: "cover: hosts that drained until they were empty",
     /// Posts that ended with an error.
     dma_errors: "fault: posts failed",
     /// Posts that the transport refused.

@@ -67,6 +67,7 @@ impl<S: Service> World<S> {
         }
         self.set_timer(life, next);
         self.tell(&Fact::Stepped { life, input: name, now, next, gauges });
+        self.note_drain(life, &gauges);
         effects
     }
 
@@ -242,6 +243,7 @@ impl<S: Service> World<S> {
                 self.feed(life, "revoked", Input::Revoked { peer });
             }
             Report::Found { lookup, ranks } => {
+                self.note_answer(life, &ranks);
                 self.feed(life, "found", Input::Found { lookup, ranks });
             }
             Report::LookupFailed { lookup, error } => {

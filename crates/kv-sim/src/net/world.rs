@@ -8,6 +8,8 @@
 //! every step ─▶ facts ─▶ the service's invariants
 //! ```
 
+use std::collections::BTreeMap;
+
 use kv_core::machine::{Input, Machine};
 use kv_core::{RankRecord, Time};
 
@@ -60,6 +62,12 @@ pub struct World<S: Service> {
     pub(crate) servers: BootstrapServers,
     /// When faults stopped, in global time; `None` before.
     pub(crate) healed: Option<u64>,
+    /// When a host that had drained was last replaced in the healed world, in global time.
+    pub(crate) replaced: Option<u64>,
+    /// Answers of bootstrap servers that are under way, by the life that asked and the life that is named.
+    pub(crate) answers: BTreeMap<(LifeId, LifeId), usize>,
+    /// When the last answer reached a life that named another, in global time.
+    pub(crate) named: BTreeMap<(LifeId, LifeId), u64>,
     /// When a session last opened, ended, or gave something back, in global time.
     pub(crate) last_change: u64,
     pub(crate) counters: NetCounters,
@@ -89,6 +97,9 @@ where
             net: self.net.clone(),
             servers: self.servers.clone(),
             healed: self.healed,
+            replaced: self.replaced,
+            answers: self.answers.clone(),
+            named: self.named.clone(),
             last_change: self.last_change,
             counters: self.counters.clone(),
             trace: self.trace.clone(),
@@ -131,6 +142,9 @@ impl<S: Service> World<S> {
             net: Roads::new(hosts, &params.net),
             servers: BootstrapServers::default(),
             healed: None,
+            replaced: None,
+            answers: BTreeMap::new(),
+            named: BTreeMap::new(),
             last_change: 0,
             counters: NetCounters { seeds: 1, driven: u64::from(params.driven), ..NetCounters::default() },
             trace,
@@ -186,9 +200,10 @@ impl<S: Service> World<S> {
 
     /// Adds a host that no slot leads to.
     pub(crate) fn add_host(&mut self, host: HostOf<S>, memory: S::Memory, clock: Clock) {
+        let slot = host.slot;
         self.hosts.push(host);
         self.memories.push(memory);
-        self.lives.push(LifeRecord::new(clock));
+        self.lives.push(LifeRecord::new(slot, clock));
     }
 
     /// The life of a slot, unless it is down.

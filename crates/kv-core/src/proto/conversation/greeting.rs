@@ -272,7 +272,7 @@ impl Context {
     }
 
     fn refusal(&self, hello: &Hello) -> Option<PeerCause> {
-        if self.stopping {
+        if self.is_stopping() {
             return Some(PeerCause::WorkerStopped);
         }
         let (ours, theirs) = (self.config.versions.get(), hello.versions);

@@ -203,6 +203,11 @@ impl Attempts {
         self.results.len()
     }
 
+    /// True if the peer may not know yet that an attempt was served.
+    pub(super) fn has_served(&self) -> bool {
+        each(self.results.values()).any(|result| matches!(result, Incoming::Served { .. }))
+    }
+
     /// How many runs of attempts are noted as over.
     pub(in crate::proto) fn closed_len(&self) -> usize {
         self.closed.runs_len()

@@ -86,6 +86,8 @@ pub(super) struct Peer {
     ours: ConversationId,
     /// True if the peer's engine appends a suffix to the ids of requests.
     suffixed: bool,
+    /// True once the peer has said that it takes no new requests.
+    leaving: bool,
     last_heard: Time,
     /// How many posts to or from the peer have not ended.
     posts: u32,
@@ -132,6 +134,7 @@ impl Peer {
             codec: Codec::MEETING,
             ours,
             suffixed: false,
+            leaving: false,
             last_heard: now,
             posts: 0,
             outgoing: Outgoing::default(),
@@ -203,6 +206,17 @@ impl Peer {
         self.contact.is_refused()
     }
 
+    /// True once the peer has said that it takes no new requests. Each later session asks the bootstrap
+    /// server whether to go there.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
+    /// The peer has said that it takes no new requests.
+    pub(super) fn leave(&mut self) {
+        self.leaving = true;
+    }
+
     /// Why the peer refuses this worker; `None` if it does not.
     pub(super) fn refuses(&self) -> Option<&Cause> {
         self.contact.refuses()
@@ -211,6 +225,12 @@ impl Peer {
     /// True if nothing on this worker depends on the peer.
     pub(super) fn is_idle(&self) -> bool {
         !self.outgoing.is_needed() && self.posts == 0 && !self.serves()
+    }
+
+    /// True if the peer answers, and has yet to hear that an attempt was served, or to acknowledge the end
+    /// of one.
+    pub(super) fn is_owed(&self) -> bool {
+        !self.is_out_of_touch() && (self.outgoing.ended_len() > 0 || self.incoming.has_served())
     }
 
     /// True if an attempt of the peer matters here. Results that are kept for a peer that does not

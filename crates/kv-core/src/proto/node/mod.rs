@@ -11,7 +11,7 @@ use crate::command::Command;
 use crate::error::{Cause, Obstacle, PeerCause};
 use crate::id::SessionId;
 use crate::meter::{each, step};
-use crate::proto::context::Context;
+use crate::proto::context::{Admits, Context};
 use crate::proto::conversation::{Heard, Peer};
 use crate::proto::ending::Ending;
 use crate::proto::io::{Input, NodeConfig, Output};
@@ -113,6 +113,10 @@ pub struct NodeGauges {
     pub ended_leases: usize,
     /// Attempts at peers that are over here without an acknowledgement of the peer.
     pub draining: usize,
+    /// Senders that lack receivers.
+    pub awaiting: usize,
+    /// Peers that answer, and have yet to hear that an attempt was served, or to acknowledge the end of one.
+    pub owed: usize,
     /// Frames that were ignored since the start, by reason.
     pub dropped: DroppedFrames,
 }
@@ -220,6 +224,8 @@ impl Node {
             pages_leased: self.sending.pages_leased(),
             ended_leases: self.sending.ended_leases(),
             draining: sum(&|peer| peer.outgoing().ended_len()),
+            awaiting: self.cx.rendezvous.senders(),
+            owed: sum(&|peer| usize::from(peer.is_owed())),
             dropped,
         }
     }
@@ -227,6 +233,17 @@ impl Node {
     /// How many complete pages are pinned for readers at the moment.
     pub fn pages_leased(&self) -> usize {
         self.sending.pages_leased()
+    }
+
+    /// True while a sender is open whose receivers have not all come.
+    pub fn awaits_peers(&self) -> bool {
+        self.cx.rendezvous.senders() > 0
+    }
+
+    /// True while a peer that answers has yet to hear that its attempt was served, or to acknowledge that
+    /// an attempt of this worker is over.
+    pub fn owes_answers(&self) -> bool {
+        self.cx.peers.iter().any(|(_, peer)| peer.is_owed())
     }
 
     /// The pages and items of ended sessions that may not be used again yet, by peer and reason. A
@@ -267,8 +284,13 @@ impl Node {
                 self.receiving.take_groups(&mut self.cx, session, groups);
             }
             Command::Abort { session } => self.end_session(session, Cause::Aborted),
+            Command::Drain if self.cx.admits == Admits::All => {
+                self.cx.admits = Admits::OpenRooms;
+                self.sending.refuse_waiting(&mut self.cx);
+            }
+            Command::Drain => {}
             Command::Shutdown => {
-                self.cx.stopping = true;
+                self.cx.admits = Admits::Nothing;
                 let sessions: Vec<SessionId> = self.sending.ids().chain(self.receiving.ids()).collect();
                 for session in each(sessions) {
                     self.end_session(session, Cause::WorkerStopped);

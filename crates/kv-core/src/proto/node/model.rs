@@ -17,9 +17,9 @@ impl Node {
     pub fn fingerprint(&self) -> u64 {
         // By name, so that a field that is added later cannot be forgotten.
         let Node { cx, sending, receiving } = self;
-        let Context { config: _, stopping, fx, peers, lookups, rendezvous, posts } = cx;
+        let Context { config: _, admits, fx, peers, lookups, rendezvous, posts } = cx;
         let fx = fx.counted();
-        let machine: [&dyn Debug; 8] = [stopping, &fx, peers, lookups, rendezvous, posts, sending, receiving];
+        let machine: [&dyn Debug; 8] = [admits, &fx, peers, lookups, rendezvous, posts, sending, receiving];
         let mut state = Text(DefaultHasher::new());
         for part in machine {
             // Writing into a hasher cannot fail.

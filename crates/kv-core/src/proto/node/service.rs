@@ -40,6 +40,14 @@ impl Machine for Node {
         Node::quarantine(self)
     }
 
+    fn awaits_peers(&self) -> bool {
+        Node::awaits_peers(self)
+    }
+
+    fn owes_answers(&self) -> bool {
+        Node::owes_answers(self)
+    }
+
     fn listen(&mut self, on: bool) {
         Node::listen(self, on);
     }

@@ -129,6 +129,13 @@ impl Receiving {
     }
 
     pub(in crate::proto) fn on_failed(&mut self, cx: &mut Context, id: PeerId, failed: Failed) {
+        if failed.cause == PeerCause::WorkerStopped {
+            // Later receivers ask the bootstrap server anew: the worker leaves the server.
+            cx.lookups.forget(id);
+            if let Some(peer) = cx.peers.get_mut(id) {
+                peer.leave();
+            }
+        }
         let Some((session, index, source, live)) = self.source_of(cx, id, failed.attempt) else {
             // The attempt is over for this worker: let the peer forget it, too.
             return cx.say_over(id, failed.attempt);

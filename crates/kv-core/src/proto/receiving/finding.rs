@@ -83,8 +83,8 @@ impl Receiving {
                     Err(cause) => return self.fail_all(cx, waiting, cause),
                 };
                 // While a rank's way is lost or the rank is silent, a successor may register at any
-                // moment: each session asks anew.
-                if peers.iter().all(|&peer| self.is_in_touch(cx, peer)) {
+                // moment; a rank that takes no new requests leaves the server. Each session asks anew.
+                if peers.iter().all(|&peer| self.is_here_to_stay(cx, peer)) {
                     let max = cx.config.limits.max_addresses;
                     cx.lookups.learn(&question, (dp_rank, dp_size), peers.clone(), max);
                 }
@@ -96,8 +96,8 @@ impl Receiving {
         }
     }
 
-    fn is_in_touch(&self, cx: &Context, peer: PeerId) -> bool {
-        cx.peers.get(peer).is_some_and(|peer| !(peer.is_out_of_touch()))
+    fn is_here_to_stay(&self, cx: &Context, peer: PeerId) -> bool {
+        cx.peers.get(peer).is_some_and(|peer| !peer.is_out_of_touch() && !peer.is_leaving())
     }
 
     fn fail_all(&mut self, cx: &mut Context, sessions: BTreeSet<SessionId>, cause: Cause) {

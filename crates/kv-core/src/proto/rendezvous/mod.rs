@@ -62,6 +62,11 @@ impl Rendezvous {
         self.senders.remove(named, sender);
     }
 
+    /// How many senders wait.
+    pub(super) fn senders(&self) -> usize {
+        self.senders.len()
+    }
+
     /// The sender that a registration meets.
     pub(super) fn sender_for(&self, named: &Named) -> Result<Option<SessionId>, Ambiguity> {
         self.senders.find(named)

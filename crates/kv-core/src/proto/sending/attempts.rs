@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, PeerId, SessionId};
-use crate::meter::step;
+use crate::meter::{each, step};
 use crate::page_list::MAX_PAGES;
-use crate::proto::context::Context;
+use crate::proto::context::{Admits, Context};
 use crate::proto::conversation::{Incoming, Maps, Peer, Registration};
 use crate::proto::ending::Ending;
 use crate::proto::groups::{check_aux, check_peer_groups};
@@ -51,12 +51,12 @@ impl Sending {
         }
         let (named, origin) = (Named::new(room, peer.suffixes_requests()), peer.origin());
         let out_of_range = matches!(&delivery, Delivery::Write(to) if is_out_of_range(to, peer.maps()));
-        if out_of_range && !cx.stopping {
+        if out_of_range && !cx.is_stopping() {
             return self.refuse_registration(cx, id, attempt, &named, PeerCause::OutOfRange);
         }
         let lease_id = if let Delivery::Read(acquire) = &delivery { acquire.lease_id } else { None };
         let registration = Registration { named, origin, ranks, delivery };
-        match lease_id.filter(|_| !cx.stopping) {
+        match lease_id.filter(|_| !cx.is_stopping()) {
             Some(lease_id) => self.acquire_lease(cx, id, attempt, lease_id, registration),
             None => self.seek_sender(cx, id, attempt, registration, ttl_ms),
         }
@@ -105,7 +105,7 @@ impl Sending {
         registration: Registration,
         ttl_ms: u64,
     ) {
-        if cx.stopping {
+        if cx.is_stopping() {
             return self.refuse_attempt(cx, id, attempt, PeerCause::WorkerStopped);
         }
         if cx.peers.get(id).is_some_and(|peer| peer.is_refused()) {
@@ -120,6 +120,9 @@ impl Sending {
         let failed = cx.rendezvous.failed_sender_for(&registration.named, registration.ranks);
         if let Some(cause) = failed {
             return self.refuse_attempt(cx, id, attempt, cause);
+        }
+        if cx.admits == Admits::OpenRooms {
+            return self.refuse_attempt(cx, id, attempt, PeerCause::WorkerStopped);
         }
         let Registration { named, origin, .. } = &registration;
         let (runs, writes) = (registration.runs(), matches!(registration.delivery, Delivery::Write(_)));
@@ -136,6 +139,21 @@ impl Sending {
         cx.send(id, Body::Registered(Registered { attempt }));
         if writes {
             cx.want_permission(id);
+        }
+    }
+
+    /// The worker drains: no sender will come for the registrations that wait.
+    pub(in crate::proto) fn refuse_waiting(&mut self, cx: &mut Context) {
+        let waiting = cx.peers.iter().flat_map(|(id, peer)| {
+            let live = peer.incoming().live();
+            live.filter(|(_, incoming)| matches!(incoming, Incoming::Waiting(_)))
+                .map(move |(attempt, _)| (id, attempt))
+        });
+        let waiting: Vec<(PeerId, Attempt)> = waiting.collect();
+        for (id, attempt) in each(waiting) {
+            if self.take_registration(cx, id, attempt).is_some() {
+                self.refuse_attempt(cx, id, attempt, PeerCause::WorkerStopped);
+            }
         }
     }
 

@@ -50,7 +50,8 @@ pub(super) struct Receiving {
     generation: u64,
     /// When the abort of each session is said again, if its pages still wait for an acknowledgement.
     repeats: BTreeSet<(Time, SessionId)>,
-    stopping: bool,
+    /// Why no session is opened any more: the worker drains, or is stopping.
+    closed: Option<Cause>,
 }
 
 impl Receiving {
@@ -74,7 +75,7 @@ impl Receiving {
             // SGLang repeats the number as it is; half of the range leaves room for all aborts.
             generation: seed >> 1,
             repeats: BTreeSet::new(),
-            stopping: false,
+            closed: None,
         }
     }
 
@@ -130,10 +131,15 @@ impl Receiving {
 
     /// The worker stops: every session ends, and prefill ranks are told.
     pub(super) fn shut_down(&mut self, effects: &mut Effects, now: Time) {
-        self.stopping = true;
+        self.closed = Some(Cause::WorkerStopped);
         for session in self.sessions.live_ids() {
             self.fail(effects, now, session, (None, Cause::WorkerStopped));
         }
+    }
+
+    /// Opens no session any more.
+    pub(super) fn drain(&mut self) {
+        self.closed.get_or_insert(Cause::Draining);
     }
 
     fn registration(&self) -> Vec<Bytes> {

@@ -39,8 +39,8 @@ impl Receiving {
         };
         self.sessions.open(session, room.clone(), now, patience, receive);
         let taken = self.rooms.get(&number).copied();
-        let refusal = if self.stopping {
-            Some(Cause::WorkerStopped)
+        let refusal = if self.closed.is_some() {
+            self.closed.clone()
         } else if number == 0 {
             Some(Cause::Protocol("SGLang's rooms are numbers above 0"))
         } else {

@@ -48,12 +48,17 @@ impl Sending {
         if agent.endpoint() != endpoint {
             return false;
         }
-        if self.stopping {
-            self.refuse(effects, &endpoint, request.room, "the prefill worker is stopping");
+        let (session, room) = (self.rooms.session(request.room), request.room);
+        let closed = match self.closed {
+            Some(Cause::Draining) if session.is_none() => Some("the prefill worker drains"),
+            None | Some(Cause::Draining) => None,
+            Some(_) => Some("the prefill worker is stopping"),
+        };
+        if let Some(why) = closed {
+            self.refuse(effects, &endpoint, room, why);
             return false;
         }
         self.agents.hear(&request.agent);
-        let (session, room) = (self.rooms.session(request.room), request.room);
         if let Some(cause) = self.refusal(&request) {
             self.refuse(effects, &endpoint, room, &cause.to_string());
             self.refused(effects, now, &request, (worker, cause));

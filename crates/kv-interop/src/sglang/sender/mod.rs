@@ -55,7 +55,8 @@ pub(super) struct Sending {
     flow_of: BTreeMap<FlowId, (SessionId, usize)>,
     /// The sessions that write, or wrote, to each agent.
     of_agent: BTreeMap<String, BTreeSet<SessionId>>,
-    stopping: bool,
+    /// Why no session is opened any more: the worker drains, or is stopping.
+    closed: Option<Cause>,
 }
 
 impl Sending {
@@ -79,7 +80,7 @@ impl Sending {
             flows: Flows::new(bounds),
             flow_of: BTreeMap::new(),
             of_agent: BTreeMap::new(),
-            stopping: false,
+            closed: None,
         }
     }
 
@@ -117,13 +118,26 @@ impl Sending {
 
     /// The worker stops: every session ends, and decode ranks are told.
     pub(super) fn shut_down(&mut self, effects: &mut Effects) {
-        self.stopping = true;
+        self.closed = Some(Cause::WorkerStopped);
         for session in self.sessions.live_ids() {
             self.fail(effects, session, (None, Cause::WorkerStopped));
         }
         for room in self.rooms.all_unclaimed() {
             self.give_up_room(effects, room, "the prefill worker is stopping");
         }
+    }
+
+    /// Opens no session any more. Decode ranks that wait for a sender are told that none will come.
+    pub(super) fn drain(&mut self, effects: &mut Effects) {
+        self.closed.get_or_insert(Cause::Draining);
+        for room in self.rooms.all_unclaimed() {
+            self.give_up_room(effects, room, "the prefill worker drains");
+        }
+    }
+
+    /// True while a session lacks decode ranks.
+    pub(super) fn awaits_peers(&self) -> bool {
+        self.sessions.iter().any(|(_, open)| !open.has_ended() && !open.dialect.attached)
     }
 
     fn deadline(&mut self, effects: &mut Effects, session: SessionId) {

@@ -35,8 +35,8 @@ impl Sending {
             reason: None,
         };
         self.sessions.open(session, room.clone(), now, patience, send);
-        let refusal = if self.stopping {
-            Some(Cause::WorkerStopped)
+        let refusal = if self.closed.is_some() {
+            self.closed.clone()
         } else if number == 0 {
             Some(Cause::Protocol("SGLang's rooms are numbers above 0"))
         } else if self.rooms.session(number).is_some() {

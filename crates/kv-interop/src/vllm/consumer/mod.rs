@@ -79,7 +79,8 @@ pub(crate) struct Consumer {
     /// How often each request was opened, by its id without suffix.
     opened: BTreeMap<(EngineId, String), u32>,
     random: SplitMix64,
-    stopping: bool,
+    /// Why no session is opened any more: the worker drains, or is stopping.
+    closed: Option<Cause>,
 }
 
 impl Consumer {
@@ -99,7 +100,7 @@ impl Consumer {
             used: Used::new(),
             opened: BTreeMap::new(),
             random: SplitMix64::new(config.seed),
-            stopping: false,
+            closed: None,
             config,
         })
     }
@@ -145,8 +146,13 @@ impl Consumer {
     }
 
     /// Ends all sessions, and opens none from now on.
+    /// Opens no session any more.
+    pub(crate) fn drain(&mut self) {
+        self.closed.get_or_insert(Cause::Draining);
+    }
+
     pub(crate) fn stop(&mut self, cx: &mut Context) {
-        self.stopping = true;
+        self.closed = Some(Cause::WorkerStopped);
         for session in self.sessions.live_ids() {
             self.fail(cx, session, Cause::WorkerStopped);
         }

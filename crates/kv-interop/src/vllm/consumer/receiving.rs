@@ -126,8 +126,8 @@ impl Consumer {
         addr: String,
         options: &SessionOptions,
     ) -> Result<(TransferMode, EngineNo, RemoteRequest), Cause> {
-        if self.stopping {
-            return Err(Cause::WorkerStopped);
+        if let Some(cause) = self.closed.clone() {
+            return Err(cause);
         }
         if host_and_port(&addr).is_none() {
             return Err(Cause::Bootstrap(BootstrapError::Address(addr)));

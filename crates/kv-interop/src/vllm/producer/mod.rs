@@ -75,8 +75,8 @@ pub(crate) struct Producer {
     flows: Flows,
     /// The session of each flow.
     writers: BTreeMap<FlowId, SessionId>,
-    /// True once the worker stops.
-    stopping: bool,
+    /// Why no session is opened any more: the worker drains, or is stopping.
+    closed: Option<Cause>,
 }
 
 /// What is kept of one sending session.
@@ -141,7 +141,7 @@ impl Producer {
             ranks: Ranks::new(args, config)?,
             flows: Flows::new(bounds),
             writers: BTreeMap::new(),
-            stopping: false,
+            closed: None,
         })
     }
 
@@ -178,8 +178,8 @@ impl Producer {
         let sender =
             Sender { request: Arc::clone(&request), given, lease, pinned_until, pages_pinned: 0, way };
         self.sessions.open(session, room.clone(), cx.now, patience, sender);
-        if self.stopping {
-            return self.fail(cx, session, Cause::WorkerStopped);
+        if let Some(cause) = self.closed.clone() {
+            return self.fail(cx, session, cause);
         }
         let base = RequestId::base_of(&request).to_owned();
         let other = self.bases.get(&base).filter(|_| writes).or_else(|| self.requests.get(&request)).copied();
@@ -290,8 +290,15 @@ impl Producer {
     }
 
     /// Ends all sessions, and opens none from now on.
+    /// Opens no session any more. Readers of leases, and engines that have registered for a session that is
+    /// open, are served. vLLM's protocol has no word by which a registration for another request could be
+    /// refused: it waits at the engine until that gives the request up.
+    pub(crate) fn drain(&mut self) {
+        self.closed.get_or_insert(Cause::Draining);
+    }
+
     pub(crate) fn stop(&mut self, cx: &mut Context) {
-        self.stopping = true;
+        self.closed = Some(Cause::WorkerStopped);
         for session in self.sessions.live_ids() {
             self.fail(cx, session, Cause::WorkerStopped);
         }

@@ -10,6 +10,7 @@
 //! | [`pages_come_back_with_the_lease`] | 2: … pages that wait for readers no later than the lease allows |
 //! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
 //! | [`reason_is_true`] | 3: … that names the cause |
+//! | [`drains_lose_nothing`] | 3: a worker that drains ends its sessions as ever, refuses others at once, and is empty in time |
 //! | [`failure_is_told`] | 3: a failure on one side is told to the other, not left to its deadline |
 //! | [`incarnation_fence`] | 4: a restarted peer is a different peer |
 //! | [`bounded`] | 5: no panic, no unbounded table, no spinning |
@@ -22,6 +23,7 @@
 //! compares it with these facts.
 
 mod bounded;
+mod drains_lose_nothing;
 mod each_sends_its_share;
 mod ends_once_in_time;
 mod events_tell_the_story;
@@ -62,6 +64,7 @@ invariants! {
     pages_quiet_when_released::PagesQuietWhenReleased,
     pages_come_back::PagesComeBack,
     pages_come_back_with_the_lease::PagesComeBackWithTheLease,
+    drains_lose_nothing::DrainsLoseNothing,
     ends_once_in_time::EndsOnceInTime,
     failure_is_told::FailureIsTold,
     incarnation_fence::IncarnationFence,

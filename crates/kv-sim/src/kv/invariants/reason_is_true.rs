@@ -28,10 +28,12 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
     let life = &view.lives[known.life?];
     let params = view.params;
     let misfit = params.misfit.is_some();
-    let quiet = params.lossless || params.drizzle;
+    // A host that has drained is stopped, and started anew.
+    let quiet = (params.lossless || params.drizzle) && params.physics.chaos.drains == 0;
     let (untrue, why) = match &failure.cause {
         Cause::Aborted => (!known.aborted, "its scheduler did not abort it"),
         Cause::WorkerStopped => (!life.shut_down, "its host was not shut down"),
+        Cause::Draining => (life.draining.is_none(), "its host does not drain"),
         Cause::DeadlineExceeded { last: None, .. } if is_held_up(view, leg) => {
             (true, "it waited for a post of its own that has not ended")
         }
@@ -115,12 +117,12 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         PeerCause::UnknownLease { .. } => params.limits.max_ended_leases < 10,
         PeerCause::AmbiguousRoom { .. } => params.suffixed,
         PeerCause::Mode { .. } => false,
-        PeerCause::WorkerStopped => params.physics.chaos.shutdowns > 0,
+        PeerCause::WorkerStopped => params.physics.chaos.shutdowns + params.physics.chaos.drains > 0,
         PeerCause::Incompatible(_) => params.misfit.is_some(),
         PeerCause::Protocol => false,
         PeerCause::OutOfRange => known.misused || others.any(|other| other.misused),
         PeerCause::Overloaded | PeerCause::Unknown | PeerCause::OtherRankLost => {
-            !(params.lossless || params.drizzle)
+            !(params.lossless || params.drizzle) || params.physics.chaos.drains > 0
         }
         // A sender's host gives up a registration whose sender does not come.
         PeerCause::DeadlineExceeded => {

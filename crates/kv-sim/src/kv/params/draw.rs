@@ -83,7 +83,13 @@ impl Params {
         if !self.lossless {
             self.draw_late_faults(later);
         }
-        if self.lossless || tiny || rng.chance(750) { self } else { self.drizzle(rng) }
+        let mut params = if self.lossless || tiny || rng.chance(750) { self } else { self.drizzle(rng) };
+        // Drawn apart: worlds are otherwise the same.
+        let apart = &mut Rng::new(params.physics.seed ^ 0x5eed_d2a1_4000);
+        if apart.chance(250) {
+            params.physics.chaos.drains = 1 + apart.below(2);
+        }
+        params
     }
 
     fn draw_late_faults(&mut self, rng: &mut Rng) {
@@ -300,6 +306,7 @@ pub(crate) fn draw_chaos(rng: &mut Rng) -> ChaosParams {
         partitions: some(rng),
         breaks: some(rng),
         shutdowns: u64::from(rng.chance(100)),
+        drains: 0,
         detect_max: rng.pick(&[MS, 20 * MS, 500 * MS]),
     }
 }

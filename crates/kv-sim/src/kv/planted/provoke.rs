@@ -67,6 +67,18 @@ impl Planted {
             Planted::HealedInName => {
                 params.physics.net.drop = 950;
             }
+            Planted::DrainUnheard
+            | Planted::DrainAborts
+            | Planted::LeavesAwaited
+            | Planted::NamedAfterLeaving => {
+                params.physics.chaos.drains = 3;
+                params.requests = 12;
+            }
+            Planted::StopsInDebt => {
+                params.physics.chaos.drains = 3;
+                params.physics.net.drop = params.physics.net.drop.max(100);
+                params.lossless = false;
+            }
             _ => self.provoke_leases(params),
         }
     }
