@@ -142,7 +142,9 @@ pub use client_addr::ClientAddr;
 pub use config::{ClientConfig, RegistryConfig, ServerConfig, WatchConfig};
 pub use error::{BootstrapClientError, BootstrapServerError};
 pub use gauges::BootstrapGauges;
-pub use record::{GrantJson, LeaseJson, NotReadyJson, OfferJson, RankJson, RankJsonError, TransportJson};
+pub use record::{
+    GrantJson, LeaseJson, NotFoundJson, NotReadyJson, OfferJson, RankJson, RankJsonError, TransportJson,
+};
 pub use registry::{LeaseError, LookupError, RegisterError, Registry};
 pub use secret::{Secret, SecretError};
 pub use server::KvBootstrapServer;

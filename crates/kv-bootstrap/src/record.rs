@@ -30,6 +30,10 @@ pub struct RankJson {
     /// the server chooses five seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
+    /// True for a rank that has left: it awaits no further peers. Only in requests. A replica is no longer found
+    /// once all of its ranks have left. A server that does not know the field goes on naming the rank.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
 }
 
 /// The JSON form of a [`TransportOffer`].
@@ -79,6 +83,17 @@ pub struct GrantJson {
     /// How long the registration lasts from the request on, in milliseconds: the server may have shortened
     /// what was asked for.
     pub lease_ms: u64,
+}
+
+/// The answer 404 of `GET /v1/ranks`. A client that does not know the field `left` takes every 404 for an unknown
+/// rank, and asks again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotFoundJson {
+    /// Why there is no answer, as a sentence, for logs.
+    pub error: String,
+    /// True if the replica is registered, and all of its ranks have left.
+    #[serde(default)]
+    pub left: bool,
 }
 
 /// The answer 503 of `GET /v1/ranks`: ranks of the replica are missing.
@@ -132,6 +147,7 @@ impl RankJson {
             transports: transports.collect(),
             offers: offers.collect(),
             lease_ms,
+            left: false,
         }
     }
 

@@ -100,9 +100,26 @@ impl Registry {
         let lease = lease.min(self.config.max_lease);
         let (incarnation, expires) = (record.incarnation, now + lease);
         let body = self.memory.keep(client, text, cost);
-        let rank = Rank { incarnation, place, client, body, cost, expires, superseded };
+        let rank = Rank { incarnation, place, client, body, cost, expires, superseded, left: false };
         self.insert(id, *number, profile, rank);
         Ok(lease)
+    }
+
+    /// A registered rank leaves: it awaits no further peers. A replica is no longer found once all of its ranks
+    /// have left, so that ranks may leave one after the other. Registering again takes that back.
+    pub fn leave(
+        &mut self,
+        now: Time,
+        worker: &WorkerId,
+        incarnation: Incarnation,
+    ) -> Result<(), LeaseError> {
+        self.expire(now);
+        self.check_life(worker, incarnation)?;
+        let engine = self.engines.get_mut(&worker.engine);
+        if let Some(rank) = engine.and_then(|engine| engine.ranks.get_mut(&worker.rank)) {
+            rank.left = true;
+        }
+        Ok(())
     }
 
     /// Prolongs a registration to `lease` from `now` on. Returns the lease granted, which is at most
@@ -153,7 +170,8 @@ impl Registry {
     /// # Errors
     ///
     /// [`LookupError::NotReady`] if an engine has the replica but ranks of it are missing,
-    /// [`LookupError::Unknown`] if there is no such engine.
+    /// [`LookupError::Left`] if all ranks of the replica have left, [`LookupError::Unknown`] if there is no such
+    /// engine.
     pub fn lookup(
         &mut self,
         now: Time,

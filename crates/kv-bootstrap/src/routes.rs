@@ -11,7 +11,7 @@
 //! | `PUT /v1/ranks` | 200 [`GrantJson`]; 400; 401; 409; 429; 507 |
 //! | `POST /v1/ranks/renew` | 200 [`GrantJson`]; 400; 401; 404 |
 //! | `DELETE /v1/ranks` | 200 `{}`; 400; 401; 404; 409 |
-//! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&service=…`, `&engine=…`) | 200 list of [`RankJson`]; 400; 401; 404; 503 [`NotReadyJson`] |
+//! | `GET /v1/ranks?role=…&dp_rank=…` (or `&modulo=…`; optional `&service=…`, `&engine=…`) | 200 list of [`RankJson`]; 400; 401; 404 [`NotFoundJson`]; 503 [`NotReadyJson`] |
 //!
 //! 429 means that the client's share is full, 507 that the server is full; both name the bound and the value
 //! that would have exceeded it. A text that is too long is 400 with the field, its length and the maximum.
@@ -30,7 +30,7 @@ use crate::config::ServerConfig;
 use crate::gauges::BootstrapGauges;
 use crate::http::{Query, Reply, Request, decode_query};
 use crate::place::Place;
-use crate::record::{GrantJson, LeaseJson, NotReadyJson, RankJson, RankJsonError};
+use crate::record::{GrantJson, LeaseJson, NotFoundJson, NotReadyJson, RankJson, RankJsonError};
 use crate::registry::{LeaseError, LookupError, RegisterError, Registry};
 use crate::secret::Secret;
 use crate::sglang::{
@@ -179,7 +179,7 @@ impl Tables {
 
     fn put_rank(&mut self, now: Time, from: From, request: &Request) -> Result<Reply, Reply> {
         let body: RankJson = json_body(request)?;
-        let lease = lease(body.lease_ms)?;
+        let (lease, left) = (lease(body.lease_ms)?, body.left);
         let record = body.into_record().map_err(|error| match error {
             RankJsonError::Record(RecordError::Range { field, got, min, max }) => {
                 let error = error.to_string();
@@ -205,6 +205,13 @@ impl Tables {
         if let Some((admitted, desk)) = admitted.zip(self.desks.get_mut(from.desk)) {
             let owner = (record.worker.clone(), record.incarnation);
             desk.routes.enter(now, admitted, Some(now + granted), Some(owner));
+        }
+        if left {
+            // It is registered: it was a moment ago.
+            let _ = self.registry.leave(now, &record.worker, record.incarnation);
+            for desk in &mut self.desks {
+                desk.routes.leave(&record.worker);
+            }
         }
         Ok(grant(granted))
     }
@@ -268,7 +275,10 @@ impl Tables {
         let engine = engine.map_err(|error| refusal(400, &error.to_string()))?;
         match self.registry.lookup(now, role, query.get("service"), replica, engine.as_ref()) {
             Ok(bodies) => Ok(list(bodies)),
-            Err(error @ LookupError::Unknown) => Err(refusal(404, &error.to_string())),
+            Err(error @ (LookupError::Unknown | LookupError::Left)) => {
+                let left = error == LookupError::Left;
+                Err(Reply::json(404, &NotFoundJson { error: error.to_string(), left }))
+            }
             Err(error @ LookupError::NotReady { registered, expected }) => {
                 Err(Reply::json(503, &NotReadyJson { error: error.to_string(), registered, expected }))
             }

@@ -112,6 +112,26 @@ fn withdrawal_gets_out_by_polling_alone() {
 }
 
 #[test]
+fn a_rank_that_leaves_stays_registered_and_lookups_say_that_its_replica_drains() {
+    let (server, addr) = server();
+    let mut worker = Driver::new(ClientConfig::default());
+    let mut decode = Driver::new(ClientConfig::default());
+    worker.publish(&addr, &rank("p", (1, 0), 1));
+    assert_eq!(worker.next(), BootstrapEvent::Published { addr: addr.clone() });
+    let now = worker.now();
+    worker.client.leave(now);
+    eventually("the replica has left", || {
+        worker.poll();
+        decode.lookup(&addr) == Err(BootstrapError::Draining)
+    });
+    assert_eq!(server.gauges().ranks, 1);
+    let now = worker.now();
+    worker.client.withdraw(now);
+    assert!(worker.client.flush(now, LONG));
+    assert_eq!(decode.lookup(&addr), Err(BootstrapError::UnknownRank));
+}
+
+#[test]
 fn a_restarted_server_learns_of_the_rank_again() {
     let (server, addr) = server();
     let mut worker = Driver::new(quick());

@@ -93,7 +93,9 @@ pub mod tokio;
 pub mod worker;
 
 pub use awaiting::{AwaitSession, TakeBack, Until};
-pub use group::{EngineChanges, EngineGroup, EngineGroupError, EngineReceiver, EngineSender, EngineSession};
+pub use group::{
+    EngineChanges, EngineDraining, EngineGroup, EngineGroupError, EngineReceiver, EngineSender, EngineSession,
+};
 pub use kv::{
     Change, Changes, CommandRoom, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver,
     Receiving, Sender, Sending, Session, StopReport, Stopping, Worker, WorkerConfig,

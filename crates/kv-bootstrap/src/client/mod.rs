@@ -27,7 +27,7 @@ pub(crate) use crate::client::sglang::read_all;
 use crate::config::ClientConfig;
 use crate::error::BootstrapClientError;
 use crate::http::{Response, encode_value};
-use crate::record::{NotReadyJson, RankJson};
+use crate::record::{NotFoundJson, NotReadyJson, RankJson};
 use crate::secret::Secret;
 
 /// Longest single sleep inside `flush`.
@@ -179,6 +179,11 @@ impl BootstrapClient for HttpBootstrapClient {
         }
     }
 
+    fn leave(&mut self, now: Time) {
+        self.publications.values_mut().for_each(|publication| publication.leave(now));
+        self.progress(now, Duration::ZERO);
+    }
+
     fn withdraw(&mut self, now: Time) {
         for ((addr, _), publication) in std::mem::take(&mut self.publications) {
             if let Some(bytes) = publication.withdraw() {
@@ -254,7 +259,10 @@ fn read_ranks(query: &RankQuery, response: Response) -> Result<Vec<RankRecord>, 
     match response.status {
         200 => {}
         401 => return Err(BootstrapError::Unauthorized),
-        404 => return Err(BootstrapError::UnknownRank),
+        404 => {
+            let left = serde_json::from_slice::<NotFoundJson>(&response.body).is_ok_and(|json| json.left);
+            return Err(if left { BootstrapError::Draining } else { BootstrapError::UnknownRank });
+        }
         503 => {
             let missing = serde_json::from_slice::<NotReadyJson>(&response.body);
             let missing = missing.map_err(|_| BootstrapError::Status(503))?;

@@ -39,6 +39,9 @@ pub(crate) struct Publication {
     /// Tells this registration from an earlier one of the same worker at the same server.
     pub(crate) serial: u64,
     register: Bytes,
+    /// The registration of a rank that has left.
+    leave: Bytes,
+    left: Left,
     renew: Bytes,
     withdraw: Bytes,
     /// The registration and the heartbeat at SGLang's own server, for a record with an offer for it.
@@ -51,6 +54,16 @@ pub(crate) struct Publication {
     sent: bool,
     step_due: Option<Time>,
     pause: Duration,
+}
+
+/// Whether the worker awaits further peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    No,
+    /// The worker awaits no more, and the server was not told yet.
+    Asked,
+    /// Every registration says so.
+    Told,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +101,13 @@ impl Publication {
         Some(Publication {
             serial,
             register: request("PUT /v1/ranks", host, secret, &RankJson::new(record, lease_ms))?,
+            leave: request(
+                "PUT /v1/ranks",
+                host,
+                secret,
+                &RankJson { left: true, ..RankJson::new(record, lease_ms) },
+            )?,
+            left: Left::No,
             renew: request("POST /v1/ranks/renew", host, secret, &key(lease_ms))?,
             withdraw: request("DELETE /v1/ranks", host, secret, &key(None))?,
             route: SglangRank::of(record)
@@ -118,8 +138,29 @@ impl Publication {
             (State::Present, _) => self.renew.clone(),
             (State::Unlisted, Some((register, _))) => register.clone(),
             (State::Listed, Some((_, health))) => health.clone(),
-            _ => self.register.clone(),
+            _ if self.left == Left::No => self.register.clone(),
+            _ => {
+                self.left = Left::Told;
+                self.leave.clone()
+            }
         })
+    }
+
+    /// The worker awaits no further peers: the server is told with the next step, and again whenever it has lost
+    /// the registration. SGLang's own server cannot be told.
+    pub(crate) fn leave(&mut self, now: Time) {
+        if self.left != Left::No {
+            return;
+        }
+        self.left = Left::Asked;
+        if self.step_due.is_some() && self.state == State::Present {
+            self.register_again(now);
+        }
+    }
+
+    fn register_again(&mut self, now: Time) {
+        self.state = State::Absent;
+        self.step_due = Some(now);
     }
 
     /// The request that ends the registration, if the server may have received it. SGLang's own server has no such
@@ -171,6 +212,9 @@ impl Publication {
                         self.step_due = Some(asked + (lease / 3).max(MIN_PAUSE));
                         self.state = State::Present;
                         self.pause = config.retry_first;
+                        if self.left == Left::Asked {
+                            self.register_again(now);
+                        }
                         return self.announce();
                     }
                     Err(_) => BootstrapError::Malformed("it grants a registration without lease_ms"),
@@ -249,6 +293,36 @@ mod tests {
         assert!(publication.step(second).unwrap().starts_with(b"PUT /v1/ranks "));
         assert_eq!(publication.answered(second, second, granted(), &config), Answered::Quiet);
         assert!(publication.withdraw().unwrap().starts_with(b"DELETE /v1/ranks "));
+    }
+
+    #[test]
+    fn a_rank_that_leaves_says_so_with_its_next_step_and_whenever_it_registers_again() {
+        let config = ClientConfig::default();
+        let record = record("p", 0, 1, (1, 0), (1, 0), (1, 0));
+        let left = |bytes: &Bytes| bytes.ends_with(br#""left":true}"#);
+        let granted = || answer(200, r#"{"lease_ms":3000}"#);
+        for under_way in [false, true] {
+            let mut publication = Publication::new(1, Time::ZERO, "h:1", &record, &config).unwrap();
+            assert!(!left(&publication.step(Time::ZERO).unwrap()));
+            if under_way {
+                publication.leave(Time::ZERO);
+                assert_eq!(publication.step(Time::MAX), None, "one step at a time");
+            }
+            publication.answered(Time::ZERO, Time::ZERO, granted(), &config);
+            publication.leave(Time::ZERO);
+            let told = publication.step(Time::ZERO).unwrap();
+            assert!(told.starts_with(b"PUT /v1/ranks ") && left(&told), "at once: {told:?}");
+            publication.answered(Time::ZERO, Time::ZERO, answer(500, ""), &config);
+            let again = publication.due().unwrap();
+            assert!(left(&publication.step(again).unwrap()), "until the server has heard");
+            publication.answered(again, again, granted(), &config);
+            publication.leave(again);
+            let renewal = publication.due().unwrap();
+            assert!(renewal > again, "once");
+            assert!(publication.step(renewal).unwrap().starts_with(b"POST /v1/ranks/renew "));
+            publication.answered(renewal, renewal, answer(404, ""), &config);
+            assert!(left(&publication.step(renewal).unwrap()), "the server has forgotten the rank");
+        }
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub(super) struct Rank {
     pub(super) cost: usize,
     pub(super) expires: Time,
     pub(super) superseded: Vec<Incarnation>,
+    /// The rank awaits no further peers.
+    pub(super) left: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +124,9 @@ impl Engine {
         let first = Place { dp, ..Place::FIRST };
         let last = Place { dp, pp: u32::MAX, cp: u32::MAX, tp: u32::MAX };
         let ranks = self.places.range(first..=last).filter_map(|(_, rank)| self.ranks.get(rank));
+        if ranks.clone().all(|rank| rank.left) {
+            return Err(LookupError::Left);
+        }
         Ok(ranks.map(|rank| rank.body.clone()).collect())
     }
 }

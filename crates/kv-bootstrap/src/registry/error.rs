@@ -73,6 +73,9 @@ pub enum LookupError {
     /// No engine with this role, service and replica is registered.
     #[error("no engine with this role, service and replica is registered")]
     Unknown,
+    /// All ranks of the replica have left: they drain. Ask for another replica or engine.
+    #[error("all ranks of the replica drain, and take no new requests")]
+    Left,
     /// Ranks of the replica are missing. Ask again later.
     #[error("{registered} of {expected} ranks of the replica have registered")]
     NotReady {

@@ -70,6 +70,32 @@ fn ranks_leave_when_their_lease_ends_and_stay_while_it_is_renewed() {
 }
 
 #[test]
+fn a_replica_is_found_until_all_of_its_ranks_have_left_and_again_once_one_is_registered_anew() {
+    let mut registry = Registry::new(RegistryConfig::default());
+    let (a, b) = (record("p", 0, 1, (2, 0), (1, 0), (1, 0)), record("p", 1, 2, (2, 1), (1, 0), (1, 0)));
+    for rank in [&a, &b] {
+        registry.register(at(0), here(), rank, LEASE).unwrap();
+    }
+    registry.leave(at(1), &a.worker, a.incarnation).unwrap();
+    assert_eq!(find(&mut registry, at(1), Replica::Rank(0)).map(|ranks| ranks.len()), Ok(2));
+    let stranger = Incarnation::from_random(9);
+    assert!(matches!(registry.leave(at(1), &b.worker, stranger), Err(LeaseError::OtherIncarnation { .. })));
+    registry.leave(at(1), &b.worker, b.incarnation).unwrap();
+    assert_eq!(find(&mut registry, at(1), Replica::Rank(0)), Err(LookupError::Left));
+    assert_eq!(registry.len(), 2, "they stay registered, and are renewed");
+    registry.renew(at(2), &a.worker, a.incarnation, LEASE).unwrap();
+    assert_eq!(find(&mut registry, at(2), Replica::Rank(0)), Err(LookupError::Left));
+    let restarted = record("p", 0, 3, (2, 0), (1, 0), (1, 0));
+    registry.register(at(3), here(), &restarted, LEASE).unwrap();
+    assert_eq!(find(&mut registry, at(3), Replica::Rank(0)).map(|ranks| ranks.len()), Ok(2));
+    // Another engine with the same role answers in place of one that has left.
+    registry.leave(at(3), &restarted.worker, restarted.incarnation).unwrap();
+    let other = record("q", 0, 4, (1, 0), (1, 0), (1, 0));
+    registry.register(at(3), here(), &other, LEASE).unwrap();
+    assert_eq!(find(&mut registry, at(3), Replica::Rank(0)), Ok(vec![other]));
+}
+
+#[test]
 fn leases_are_bounded_and_so_are_ranks_and_bytes() {
     let config = RegistryConfig { max_ranks: 2, max_lease: LEASE, ..RegistryConfig::default() };
     let mut registry = Registry::new(config);

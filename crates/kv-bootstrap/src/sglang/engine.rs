@@ -42,6 +42,8 @@ pub(super) struct Rank {
     pub(super) expires: Option<Time>,
     /// True if the rank belongs to a former life of the engine.
     pub(super) left: bool,
+    /// True if the worker of the rank drains and awaits no further peers.
+    pub(super) leaving: bool,
     /// The rank at this place when the set was last complete, with the epoch of that set.
     pub(super) former: Option<(u64, RankInfo)>,
     /// The worker whose rank record the entry comes from; `None` for a rank that came by `PUT /route`.

@@ -43,6 +43,16 @@ impl RouteTable {
         }
     }
 
+    /// The worker of a rank record awaits no further peers. Once that holds for all ranks, the engine is not found
+    /// any more. The engine's health is unchanged: decode ranks that it serves watch it.
+    pub(crate) fn leave(&mut self, worker: &WorkerId) {
+        let Some((id, place)) = self.owned.get(worker).copied() else { return };
+        let engine = self.engine.iter_mut().chain(&mut self.rival).find(|engine| engine.id == id);
+        if let Some(rank) = engine.and_then(|engine| engine.ranks.get_mut(&place)) {
+            rank.leaving = true;
+        }
+    }
+
     /// Removes the entry of a worker's rank record: of this incarnation, or of any.
     pub(crate) fn withdraw(&mut self, worker: &WorkerId, incarnation: Option<Incarnation>) {
         let Some((id, place)) = self.owned.get(worker).copied() else { return };

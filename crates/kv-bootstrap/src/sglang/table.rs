@@ -134,7 +134,18 @@ impl RouteTable {
         let port = info.socket_addr().filter(|_| watch);
         let (watched, life) = (port.is_some(), Life::Unknown);
         let worker = owner.as_ref().map(|(worker, _)| worker.clone());
-        let rank = Rank { info, client, seq, expires, left: false, former: None, owner, watched, life };
+        let rank = Rank {
+            info,
+            client,
+            seq,
+            expires,
+            left: false,
+            leaving: false,
+            former: None,
+            owner,
+            watched,
+            life,
+        };
         let old = engine.put(now, place, rank, &about);
         self.bytes = self.bytes - before + engine.bytes;
         let takes_over = !in_engine && engine.is_whole();
@@ -167,6 +178,9 @@ impl RouteTable {
     pub(crate) fn info(&mut self, now: Time) -> Result<&ServerInfo, RouteMiss> {
         let health = self.health(now);
         match &self.engine {
+            Some(engine) if engine.ranks.values().all(|rank| rank.leaving) => {
+                Err(RouteMiss::NotReady { registered: 0 })
+            }
             Some(engine) if engine.whole_once => health.map(|()| &engine.info).map_err(RouteMiss::Unwell),
             Some(engine) => Err(RouteMiss::NotReady { registered: engine.ages.len() }),
             None => Err(RouteMiss::NotReady { registered: 0 }),

@@ -28,6 +28,10 @@ pub enum BootstrapError {
     /// The server has no rank of this engine, role and service, or has it no longer.
     #[error("no rank of this engine, role and service is registered")]
     UnknownRank,
+    /// All ranks of the replica drain: they serve the requests that they have, and take no new ones. Route the
+    /// request to another worker; asking again does not help.
+    #[error("the ranks of this engine drain, and take no new requests")]
+    Draining,
     /// The server asks for a secret that this worker does not have. Configure the same secret on both; asking
     /// again does not help.
     #[error("the bootstrap server does not accept this worker's secret")]
@@ -69,7 +73,10 @@ impl BootstrapError {
     pub fn is_retryable(&self) -> bool {
         !matches!(
             self,
-            BootstrapError::Address(_) | BootstrapError::Unauthorized | BootstrapError::Ambiguous { .. }
+            BootstrapError::Address(_)
+                | BootstrapError::Draining
+                | BootstrapError::Unauthorized
+                | BootstrapError::Ambiguous { .. }
         )
     }
 }

@@ -127,6 +127,7 @@ fn of_bootstrap(error: &BootstrapError) -> (&'static str, Recovery) {
             "check that the other engine runs, and which bootstrap server its ranks use",
             Recovery::Recompute,
         ),
+        BootstrapError::Draining => ("route the request to another engine", Recovery::Recompute),
         BootstrapError::Unauthorized => {
             ("configure the bootstrap server's secret on this worker", Recovery::Fail)
         }
@@ -216,6 +217,7 @@ mod tests {
                 Recompute,
             ),
             (BootstrapError::UnknownRank, &["other engine runs", "which bootstrap server"], Recompute),
+            (BootstrapError::Draining, &["another engine"], Recompute),
             (BootstrapError::Unauthorized, &["secret on this worker"], Fail),
             (BootstrapError::Status(500), &["retry", "log of the bootstrap server"], Recompute),
             (BootstrapError::Status(302), &["address is that of a bootstrap server"], Recompute),
@@ -240,8 +242,10 @@ mod tests {
             assert_eq!(cause.recovery(), *recovery, "{error}");
             let alike = errors.iter().filter(|(other, ..)| of_bootstrap(other).0 == advice).count();
             assert_eq!(alike, 1, "{error}: {advice}");
-            // A question that no retry answers is not worth a second try of the request.
-            assert_eq!(error.is_retryable(), *recovery == Recovery::Recompute, "{error}");
+            // A question that no retry answers is not worth a second try of the request, unless the try goes
+            // to another engine.
+            let elsewhere = *error == BootstrapError::Draining;
+            assert_eq!(error.is_retryable() || elsewhere, *recovery == Recovery::Recompute, "{error}");
         }
     }
 

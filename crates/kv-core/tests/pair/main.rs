@@ -4,6 +4,7 @@
 
 mod alike;
 mod both_ways;
+mod drain;
 mod far;
 mod groups;
 mod layers;

@@ -28,6 +28,7 @@
 
 mod changes;
 mod deal;
+mod draining;
 mod members;
 mod parts;
 mod ready_event;
@@ -47,6 +48,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use crate::kv::{Change, Manager};
 pub use changes::EngineChanges;
 use deal::Deal;
+pub use draining::EngineDraining;
 use roster::Roster;
 pub use session::{EngineReceiver, EngineSender, EngineSession};
 use shared::Shared;
@@ -133,6 +135,12 @@ impl EngineGroup {
     /// The managers of the ranks, in the order of ranks: for gauges and registrations.
     pub fn managers(&self) -> &[Manager] {
         &self.shared.managers
+    }
+
+    /// Tells all ranks to take no new requests and to serve those that they have, and returns at once.
+    /// [`worker::Draining`](crate::worker::Draining) says what holds meanwhile.
+    pub fn begin_drain(&self) -> EngineDraining {
+        EngineDraining::new(self.shared.managers.iter().map(Manager::begin_drain).collect())
     }
 
     /// Hands every session that has changed since the last call to `f`, and returns the number of calls of

@@ -10,7 +10,7 @@ use kv_core::{
 
 use super::gauges::Gauges;
 use super::session::{Receiver, Sender, Session};
-use super::words::{Changes, CommandRoom, KvMachine, PollSet};
+use super::words::{Changes, CommandRoom, Draining, KvMachine, PollSet};
 use crate::worker::waiters::Awaited;
 use crate::worker::{Port, Publication};
 
@@ -88,6 +88,12 @@ impl Manager {
     /// Whether peers can find the worker at the bootstrap server.
     pub fn publication(&self) -> Publication {
         self.port.publication()
+    }
+
+    /// Tells the worker to take no new requests and to serve those that it has, and returns at once.
+    /// [`worker::Draining`](crate::worker::Draining) says what holds meanwhile, and when the worker is empty.
+    pub fn begin_drain(&self) -> Draining {
+        self.port.begin_drain()
     }
 
     /// True once the worker runs no session any more, after a stop or a panic. The transport may still be

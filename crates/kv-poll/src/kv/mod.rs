@@ -14,4 +14,4 @@ pub use manager::Manager;
 pub use session::{Receiver, Receiving, Sender, Sending, Session};
 pub use start::Worker;
 pub use stop::{StopReport, Stopping};
-pub use words::{Change, Changes, CommandRoom, KvMachine, Listener, PollSet};
+pub use words::{Change, Changes, CommandRoom, Draining, KvMachine, Listener, PollSet};

@@ -84,6 +84,14 @@ impl Worker {
         self.manager.incarnation()
     }
 
+    /// Tells the worker to drain, as [`Manager::begin_drain`] does, and to stop once it is empty, or after
+    /// `within` at the latest. Returns at once. A drain that took too long ends as
+    /// [`begin_stop`](Worker::begin_stop) does, with this grace: the report counts the sessions that had not
+    /// ended.
+    pub fn drain_then_stop(self, within: Duration, grace: Duration) -> Stopping {
+        Stopping::of(self.thread.drain_then_stop(within, grace))
+    }
+
     /// Tells the worker to end all sessions, tell the peers, withdraw the publication, and go on for `grace`
     /// at most until every page is back. Returns at once: [`Stopping`] says what holds meanwhile.
     pub fn begin_stop(self, grace: Duration) -> Stopping {

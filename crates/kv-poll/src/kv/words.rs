@@ -23,6 +23,9 @@ pub type KvMachine = Box<
 /// Is told each event of a worker of the KV cache; see [`worker::Listener`].
 pub type Listener = worker::Listener<KvWhat>;
 
+/// A worker of the KV cache that drains; see [`worker::Draining`].
+pub type Draining = worker::Draining<KvMachine>;
+
 /// One session of the KV cache that has changed; see [`worker::Change`].
 pub type Change = worker::Change<KvPoll>;
 

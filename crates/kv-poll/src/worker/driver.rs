@@ -14,6 +14,7 @@ use kv_core::{
 };
 
 use super::clock::Clock;
+use super::ebb::Ebb;
 use super::listeners::Listeners;
 use super::port::Port;
 use super::quarantine::Face;
@@ -62,6 +63,7 @@ pub struct Driver<M: Machine> {
     face: Face,
     /// The bootstrap client was given a task and must be polled before the next sleep.
     client_stirred: bool,
+    ebb: Option<Ebb>,
     stopping: Option<Stopping>,
     listeners: Listeners<M::Trace>,
 }
@@ -132,6 +134,7 @@ impl<M: Machine> Driver<M> {
             events: Vec::new(),
             face: Face::default(),
             client_stirred: false,
+            ebb: None,
             stopping: None,
             listeners,
             shared,
@@ -176,6 +179,7 @@ impl<M: Machine> Driver<M> {
         // One reading for both: a deadline of stopping that has not come for `wind_up` must be ahead for
         // `rest`.
         let now = self.clock.now();
+        self.drain(now);
         match self.wind_up(now) {
             Some(ended) => Turn::Ended(ended),
             None => {
@@ -259,6 +263,8 @@ impl<M: Machine> Driver<M> {
                 Some(BootstrapEvent::Failed { lookup, error }) => {
                     self.feed(Input::LookupFailed { lookup, error });
                 }
+                Some(BootstrapEvent::Published { .. } | BootstrapEvent::PublishFailed { .. })
+                    if self.ebb.as_ref().is_some_and(|ebb| ebb.left) => {}
                 Some(BootstrapEvent::Published { .. }) => self.shared.set_publication(Publication::Published),
                 Some(BootstrapEvent::PublishFailed { error, .. }) => {
                     self.shared.set_publication(Publication::Pending { last: Some(error) });
@@ -342,6 +348,38 @@ impl<M: Machine> Driver<M> {
         Input::Posted { post, result }
     }
 
+    /// Drains, if the worker was asked to: tells the machine, leaves the bootstrap server once no peer is
+    /// awaited, and tells when the worker is empty.
+    fn drain(&mut self, now: Time) {
+        if self.ebb.is_none() && self.shared.is_draining() {
+            // Sessions that were opened before are served.
+            for _ in 0..self.shared.commands_waiting().div_ceil(PER_TURN) {
+                self.take_commands();
+            }
+            self.ebb = Some(Ebb::new(now, self.shared.stop_after()));
+            if let Some(drain) = M::Command::drain() {
+                self.feed(Input::Command(drain));
+            }
+        }
+        let Some(ebb) = self.ebb.as_mut().filter(|_| self.stopping.is_none()) else { return };
+        if !ebb.left && !self.machine.awaits_peers() {
+            ebb.left = true;
+            if self.shared.publication() != Publication::None {
+                self.client.leave(now);
+                self.client_stirred = true;
+                self.shared.set_publication(Publication::Left);
+            }
+        }
+        let quiet = self.sessions.is_empty() && self.ready_events.is_empty() && !self.shared.has_commands();
+        let machine = &self.machine;
+        if ebb.is_empty(now, quiet, || machine.owes_answers()) {
+            self.shared.set_drained();
+        }
+        if let Some(grace) = ebb.stops(now) {
+            self.shared.request_stop(grace);
+        }
+    }
+
     /// Stops, if the worker was asked to: at the deadline, or when everything lent is back and the
     /// publication, if there was one, has had its time to be withdrawn. A bootstrap client without a timeout
     /// has no request under way.
@@ -388,6 +426,7 @@ impl<M: Machine> Driver<M> {
             self.client.next_timeout(),
             face,
             stop,
+            self.ebb.as_ref().and_then(|ebb| ebb.next_timeout()).filter(|_| self.stopping.is_none()),
         ];
         let due = due.into_iter().flatten().min();
         match [at_most, due.map(|at| at.since(now))].into_iter().flatten().min() {
@@ -397,8 +436,9 @@ impl<M: Machine> Driver<M> {
     }
 
     pub(super) fn sleep(&self, rest: &Rest) {
-        let (shared, stopping) = (&self.shared, self.stopping.is_some());
-        let has_work = || shared.has_commands() || (!stopping && shared.stop_requested().is_some());
+        let (shared, stopping, draining) = (&self.shared, self.stopping.is_some(), self.ebb.is_some());
+        let told = || !stopping && (shared.stop_requested().is_some() || !draining && shared.is_draining());
+        let has_work = || shared.has_commands() || told();
         shared.waker.park(&rest.fds, rest.at_most.map(|time| time.min(LONGEST_SLEEP)), has_work);
         shared.counters.wake_ups.add_one();
     }

@@ -11,7 +11,9 @@ mod changes;
 mod clock;
 mod command_room;
 mod discard;
+mod draining;
 mod driver;
+mod ebb;
 mod gauges;
 mod listeners;
 mod poll_set;
@@ -37,6 +39,7 @@ pub use changes::Changes;
 pub use clock::{BootTime, Clock};
 pub use command_room::CommandRoom;
 pub(crate) use discard::discard;
+pub use draining::Draining;
 pub use driver::{Driver, Ended, Rest, Turn};
 pub use gauges::Gauges;
 pub use listeners::Listener;
@@ -63,6 +66,7 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 ///
 /// | call | blocks | use |
 /// |---|---|---|
+/// | [`drain_then_stop`](Worker::drain_then_stop) | never | rolling restarts: open sessions end as ever first |
 /// | [`begin_stop`](Worker::begin_stop) | never | event loops and async servers; several workers at once |
 /// | [`stop`](Worker::stop) | for the grace at most, and while the transport closes | everything else |
 /// | dropping the worker | as `stop` with a grace of one second | the way out of an error |
@@ -122,6 +126,14 @@ impl<M: Machine + 'static> Worker<M> {
     /// The port that opens sessions on this worker.
     pub fn port(&self) -> Port<M> {
         self.port.clone()
+    }
+
+    /// Tells the worker to drain, and to stop once it is empty, or after `within` at the latest. Returns at
+    /// once. A drain that took too long ends as [`begin_stop`](Worker::begin_stop) does, with this grace: the
+    /// report counts the sessions that had not ended.
+    pub fn drain_then_stop(mut self, within: Duration, grace: Duration) -> Stopping<M> {
+        self.port.request_drain_then_stop(within, grace);
+        Stopping::new(self.port.clone(), self.thread.take())
     }
 
     /// Tells the worker to end all sessions, to tell the peers and to withdraw the publication, and returns at

@@ -10,6 +10,7 @@ use kv_core::{OpenError, SessionId};
 use super::cell::{Cell, Failure, Side};
 use super::changes::{Changes, Set};
 use super::command_room::CommandRoom;
+use super::draining::Draining;
 use super::gauges::Gauges;
 use super::poll_set::PollSet;
 use super::shared::{Publication, Shared};
@@ -77,6 +78,14 @@ impl<M: Machine> Port<M> {
         self.shared.has_ended()
     }
 
+    pub(super) fn request_drain_then_stop(&self, within: Duration, grace: Duration) {
+        self.shared.request_drain_then_stop(within, grace);
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.shared.is_drained()
+    }
+
     pub(super) fn request_stop(&self, grace: Duration) {
         self.shared.request_stop(grace);
     }
@@ -89,6 +98,13 @@ impl<M: Machine> Port<M> {
 }
 
 impl<M: Machine + 'static> Port<M> {
+    /// Tells the worker to take no new requests and to serve those that it has, and returns at once.
+    /// [`Draining`] says what holds meanwhile, and when the worker is empty.
+    pub fn begin_drain(&self) -> Draining<M> {
+        self.shared.request_drain();
+        Draining::new(self.clone())
+    }
+
     /// The changes of the sessions as a stream, for servers that await them instead of draining the set.
     pub fn changes(&self) -> Changes<M> {
         Changes::new(Arc::clone(&self.shared))

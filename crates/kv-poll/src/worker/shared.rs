@@ -39,6 +39,9 @@ pub enum Publication {
     },
     /// The server has accepted the worker, and peers can find it.
     Published,
+    /// The worker drains and awaits no further peers. Peers do not find its replica any more once all ranks of
+    /// the replica have left.
+    Left,
 }
 
 /// Shared by a worker, its ports and their sessions.
@@ -59,6 +62,12 @@ pub(crate) struct Shared<M: Machine> {
     orphans: Mutex<Vec<M::Resource>>,
     publication: Mutex<Publication>,
     quarantine: Mutex<Vec<M::Quarantine>>,
+    drain: AtomicBool,
+    /// After how much time a worker that drains stops if it is not empty, and with which grace. A worker with
+    /// this stops also when it is empty.
+    stop_after: OnceLock<(Duration, Duration)>,
+    /// The worker has been empty while it drained.
+    drained: AtomicBool,
     stop: OnceLock<Duration>,
     stopped: AtomicBool,
     /// The worker's thread runs nothing of the worker any more: the transport is closed.
@@ -88,6 +97,9 @@ impl<M: Machine> Shared<M> {
             orphans: Mutex::new(Vec::new()),
             publication: Mutex::default(),
             quarantine: Mutex::new(Vec::new()),
+            drain: AtomicBool::new(false),
+            stop_after: OnceLock::new(),
+            drained: AtomicBool::new(false),
             stop: OnceLock::new(),
             stopped: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -99,6 +111,9 @@ impl<M: Machine> Shared<M> {
     pub(crate) fn open(&self, open: impl FnOnce(SessionId) -> M::Command) -> Result<Arc<Cell<M>>, OpenError> {
         if self.is_stopped() || self.stop.get().is_some() {
             return Err(OpenError::WorkerStopped);
+        }
+        if self.is_draining() {
+            return Err(OpenError::Draining);
         }
         let more = |open: usize| (open < self.max_sessions).then(|| open + 1);
         if let Err(open) = self.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
@@ -180,6 +195,27 @@ impl<M: Machine> Shared<M> {
         lock(&self.quarantine).clone()
     }
 
+    /// Asks the worker to drain. Later calls have no effect.
+    pub(crate) fn request_drain(&self) {
+        self.drain.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    /// Asks the worker to drain, and to stop when it is empty, or after `within` at the latest, with this grace.
+    pub(crate) fn request_drain_then_stop(&self, within: Duration, grace: Duration) {
+        let _ = self.stop_after.set((within, grace));
+        self.request_drain();
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.drain.load(Ordering::SeqCst)
+    }
+
+    /// True once the worker has been empty while it drained, and once it has stopped.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.drained.load(Ordering::SeqCst) || self.is_stopped()
+    }
+
     /// Asks the worker to stop within `grace`. Later calls have no effect.
     pub(crate) fn request_stop(&self, grace: Duration) {
         let _ = self.stop.set(grace);
@@ -233,6 +269,16 @@ impl<M: Machine> Shared<M> {
 
     pub(crate) fn has_commands(&self) -> bool {
         !self.ring.is_empty() || !self.aborts.is_empty()
+    }
+
+    pub(crate) fn stop_after(&self) -> Option<(Duration, Duration)> {
+        self.stop_after.get().copied()
+    }
+
+    /// The worker drains, and is empty.
+    pub(crate) fn set_drained(&self) {
+        self.drained.store(true, Ordering::SeqCst);
+        self.waiters.wake();
     }
 
     pub(crate) fn stop_requested(&self) -> Option<Duration> {

@@ -85,6 +85,10 @@ impl BootstrapServers {
         };
         let of_replica = || alive().filter(|entry| entry.record.parallel.dp_rank == replica);
         let ranks: Vec<_> = of_replica().map(|entry| entry.record.clone()).collect();
-        if of_replica().all(|entry| entry.left) { Err(BootstrapError::UnknownRank) } else { Ok(ranks) }
+        let left = !ranks.is_empty() && of_replica().all(|entry| entry.left);
+        if left {
+            return Err(BootstrapError::Draining);
+        }
+        if ranks.is_empty() { Err(BootstrapError::UnknownRank) } else { Ok(ranks) }
     }
 }

@@ -33,6 +33,10 @@ impl BootstrapClient for FakeClient {
         self.answers.push_back(BootstrapEvent::Published { addr });
     }
 
+    fn leave(&mut self, _: Time) {
+        self.log.lock().unwrap().push(Seen::Left);
+    }
+
     fn withdraw(&mut self, _: Time) {
         self.log.lock().unwrap().push(Seen::Withdrawn);
     }

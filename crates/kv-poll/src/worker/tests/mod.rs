@@ -73,6 +73,8 @@ enum Seen {
     LookupFailed(u64),
     PeerGone,
     Shutdown,
+    Drain,
+    Left,
     Published(String),
     Withdrawn,
     TransportSend,

@@ -26,6 +26,8 @@ pub(super) struct Script {
     held: Vec<(SessionId, Pages)>,
     timeout: Option<Time>,
     shutdown: bool,
+    awaits: bool,
+    owes: bool,
 }
 
 /// In this room the machine waits for the word `done`; in all others it succeeds at once.
@@ -47,6 +49,8 @@ impl Script {
             held: Vec::new(),
             timeout: None,
             shutdown: false,
+            awaits: false,
+            owes: false,
         }
     }
 
@@ -116,6 +120,7 @@ impl Script {
                 self.see(Seen::Aborted(session.0));
                 self.end(session, Some(Cause::Aborted));
             }
+            Command::Drain => self.see(Seen::Drain),
             Command::Shutdown => {
                 self.see(Seen::Shutdown);
                 self.shutdown = true;
@@ -137,6 +142,15 @@ impl Script {
                 }
             }
             b"release" => self.release(None),
+            b"await" | b"await no more" => {
+                self.awaits = word == b"await";
+                self.see(Seen::Frame(if self.awaits { "await" } else { "await no more" }));
+            }
+            b"owe" | b"settle" => {
+                self.owes = word == b"owe";
+                self.see(Seen::Frame(if self.owes { "owe" } else { "settle" }));
+            }
+            b"look" => self.see(Seen::Frame("look")),
             b"nothing" => {}
             b"outputs" => {
                 let descriptors = vec![Descriptor {
@@ -220,6 +234,14 @@ impl Machine for Script {
 
     fn next_timeout(&self) -> Option<Time> {
         self.timeout
+    }
+
+    fn awaits_peers(&self) -> bool {
+        self.awaits
+    }
+
+    fn owes_answers(&self) -> bool {
+        self.owes
     }
 
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {

@@ -1,0 +1,159 @@
+//! A worker drains: what is open ends as ever, and what comes too late is refused at once.
+
+use std::time::Duration;
+
+use kv_core::proto::{Command, Spoken};
+use kv_core::wire::{Body, VERSIONS, Versions};
+use kv_core::{Cause, KvPoll, PeerCause, Room, SessionOptions, TransferMode};
+
+use crate::pair::{D, P, Pair, list};
+
+const OPEN: Room = Room::Number(1);
+const LATE: Room = Room::Number(2);
+
+fn drain(pair: &mut Pair, node: usize) {
+    pair.command(node, Command::Drain);
+}
+
+fn mode(mode: TransferMode) -> SessionOptions {
+    SessionOptions::default().with(|options| options.mode = Some(mode))
+}
+
+#[test]
+fn sessions_that_are_open_when_a_worker_drains_end_as_ever_on_either_side_in_push_and_pull() {
+    for node in [P, D] {
+        for moves in [TransferMode::Push, TransferMode::Pull] {
+            let mut pair = Pair::new();
+            let sender = pair.open_sender_with(OPEN, 1, mode(moves));
+            pair.init_sender(sender, 2, None);
+            let receiver = pair.open_receiver_with(OPEN, mode(moves));
+            drain(&mut pair, node);
+            // Both sides are given their pages after the drain has begun.
+            pair.send(sender, &[3, 4]);
+            pair.init_receiver(receiver, &[0, 1], None);
+            pair.complete_posts();
+            pair.run_for(Duration::from_secs(1));
+            assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+            assert_eq!(pair.released(P, sender), [list(&[3, 4])]);
+            assert_eq!(pair.released(D, receiver), [list(&[0, 1])]);
+            pair.assert_empty();
+        }
+    }
+}
+
+#[test]
+fn a_sender_that_waits_when_its_worker_drains_is_met_by_a_receiver_that_comes_later() {
+    let mut pair = Pair::new();
+    let sender = pair.open_sender(OPEN, 1);
+    drain(&mut pair, P);
+    assert!(pair.node(P).awaits_peers(), "its receiver must find the worker");
+    let receiver = pair.open_receiver(OPEN);
+    assert!(pair.node(P).awaits_peers(), "and has not registered");
+    pair.init_receiver(receiver, &[0], None);
+    assert!(!pair.node(P).awaits_peers());
+    pair.init_sender(sender, 1, None);
+    pair.send(sender, &[5]);
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+}
+
+#[test]
+fn receivers_without_a_sender_are_refused_at_once_whether_they_waited_or_come_later() {
+    for moves in [TransferMode::Push, TransferMode::Pull] {
+        let mut pair = Pair::new();
+        let waiting = pair.open_receiver_with(OPEN, mode(moves));
+        pair.init_receiver(waiting, &[0, 1], None);
+        assert_eq!(pair.node(P).gauges().registrations, 1);
+        drain(&mut pair, P);
+        let late = pair.open_receiver_with(LATE, mode(moves));
+        pair.init_receiver(late, &[2], None);
+        // No time has passed.
+        for (receiver, pages) in [(waiting, list(&[0, 1])), (late, list(&[2]))] {
+            assert_eq!(pair.failure(D, receiver), Cause::ByPeer(PeerCause::WorkerStopped));
+            assert_eq!(pair.released(D, receiver), [pages]);
+        }
+        assert_eq!(pair.node(P).gauges().registrations, 0);
+        pair.run_for(Duration::from_secs(3));
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn a_session_that_is_opened_after_the_drain_fails_and_gives_its_pages_back() {
+    for node in [P, D] {
+        let mut pair = Pair::new();
+        drain(&mut pair, node);
+        let (session, given) = match node {
+            P => {
+                let sender = pair.open_sender(LATE, 1);
+                pair.init_sender(sender, 1, None);
+                pair.send(sender, &[3]);
+                (sender, list(&[3]))
+            }
+            _ => {
+                let receiver = pair.open_receiver(LATE);
+                pair.init_receiver(receiver, &[2], None);
+                (receiver, list(&[2]))
+            }
+        };
+        assert_eq!(pair.failure(node, session), Cause::Draining);
+        assert_eq!(pair.released(node, session), [given]);
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn a_peer_that_was_refused_asks_the_bootstrap_server_anew_for_each_later_request() {
+    let mut pair = Pair::new();
+    let (first, second) = (pair.open_receiver(OPEN), pair.open_receiver(LATE));
+    for (receiver, page) in [(first, 0), (second, 1)] {
+        pair.init_receiver(receiver, &[page], None);
+    }
+    assert_eq!(pair.node(D).gauges().addresses, 1, "one answer serves all requests");
+    drain(&mut pair, P);
+    assert_eq!(pair.failure(D, first), Cause::ByPeer(PeerCause::WorkerStopped));
+    assert_eq!(pair.node(D).gauges().addresses, 0);
+    let third = pair.open_receiver(Room::Number(3));
+    pair.init_receiver(third, &[2], None);
+    assert_eq!(pair.failure(D, third), Cause::ByPeer(PeerCause::WorkerStopped));
+    assert_eq!(pair.node(D).gauges().addresses, 0, "an answer that names the worker is used once");
+}
+
+#[test]
+fn a_served_request_is_owed_until_its_peer_has_heard_of_it() {
+    let mut pair = Pair::new();
+    let (sender, receiver) = pair.transferring(OPEN, &[3], &[0]);
+    drain(&mut pair, P);
+    pair.lose(|body| matches!(body, Body::Progress(_)));
+    pair.complete_posts();
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Transferring));
+    assert!(pair.node(P).owes_answers(), "stopping it now would fail the receiver");
+    pair.lose(|_| false);
+    pair.run_for(Duration::from_secs(3));
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+    assert!(!pair.node(P).owes_answers());
+    pair.assert_empty();
+}
+
+/// The refusal is the one that every release of this version of the wire has told when it was stopping.
+#[test]
+fn a_worker_that_drains_serves_and_refuses_peers_of_the_versions_before_and_after() {
+    let before = Versions { min: VERSIONS.min - 1, max: VERSIONS.max };
+    let after = Versions { min: VERSIONS.max, max: VERSIONS.max + 2 };
+    for (prefill, decode) in [(VERSIONS, before), (before, VERSIONS), (VERSIONS, after), (after, VERSIONS)] {
+        let mut pair = Pair::with(|config| {
+            let is_prefill = config.args.worker().engine.as_str() == "prefill";
+            config.versions = Spoken::of_another_library(if is_prefill { prefill } else { decode });
+        });
+        let (sender, receiver) = pair.transferring(OPEN, &[3, 4], &[0, 1]);
+        drain(&mut pair, P);
+        pair.complete_posts();
+        assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+        let late = pair.open_receiver(LATE);
+        pair.init_receiver(late, &[2], None);
+        assert_eq!(pair.failure(D, late), Cause::ByPeer(PeerCause::WorkerStopped), "{prefill} {decode}");
+        for node in [P, D] {
+            assert_eq!(pair.node(node).gauges().dropped.total(), 0);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! A worker that takes no new requests, until nothing needs it any more.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use kv_core::machine::Machine;
+
+use super::port::Port;
+use super::waiters::Waiting;
+
+/// A worker that was told to drain, by [`Port::begin_drain`](super::Port::begin_drain).
+///
+/// The worker stays usable, and a drain cannot be taken back:
+///
+/// * Opening a session is refused with [`OpenError::Draining`](kv_core::OpenError::Draining); the caller keeps
+///   what it was going to give. A session that another thread was opening at the same moment may fail with
+///   [`Cause::Draining`](kv_core::Cause::Draining) instead.
+/// * Sessions that are open end as they would have: by success, by their own failure, or by their deadline.
+///   Leases run to their end: a fixed one for its duration, and a renewable one until its readers have read, or
+///   heartbeats stop, or the deadline of its session. The longest deadline of an open session is thus the bound
+///   of the drain, plus the time until the pages of failed sessions are quiet.
+/// * A peer that asks for a session that is not open here is refused at once, with
+///   [`PeerCause::WorkerStopped`](kv_core::PeerCause::WorkerStopped), which older releases know, too: its router
+///   can send the request elsewhere without waiting for a deadline.
+/// * The worker leaves its bootstrap server as soon as no open session awaits a peer that may still look for
+///   it. A replica is found until all of its ranks have left.
+///
+/// The worker is *empty* when every session has ended, everything lent to sessions is back, and every peer that
+/// answers knows how its requests have ended (peers that have not acknowledged that are given five seconds). An
+/// empty worker stays empty; stopping it loses nothing.
+///
+/// Dropping this value changes nothing.
+#[must_use = "this tells when the worker is empty"]
+pub struct Draining<M: Machine> {
+    port: Port<M>,
+    waiting: Waiting,
+}
+
+impl<M: Machine + 'static> Draining<M> {
+    pub(super) fn new(port: Port<M>) -> Draining<M> {
+        let waiting = Waiting::on([port.awaited()]);
+        Draining { port, waiting }
+    }
+
+    /// True once the worker is empty, and once it has stopped. Never blocks.
+    pub fn is_empty(&self) -> bool {
+        self.port.is_drained()
+    }
+}
+
+/// Resolves when the worker is empty, or has stopped.
+impl<M: Machine + 'static> Future for Draining<M> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Draining { port, waiting } = self.get_mut();
+        waiting.look(cx, || if port.is_drained() { Poll::Ready(()) } else { Poll::Pending })
+    }
+}
+
+impl<M: Machine> fmt::Debug for Draining<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Draining").field("is_empty", &self.port.is_drained()).finish_non_exhaustive()
+    }
+}
