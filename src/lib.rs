@@ -214,9 +214,9 @@ pub use kv_core::{
 #[cfg(feature = "tokio")]
 pub use kv_poll::tokio;
 pub use kv_poll::{
-    AwaitSession, Change, Changes, CommandRoom, EngineChanges, EngineGroup, EngineReceiver, EngineSender,
-    EngineSession, Gauges, HeldBytes, Listener, Manager, PollSet, Publication, Receiver, Sender, Session,
-    StopReport, Stopping, TakeBack, Until, Worker, WorkerConfig,
+    AwaitSession, Change, Changes, CommandRoom, Draining, EngineChanges, EngineDraining, EngineGroup,
+    EngineReceiver, EngineSender, EngineSession, Gauges, HeldBytes, Listener, Manager, PollSet, Publication,
+    Receiver, Sender, Session, StopReport, Stopping, TakeBack, Until, Worker, WorkerConfig,
 };
 pub use kv_poll::{Receiving, Sending};
 pub use kv_poll::{allocator, consensus, queue};

@@ -10,6 +10,7 @@
 //! cargo run --release --example pd -- --page-size 32 --decode-page-size 8 --decode-layout page-major
 //! cargo run --release --example pd -- --mode pull --turns 2
 //! cargo run --release --example pd -- --kill prefill --timeline target/pd.html
+//! cargo run --release --example pd -- --drain prefill --requests 60
 //! ```
 //!
 //! This process is the router. It starts a bootstrap server and the ranks (each is this program once more), gives
@@ -62,11 +63,13 @@ struct Options {
     #[command(flatten)]
     hand_over: HandOver,
 
-    /// How many prefill processes to start, as data-parallel replicas [default: 1, or 2 with --kill or --stop].
+    /// How many prefill processes to start, as data-parallel replicas [default: 1, or 2 with --kill, --stop or
+    /// --drain].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefill_ranks: Option<u32>,
 
-    /// How many decode processes to start, as data-parallel replicas [default: 1, or 2 with --kill or --stop].
+    /// How many decode processes to start, as data-parallel replicas [default: 1, or 2 with --kill, --stop or
+    /// --drain].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
     decode_ranks: Option<u32>,
 
@@ -117,6 +120,11 @@ struct Options {
     /// know whether it will go on.
     #[arg(long, value_enum, value_name = "SIDE", conflicts_with = "kill")]
     stop: Option<Side>,
+
+    /// Restart the processes of this side one after the other while requests keep coming: each takes no new
+    /// requests, serves those that it has, exits when it is empty, and is started anew. No request fails.
+    #[arg(long, value_enum, value_name = "SIDE", conflicts_with_all = ["kill", "stop"])]
+    drain: Option<Side>,
 
     /// With --kill or --stop: the moment, in milliseconds after the first request, instead of the middle of a
     /// transfer.
@@ -189,7 +197,8 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
     let bootstrap = server.local_addr().to_string();
     let mut router = Router::new();
     let harm = options.harm();
-    let several = if harm.is_some() { 2 } else { 1 };
+    let several = if harm.is_some() || options.drain.is_some() { 2 } else { 1 };
+    let mut specs = Vec::new();
     for (side, ranks) in [(Side::Prefill, options.prefill_ranks), (Side::Decode, options.decode_ranks)] {
         let of = ranks.unwrap_or(several);
         for number in 0..of {
@@ -211,7 +220,18 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
             };
             let (child, output, input) = process::spawn(&spec)?;
             router.add(side, input, output, Some(child));
+            specs.push(spec);
         }
+    }
+    if let Some(side) = options.drain {
+        let spec_of = move |side, number| {
+            let spec = specs.iter().find(|spec: &&RankSpec| (spec.side, spec.number) == (side, number));
+            spec.ok_or(ExampleError::Rank {
+                rank: format!("{side}/{number}"),
+                how: "was never started".to_owned(),
+            })
+        };
+        router.roll(side, Box::new(move |side, number| process::spawn(spec_of(side, number)?)));
     }
 
     let chats = options.model.prompts(&model, options.workload.prompts())?;

@@ -47,6 +47,8 @@ pub enum Command {
         /// The room of the request.
         room: u64,
     },
+    /// Take no new requests, serve those that are there, then report and exit.
+    Drain,
     /// No more requests come: end all requests, count the pages, and report.
     Finish,
 }
@@ -97,7 +99,8 @@ pub enum Event {
         /// A [`kv_timeline::Record`] as JSON.
         record: String,
     },
-    /// After [`Command::Finish`]: every session has ended, or was waited for in vain.
+    /// After [`Command::Drain`], when the rank is empty, and after [`Command::Finish`]: every session has ended,
+    /// or was waited for in vain.
     Finished(Accounting),
 }
 
@@ -240,6 +243,7 @@ impl From<&TransferError> for NamedError {
         let name = match &error.cause {
             Cause::Aborted => "Aborted",
             Cause::WorkerStopped => "WorkerStopped",
+            Cause::Draining => "Draining",
             Cause::DeadlineExceeded { .. } => "DeadlineExceeded",
             Cause::Bootstrap(_) => "Bootstrap",
             Cause::Connect(_) => "Connect",

@@ -13,7 +13,7 @@ use kv_transfer::params::{Fetch, FetchPolicy, TransferParams};
 use kv_transfer::queue::{
     DecodeConfig, DecodeCounts, DecodeQueues, Demand, Incoming, Origin, PushError, PushRefusal, Ready,
 };
-use kv_transfer::{EngineGroup, KvManager, OpenError, Pages, Room, SessionOptions, Worker};
+use kv_transfer::{EngineDraining, EngineGroup, KvManager, OpenError, Pages, Room, SessionOptions, Worker};
 use serde_json::Value;
 
 use super::aux::FirstToken;
@@ -111,6 +111,9 @@ pub struct DecodeRank {
     /// Events that the router has yet to be sent.
     events: Vec<Event>,
     finish_by: Option<Instant>,
+    /// True if the router wants the rank to drain; `draining` once no request waits for its session.
+    leaves: bool,
+    draining: Option<EngineDraining>,
     /// How long the rank waits at the end for pages that are still in a transfer.
     finish_within: Duration,
 }
@@ -138,6 +141,8 @@ impl DecodeRank {
             kept: KeptCaches::new(&manager, presence, spec),
             events: vec![ready],
             finish_by: None,
+            leaves: false,
+            draining: None,
             finish_within: spec.finish_within(),
             model,
             kv,
@@ -160,6 +165,7 @@ impl DecodeRank {
                 self.accept(command);
             }
             self.push_arrived();
+            self.drain_if_told();
             let mut changes = Vec::new();
             self.manager.drain(|change| changes.push(change));
             let begun = self.timelines.note(&changes);
@@ -193,7 +199,7 @@ impl DecodeRank {
                 return link.send(&Event::Finished(self.accounting()));
             }
             if self.running.is_empty() {
-                let patience = if self.is_idle() { IDLE } else { RETRY };
+                let patience = if self.is_idle() && !self.leaves { IDLE } else { RETRY };
                 link.wait(&[self.manager.as_fd()], patience)?;
             }
         }
@@ -246,6 +252,11 @@ impl DecodeRank {
             }
             Command::Prefill { room, .. } | Command::Cancel { room } => {
                 self.refuse(room, "this is a decode rank");
+            }
+            Command::Drain => {
+                // Whoever comes back for it computes it again.
+                while self.kept.evict() {}
+                self.leaves = true;
             }
             Command::Finish => {
                 while self.kept.evict() {}
@@ -403,8 +414,16 @@ impl DecodeRank {
         self.arrived.is_empty() && self.running.is_empty() && self.kept.is_empty() && !queued
     }
 
+    /// Drains the ranks once every request that has arrived has its session.
+    fn drain_if_told(&mut self) {
+        if self.leaves && self.draining.is_none() && self.arrived.is_empty() {
+            self.draining = Some(self.manager.begin_drain());
+        }
+    }
+
     fn finished(&self) -> bool {
-        self.finish_by.is_some_and(|end| self.is_idle() || Instant::now() >= end)
+        let drained = self.draining.as_ref().is_some_and(EngineDraining::is_empty) && self.is_idle();
+        drained || self.finish_by.is_some_and(|end| self.is_idle() || Instant::now() >= end)
     }
 
     fn accounting(&self) -> Accounting {

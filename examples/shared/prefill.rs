@@ -16,8 +16,8 @@ use kv_transfer::queue::{
     AuxRows, Finished, Outgoing, PrefillConfig, PrefillPolicy, PrefillQueues, PushError, PushRefusal,
 };
 use kv_transfer::{
-    EngineGroup, EngineReceiver, FinalLayers, KvManager, KvSession, OpenError, PageList, Room,
-    SessionOptions, TransferMode, Worker,
+    EngineDraining, EngineGroup, EngineReceiver, FinalLayers, KvManager, KvSession, OpenError, PageList,
+    Room, SessionOptions, TransferMode, Worker,
 };
 
 use super::aux::{AuxForm, row_of};
@@ -78,6 +78,9 @@ pub struct PrefillRank {
     layer_wise: bool,
     hand_over: HandOver,
     finish_by: Option<Instant>,
+    /// True if the router wants the rank to drain; `draining` once no request waits for its session.
+    leaves: bool,
+    draining: Option<EngineDraining>,
     /// How long the rank waits at the end for pages that are still in a transfer.
     finish_within: Duration,
 }
@@ -111,6 +114,8 @@ impl PrefillRank {
             layer_wise: spec.layer_wise,
             hand_over: spec.hand_over.clone(),
             finish_by: None,
+            leaves: false,
+            draining: None,
             finish_within: spec.finish_within(),
             model,
             kv,
@@ -148,6 +153,7 @@ impl PrefillRank {
                 self.accept(command);
             }
             self.push_arrived();
+            self.drain_if_told();
             let mut changes = Vec::new();
             self.manager.drain(|change| changes.push(change));
             let Ok(()) = self.queues.step(changes);
@@ -172,7 +178,7 @@ impl PrefillRank {
                 return link.send(&Event::Finished(self.accounting()));
             }
             if self.current.is_none() {
-                let patience = if self.is_idle() { IDLE } else { RETRY };
+                let patience = if self.is_idle() && !self.leaves { IDLE } else { RETRY };
                 link.wait(&[self.manager.as_fd()], patience)?;
             }
         }
@@ -227,6 +233,7 @@ impl PrefillRank {
             }
             Command::Cancel { room } => self.cancel(room),
             Command::Decode { room, .. } => self.refuse(room, "this is a prefill rank"),
+            Command::Drain => self.leaves = true,
             Command::Finish => self.finish_by = Some(Instant::now() + self.finish_within),
         }
     }
@@ -479,8 +486,16 @@ impl PrefillRank {
         self.arrived.is_empty() && self.queues.is_empty() && sessions == 0
     }
 
+    /// Drains the ranks once every request that has arrived has its session.
+    fn drain_if_told(&mut self) {
+        if self.leaves && self.draining.is_none() && self.arrived.is_empty() {
+            self.draining = Some(self.manager.begin_drain());
+        }
+    }
+
     fn finished(&self) -> bool {
-        self.finish_by.is_some_and(|end| self.is_idle() || Instant::now() >= end)
+        let drained = self.draining.as_ref().is_some_and(EngineDraining::is_empty) && self.is_idle();
+        drained || self.finish_by.is_some_and(|end| self.is_idle() || Instant::now() >= end)
     }
 
     fn accounting(&self) -> Accounting {

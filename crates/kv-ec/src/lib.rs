@@ -118,4 +118,4 @@ pub use region::{EcRegion, RegionError};
 pub use request::{Request, RequestPoll};
 pub use store::{EntryGuard, SharedStore};
 pub use traffic::Traffic;
-pub use worker::{EcConfig, EcStartError, EcStopping, EcWorker};
+pub use worker::{EcConfig, EcDraining, EcStartError, EcStopping, EcWorker};

@@ -88,6 +88,9 @@ pub enum EcStartError {
     Os(#[from] OsError),
 }
 
+/// A worker of the encoder cache that drains.
+pub type EcDraining = worker::Draining<EcMachine>;
+
 /// A worker of the encoder cache that is stopping.
 pub type EcStopping = worker::Stopping<EcMachine>;
 
@@ -148,6 +151,18 @@ impl EcWorker {
     /// A handle of the cache, for encoders that save entries and for schedulers that fetch them.
     pub fn connector(&self) -> EcConnector {
         self.connector.clone()
+    }
+
+    /// Tells the worker to take no new wants and saves, and to refuse requests of peers, with a cause after which
+    /// they do not ask this worker again. Wants that are open, and transfers that have begun, end as they would
+    /// have. Returns at once; [`worker::Draining`] says when the worker is empty.
+    pub fn begin_drain(&self) -> EcDraining {
+        self.thread.port().begin_drain()
+    }
+
+    /// Tells the worker to drain, and to stop once it is empty, or after `within` at the latest, with this grace.
+    pub fn drain_then_stop(self, within: Duration, grace: Duration) -> EcStopping {
+        self.thread.drain_then_stop(within, grace)
     }
 
     /// Tells the worker to end all sessions and to tell the peers, and returns at once. The worker's thread runs

@@ -175,3 +175,21 @@ fn a_machine_that_stops_ends_every_session_and_those_that_come_late() {
     }
     assert!(consumer.is_idle());
 }
+
+#[test]
+fn a_machine_that_drains_refuses_sessions_that_come_late_and_goes_on_with_the_others() {
+    let mut consumer = Consumer::start();
+    consumer.wants(1, "a:1", SECOND);
+    consumer.command(Command::Save { session: SessionId(2) });
+    consumer.command(Command::Drain);
+    consumer.wants(3, "a:1", SECOND);
+    consumer.command(Command::Save { session: SessionId(4) });
+    for late in [3, 4] {
+        assert_eq!(consumer.failures.get(&late), Some(&EcError::Draining), "session {late}");
+    }
+    assert_eq!((consumer.poll(1), consumer.failures.get(&2)), (EcPoll::Waiting, None));
+    consumer.run_for(SECOND * 2);
+    assert!(consumer.is_out_of_budget(1, SECOND), "{:?}", consumer.failures[&1]);
+    consumer.command(Command::Abort { session: SessionId(2) });
+    assert!(consumer.is_idle());
+}

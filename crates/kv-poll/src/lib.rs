@@ -97,7 +97,7 @@ pub use group::{
     EngineChanges, EngineDraining, EngineGroup, EngineGroupError, EngineReceiver, EngineSender, EngineSession,
 };
 pub use kv::{
-    Change, Changes, CommandRoom, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet, Receiver,
-    Receiving, Sender, Sending, Session, StopReport, Stopping, Worker, WorkerConfig,
+    Change, Changes, CommandRoom, Draining, Gauges, HeldBytes, KvMachine, Listener, Manager, PollSet,
+    Receiver, Receiving, Sender, Sending, Session, StopReport, Stopping, Worker, WorkerConfig,
 };
 pub use worker::{Publication, StartError};

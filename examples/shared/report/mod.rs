@@ -111,6 +111,8 @@ pub struct RankReport {
     harmed: Option<Harm>,
     /// True if the rank was stopped and resumed.
     resumed: bool,
+    /// True if the rank was told to drain.
+    drained: bool,
     accounting: Option<Accounting>,
     leaked: Option<usize>,
 }
@@ -153,6 +155,7 @@ impl Report {
                 side: rank.side,
                 harmed: rank.harmed,
                 resumed: rank.resumed,
+                drained: rank.drained,
                 accounting: rank.accounting.clone(),
                 leaked: rank.accounting.as_ref().map(Accounting::leaked),
             })

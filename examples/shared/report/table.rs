@@ -54,7 +54,9 @@ impl Report {
         for rank in &self.ranks {
             let _ = match (&rank.accounting, rank.harmed) {
                 (Some(all), _) => {
-                    writeln!(text, "{}: {} of {} pages free at the end", rank.name, all.free_pages, all.pages)
+                    let drained = if rank.drained { ", drained" } else { "" };
+                    let (name, free, pages) = (&rank.name, all.free_pages, all.pages);
+                    writeln!(text, "{name}: {free} of {pages} pages free at the end{drained}")
                 }
                 (None, Some(Harm::Kill)) => writeln!(text, "{}: killed", rank.name),
                 (None, Some(Harm::Stop)) => writeln!(text, "{}: stopped", rank.name),

@@ -14,9 +14,11 @@
 
 mod harm;
 mod rank;
+mod rolling;
 mod run;
 
 pub use rank::{Harm, Rank, Side};
+pub use rolling::Respawn;
 pub use run::{Harmed, Moment, Plan, PlannedHarm, Purpose, Routed, Run};
 
 use harm::Due;
@@ -63,6 +65,7 @@ pub struct Router {
     harm: Option<Harmed>,
     /// What the workers have recorded, as JSON.
     records: Vec<String>,
+    rolling: Option<rolling::Rolling>,
     /// What the router has planned, and for when.
     due: Vec<(Instant, Due)>,
 }
@@ -94,6 +97,7 @@ impl Router {
             rooms: BTreeMap::new(),
             harm: None,
             records: Vec::new(),
+            rolling: None,
             due: Vec::new(),
         }
     }
@@ -140,9 +144,7 @@ impl Router {
     pub fn run(mut self, chats: &[Chat], plan: &Plan, progress: &Progress) -> Result<Run, ExampleError> {
         let started = Instant::now();
         let turns = chats.first().map_or(1, |first| 1 + first.follow_ups.len()) as u32;
-        for number in 0..chats.len() {
-            self.next_turn(chats, number, plan)?;
-        }
+        self.begin(chats, plan)?;
         let mut end = started + plan.deadline * turns + GRACE;
         if let Some(harm) = plan.harm {
             end += PATIENCE * ATTEMPTS as u32 + harm.at.unwrap_or_default() + harm.resume.unwrap_or_default();
@@ -311,7 +313,14 @@ impl Router {
     /// Sends a request to its decode rank.
     fn pass_on(&mut self, index: usize, params: Value, plan: &Plan) -> Result<(), ExampleError> {
         let deadline_ms = self.deadline_ms(index, plan);
+        let others = self.serving(Side::Decode);
         let routed = &mut self.routed[index];
+        if self.ranks[routed.decode].drained
+            && let Some(&other) = others.get(routed.chat % others.len().max(1))
+        {
+            // It would refuse the request, and any other rank can read the pages.
+            routed.decode = other;
+        }
         if !self.ranks[routed.decode].serves() || routed.again.is_some() {
             // Nobody is going to read it.
             let (room, prefill) = (routed.room, routed.prefill);
@@ -336,7 +345,10 @@ impl Router {
         end: Instant,
         progress: &Progress,
     ) -> Result<(), ExampleError> {
-        while self.waits_for_moment() || !self.routed.iter().all(|request| request.ended(&self.ranks)) {
+        while self.waits_for_moment()
+            || self.rolls()
+            || !self.routed.iter().all(|request| request.ended(&self.ranks))
+        {
             let until = self.due_before(end);
             let received = self.events.recv_timeout(until.saturating_duration_since(Instant::now()));
             let harmed = self.harm.is_some();
@@ -354,6 +366,17 @@ impl Router {
                 self.route_again(0..self.routed.len(), plan)?;
                 continue;
             };
+            match event {
+                Event::Finished(pages) => {
+                    self.has_drained(index, pages)?;
+                    continue;
+                }
+                Event::Ready { .. } => {
+                    self.is_ready(index, chats, plan)?;
+                    continue;
+                }
+                _ => {}
+            }
             let request = event.room().and_then(|room| self.rooms.get(&room).copied());
             let Some(request) = request else { continue };
             match event {
@@ -361,10 +384,12 @@ impl Router {
                     self.pass_on(request, params, plan)?;
                     self.prepare_harm(request, plan);
                 }
-                Event::Chunk { sent, of, .. } if plan.mode == Mode::Push && sent > 0 && sent < of => {
-                    if plan.harm.is_some_and(|harm| harm.at.is_none()) {
-                        self.harm(request, Moment::Sending { sent, of }, plan);
-                    }
+                Event::Chunk { sent, of, .. }
+                    if plan.mode == Mode::Push
+                        && (1..of).contains(&sent)
+                        && plan.harm.is_some_and(|harm| harm.at.is_none()) =>
+                {
+                    self.harm(request, Moment::Sending { sent, of }, plan);
                 }
                 Event::Reading { .. } if plan.mode != Mode::Push => {
                     self.routed[request].reading = true;

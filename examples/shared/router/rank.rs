@@ -52,6 +52,10 @@ pub struct Rank {
     pub harmed: Option<Harm>,
     /// True if the rank was stopped and resumed.
     pub resumed: bool,
+    /// True if the rank was told to drain.
+    pub drained: bool,
+    /// True while the process comes up in the place of another.
+    starting: bool,
     /// Where decode ranks find the rank, if no bootstrap server says it.
     pub reach: Option<Reach>,
     process: Process,
@@ -60,7 +64,8 @@ pub struct Rank {
 impl Rank {
     /// The rank that `process` runs.
     pub fn new(side: Side, number: u32, process: Process) -> Rank {
-        Rank { side, number, accounting: None, harmed: None, resumed: false, reach: None, process }
+        let (harmed, resumed, drained, starting) = (None, false, false, false);
+        Rank { side, number, accounting: None, harmed, resumed, drained, starting, reach: None, process }
     }
 
     /// The name of the rank, such as `prefill/0`.
@@ -80,12 +85,28 @@ impl Rank {
 
     /// True if the rank can be given requests.
     pub fn serves(&self) -> bool {
-        self.process.serves()
+        self.process.serves() && !self.drained && !self.starting
     }
 
     /// Sends the rank a command. A stopped rank gets no command.
     pub fn send(&mut self, command: &Command) -> Result<(), ExampleError> {
         self.process.send(command)
+    }
+
+    /// Tells the rank to take no new requests, and to exit when it is empty.
+    pub fn drain(&mut self) -> Result<(), ExampleError> {
+        self.drained = true;
+        self.send(&Command::Drain)
+    }
+
+    /// The process comes up, and gets no requests yet.
+    pub fn starts(&mut self) {
+        self.starting = true;
+    }
+
+    /// The process is up.
+    pub fn is_up(&mut self) {
+        self.starting = false;
     }
 
     /// Kills or stops the rank.

@@ -8,7 +8,7 @@ use kv_core::wire::{Body, Frame};
 use crate::clock::{MS, SEC};
 use crate::kv::act::KvAct;
 use crate::kv::fact::{Check, Fact, KvFact};
-use crate::kv::ledger::{LegId, Side};
+use crate::kv::ledger::{Leg, LegId, Side};
 use crate::kv::params::Topology;
 use crate::kv::service::KvWorld;
 use crate::net::lives::{LifeId, is_drained};
@@ -28,7 +28,6 @@ impl KvWorld {
             }
             _ => drop(self.feed(life, "drain", Input::Command(Command::Drain))),
         }
-        self.tell(&Fact::Own(KvFact::Drains { life }));
         if !(self.service.params.lossless || self.service.params.drizzle) {
             return;
         }
@@ -82,7 +81,7 @@ impl KvWorld {
         let legs = &self.service.ledger.legs;
         let in_vain = |&slot: &usize| {
             let drains = self.slots[slot].is_some_and(|life| self.lives[life].draining.is_some());
-            let opened = |half: &crate::kv::ledger::Leg| {
+            let opened = |half: &Leg| {
                 half.side == Side::Sender && half.slot == slot && half.is_of(known) && half.life.is_some()
             };
             drains && !legs.iter().any(opened)

@@ -32,8 +32,6 @@ pub(crate) enum KvFact<'a> {
     Skipped { leg: LegId, skipped: &'a [u16] },
     /// A machine granted a reader the pages of a session.
     Granted { leg: LegId },
-    /// A host was told to drain, and its machine has taken note.
-    Drains { life: LifeId },
     /// A host that drains awaits no peer any more.
     Left { life: LifeId },
     /// A receiver registers, or asks for a lease, at a host that drains. `known_at` is since when its own host

@@ -146,3 +146,21 @@ fn a_stopping_worker_tells_the_decode_ranks_whose_sender_has_not_come() {
     assert_eq!(rig.words(), ["KV_STATUS 10 0 0 the prefill worker is stopping"]);
     assert_eq!(rig.machine.remembered().1, [0; 4]);
 }
+
+#[test]
+fn a_worker_that_drains_serves_open_rooms_and_refuses_decode_ranks_whose_sender_will_not_come() {
+    let mut rig = Rig::prefill();
+    rig.take(registration("d", DECODE.1).encode());
+    rig.take(request("d", DECODE.1, 9, &[20]).encode());
+    let open = rig.sender(1, 10);
+    rig.input(Input::Command(Command::Drain));
+    assert_eq!(rig.words(), ["KV_STATUS 9 0 0 the prefill worker drains"]);
+    assert!(rig.machine.awaits_peers(), "the decode rank of room 10 has not come");
+    rig.take(request("d", DECODE.1, 10, &[20]).encode());
+    assert_eq!((rig.states(open).as_str(), rig.words()), ("WaitingForInput", vec![]));
+    assert!(!rig.machine.awaits_peers());
+    rig.take(request("d", DECODE.1, 11, &[21]).encode());
+    assert_eq!(rig.words(), ["KV_STATUS 11 0 0 the prefill worker drains"]);
+    let late = rig.sender(2, 12);
+    assert_eq!(rig.cause(late), "the local worker drains, and takes no new requests");
+}

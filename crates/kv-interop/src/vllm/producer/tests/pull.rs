@@ -313,6 +313,18 @@ fn a_worker_that_stops_ends_every_session_and_opens_none() {
 }
 
 #[test]
+fn a_worker_that_drains_keeps_its_leases_until_they_are_read_and_opens_no_session() {
+    let mut rig = rig();
+    let leased = rig.sent(1, "b", &[1]);
+    rig.command(Command::Drain);
+    let late = rig.open(2, "c", SessionOptions::default());
+    assert_eq!(rig.cause(late), Some(Cause::Draining));
+    assert_eq!((rig.state(leased), rig.machine.leased()), (Transferring, 1));
+    rig.notify("d", done("b", 1));
+    assert_eq!((rig.state(leased), rig.back(leased)), (Success, &[1][..]));
+}
+
+#[test]
 fn what_no_vllm_would_send_is_counted_and_changes_nothing() {
     let mut rig = rig();
     let session = rig.sent(1, "r", &[1]);
