@@ -224,14 +224,15 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
         }
     }
     if let Some(side) = options.drain {
-        let spec_of = move |side, number| {
-            let spec = specs.iter().find(|spec: &&RankSpec| (spec.side, spec.number) == (side, number));
-            spec.ok_or(ExampleError::Rank {
-                rank: format!("{side}/{number}"),
-                how: "was never started".to_owned(),
-            })
-        };
-        router.roll(side, Box::new(move |side, number| process::spawn(spec_of(side, number)?)));
+        let again =
+            move |side, number| match specs.iter().find(|spec| (spec.side, spec.number) == (side, number)) {
+                Some(spec) => process::spawn(spec),
+                None => {
+                    let how = "was never started".to_owned();
+                    Err(ExampleError::Rank { rank: format!("{side}/{number}"), how })
+                }
+            };
+        router.roll(side, Box::new(again));
     }
 
     let chats = options.model.prompts(&model, options.workload.prompts())?;

@@ -40,6 +40,7 @@ fn a_command_gives_back_exactly_what_it_lends_and_other_commands_lend_nothing() 
         Command::InitSender { session, num_pages: 3, aux: None },
         Command::LayersFinal { session, layers: FinalLayers::all(ChunkId(0)) },
         Command::abort(session),
+        Command::Drain,
         Command::shutdown(),
     ] {
         assert_eq!(command.lends(), None, "{command:?}");
@@ -56,7 +57,7 @@ fn only_commands_to_an_open_session_can_be_addressed() {
     }
     let (session, options) = (SessionId(1), Box::default());
     let opens = Command::OpenSender { session, room: Room::from(1), receivers: 1, options };
-    for mut command in [opens, Command::shutdown()] {
+    for mut command in [opens, Command::Drain, Command::shutdown()] {
         assert!(!command.address(to));
         assert!(!format!("{command:?}").contains(&format!("{to:?}")), "{command:?}");
     }

@@ -13,7 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout};
 use super::rank::{Rank, Side};
 use super::run::Plan;
 use super::{Router, process};
-use crate::control::{Accounting, Command};
+use crate::control::Accounting;
 use crate::error::ExampleError;
 use crate::process::Process;
 use crate::prompts::Chat;
