@@ -356,12 +356,13 @@ impl<M: Machine> Driver<M> {
             for _ in 0..self.shared.commands_waiting().div_ceil(PER_TURN) {
                 self.take_commands();
             }
-            self.ebb = Some(Ebb::new(now, self.shared.stop_after()));
+            self.ebb = Some(Ebb::new());
             if let Some(drain) = M::Command::drain() {
                 self.feed(Input::Command(drain));
             }
         }
         let Some(ebb) = self.ebb.as_mut().filter(|_| self.stopping.is_none()) else { return };
+        ebb.stop_after(now, self.shared.stop_after());
         if !ebb.left && !self.machine.awaits_peers() {
             ebb.left = true;
             if self.shared.publication() != Publication::None {
@@ -436,8 +437,12 @@ impl<M: Machine> Driver<M> {
     }
 
     pub(super) fn sleep(&self, rest: &Rest) {
-        let (shared, stopping, draining) = (&self.shared, self.stopping.is_some(), self.ebb.is_some());
-        let told = || !stopping && (shared.stop_requested().is_some() || !draining && shared.is_draining());
+        let (shared, ebb, stopping) = (&self.shared, &self.ebb, self.stopping.is_some());
+        let drains_anew = || match ebb {
+            None => shared.is_draining(),
+            Some(ebb) => !ebb.has_order() && shared.stop_after().is_some(),
+        };
+        let told = || !stopping && (shared.stop_requested().is_some() || drains_anew());
         let has_work = || shared.has_commands() || told();
         shared.waker.park(&rest.fds, rest.at_most.map(|time| time.min(LONGEST_SLEEP)), has_work);
         shared.counters.wake_ups.add_one();

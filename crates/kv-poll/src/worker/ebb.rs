@@ -21,10 +21,20 @@ pub(super) struct Ebb {
 }
 
 impl Ebb {
-    /// A worker that begins to drain, and stops after the first of these times, with the second as its grace.
-    pub(super) fn new(now: Time, stop_after: Option<(Duration, Duration)>) -> Ebb {
-        let stop = stop_after.map(|(within, grace)| (now + within, grace));
-        Ebb { left: false, answers_by: None, empty: false, stop }
+    /// A worker that begins to drain.
+    pub(super) fn new() -> Ebb {
+        Ebb { left: false, answers_by: None, empty: false, stop: None }
+    }
+
+    /// The worker is to stop when it is empty, or after the first of these times, with the second as its grace. The
+    /// order may come long after the drain has begun; later orders have no effect.
+    pub(super) fn stop_after(&mut self, now: Time, order: Option<(Duration, Duration)>) {
+        self.stop = self.stop.or(order.map(|(within, grace)| (now + within, grace)));
+    }
+
+    /// True once an order to stop was taken.
+    pub(super) fn has_order(&self) -> bool {
+        self.stop.is_some()
     }
 
     /// True if the worker has just become empty. `quiet`: everything lent is back, and no command waits.

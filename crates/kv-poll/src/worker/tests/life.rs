@@ -263,11 +263,19 @@ fn a_worker_that_drains_leaves_its_server_when_no_peer_is_awaited_and_is_empty_w
 
 #[test]
 fn a_drain_with_a_deadline_stops_when_it_is_empty_or_when_its_time_is_over() {
-    for (word, within, sessions_ended) in [("done", PATIENCE, 0), ("nothing", Duration::from_millis(50), 1)] {
+    let (done, late) = (("done", PATIENCE, 0), ("look", Duration::from_millis(50), 1));
+    for (drains_before, (word, within, sessions_ended)) in
+        [(false, done), (false, late), (true, done), (true, late)]
+    {
         let rig = Rig::start();
         let mut open = rig.sender(SLOW);
         open.send(pages(&[1, 2])).unwrap();
         rig.until_seen(&Seen::Sent(0));
+        if drains_before {
+            let draining = rig.worker.manager().begin_drain();
+            rig.until_seen(&Seen::Drain);
+            assert!(!draining.is_empty());
+        }
         let wire = Arc::clone(&rig.wire);
         let mut stopping = rig.worker.drain_then_stop(within, PATIENCE);
         wire.say(word);
