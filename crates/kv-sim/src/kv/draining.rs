@@ -34,8 +34,7 @@ impl KvWorld {
         let deadlines = open.iter().map(|&leg| self.service.ledger.legs[leg].deadline);
         let due = deadlines.map(|deadline| self.lives[life].clock.global(deadline)).max().unwrap_or(self.now);
         self.enter(due.max(self.now) + self.quieting_time(), KvAct::Check(Check::Drained { life }));
-        let waiting: Vec<LegId> = (0..self.service.ledger.legs.len()).collect();
-        for leg in waiting {
+        for leg in 0..self.service.ledger.legs.len() {
             self.watch_refused(leg);
         }
     }
