@@ -315,6 +315,12 @@ impl Options {
                 "--turns needs pages of the same size on both sides: the kept KV is read back page by page";
             Options::command().error(ErrorKind::ArgumentConflict, text).exit();
         }
+        let ranks = |side| if side == Side::Prefill { self.prefill_ranks } else { self.decode_ranks };
+        if self.drain.and_then(ranks) == Some(1) {
+            let text =
+                "--drain needs at least two processes of its side: the others serve while one is restarted";
+            Options::command().error(ErrorKind::ValueValidation, text).exit();
+        }
         let Some(harm) = self.harm() else {
             if self.at.is_some() {
                 let text = "--at needs --kill or --stop";
