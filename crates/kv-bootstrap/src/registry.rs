@@ -106,7 +106,8 @@ impl Registry {
     }
 
     /// A registered rank leaves: it awaits no further peers. A replica is no longer found once all of its ranks
-    /// have left, so that ranks may leave one after the other. Registering again takes that back.
+    /// have left, so that ranks may leave one after the other. Registering again takes that back. A lookup that
+    /// names no engine is not led to another engine meanwhile.
     pub fn leave(
         &mut self,
         now: Time,
