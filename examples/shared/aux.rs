@@ -62,16 +62,19 @@ impl AuxForm {
     }
 
     /// The bytes of the row of a request: the rows of all buffers, one after the other.
-    pub fn row(self, room: u64, row: &AuxRow) -> Result<Vec<u8>, AuxRowError> {
+    pub fn row(self, room: &Room, row: &AuxRow) -> Result<Vec<u8>, AuxRowError> {
         let mut bytes = vec![0; self.row_len()];
         match self {
-            AuxForm::Native => row.encode(&LAYOUT, &Room::Number(room), &mut bytes)?,
+            AuxForm::Native => row.encode(&LAYOUT, room, &mut bytes)?,
             AuxForm::Nothing => {}
             #[cfg(feature = "interop")]
             AuxForm::Sglang => {
                 bytes[..4].copy_from_slice(&row.first_token.to_le_bytes());
-                let room_at = sglang_room_at();
-                kv_transfer::interop::sglang::write_room(&mut bytes[room_at..], room);
+                // SGLang's rooms are numbers.
+                if let Room::Number(room) = room {
+                    let room_at = sglang_room_at();
+                    kv_transfer::interop::sglang::write_room(&mut bytes[room_at..], *room);
+                }
             }
         }
         Ok(bytes)
@@ -91,10 +94,10 @@ impl AuxForm {
     }
 
     /// The first token in the row of a request.
-    pub fn first(self, room: u64, row: &[u8]) -> Option<FirstToken> {
+    pub fn first(self, room: &Room, row: &[u8]) -> Option<FirstToken> {
         match self {
             AuxForm::Native => {
-                let row = AuxRow::decode(&LAYOUT, &Room::Number(room), row).ok()?;
+                let row = AuxRow::decode(&LAYOUT, room, row).ok()?;
                 let digest = row.hidden.first_chunk().map(|digest| u64::from_le_bytes(*digest));
                 Some(FirstToken { token: row.first_token, digest, cached_tokens: row.cached_tokens })
             }
@@ -130,20 +133,20 @@ mod tests {
     fn a_row_names_its_request_and_the_first_token() {
         let told = row_of(Sample { token: 70_001, digest: 99 }, 40, 32);
         let tag = kv_transfer::queue::aux_tag(&Room::Number(12));
-        let row = AuxForm::Native.row(12, &told).unwrap();
+        let row = AuxForm::Native.row(&Room::Number(12), &told).unwrap();
         assert_eq!((row.len(), AuxForm::Native.tag(&row)), (64, tag));
         let first = FirstToken { token: 70_001, digest: Some(99), cached_tokens: 32 };
-        assert_eq!(AuxForm::Native.first(12, &row), Some(first));
-        assert_eq!(AuxForm::Native.first(13, &row), None, "another request's row");
+        assert_eq!(AuxForm::Native.first(&Room::Number(12), &row), Some(first));
+        assert_eq!(AuxForm::Native.first(&Room::Number(13), &row), None, "another request's row");
         assert_eq!(AuxForm::Native.tag(&[0; 64]), 0);
-        assert!(AuxForm::Nothing.row(12, &told).unwrap().is_empty());
-        assert_eq!((AuxForm::Nothing.tag(&[]), AuxForm::Nothing.first(12, &[])), (0, None));
+        assert!(AuxForm::Nothing.row(&Room::Number(12), &told).unwrap().is_empty());
+        assert_eq!((AuxForm::Nothing.tag(&[]), AuxForm::Nothing.first(&Room::Number(12), &[])), (0, None));
         #[cfg(feature = "interop")]
         {
-            let row = AuxForm::Sglang.row(12, &told).unwrap();
+            let row = AuxForm::Sglang.row(&Room::Number(12), &told).unwrap();
             assert_eq!((row.len(), AuxForm::Sglang.tag(&row), sglang_room(&row)), (1600, tag, 12));
             let first = FirstToken { digest: None, cached_tokens: 0, ..first };
-            assert_eq!(AuxForm::Sglang.first(12, &row), Some(first));
+            assert_eq!(AuxForm::Sglang.first(&Room::Number(12), &row), Some(first));
             assert_eq!(AuxForm::Sglang.tag(&[0; 1600]), 0);
         }
     }

@@ -1,7 +1,7 @@
 //! A model's KV cache in pages of registered memory, spread over the ranks of an engine, and the aux rows.
 
 use kv_transfer::queue::{AuxMemory, AuxRow};
-use kv_transfer::{AuxIndex, Pages, Parallel};
+use kv_transfer::{AuxIndex, Pages, Parallel, Room};
 
 use super::aux::AuxForm;
 use super::cli::{CacheOptions, Parallelism};
@@ -92,13 +92,19 @@ impl PagedKv {
     }
 
     /// Fills an aux row on every rank, because a peer may get the row of any rank.
-    pub fn write_aux(&self, row: AuxIndex, room: u64, told: &AuxRow) -> Result<(), ExampleError> {
+    pub fn write_aux(&self, row: AuxIndex, room: &Room, told: &AuxRow) -> Result<(), ExampleError> {
         let bytes = self.aux.row(room, told)?;
         self.ranks.iter().try_for_each(|rank| rank.write_aux(row.0, &bytes))
     }
 
+    /// Erases an aux row on every rank, so that the row of an earlier request is not taken for that of a later one.
+    pub fn clear_aux(&self, row: AuxIndex) -> Result<(), ExampleError> {
+        let empty = vec![0; self.aux.row_len()];
+        self.ranks.iter().try_for_each(|rank| rank.write_aux(row.0, &empty))
+    }
+
     /// An aux row, if it is the same on all ranks.
-    fn read_aux(&self, row: AuxIndex) -> Option<Vec<u8>> {
+    pub fn read_aux(&self, row: AuxIndex) -> Option<Vec<u8>> {
         let mut all = self.ranks.iter().map(|rank| rank.read_aux(row.0).ok());
         let first = all.next()??;
         all.all(|other| other.as_ref() == Some(&first)).then_some(first)
@@ -183,10 +189,8 @@ impl KvCache for RequestKv<'_> {
 /// The aux rows of the decode side, as its queues see them.
 impl AuxMemory<Continuation> for PagedKv {
     fn clear(&mut self, row: AuxIndex) {
-        for rank in &self.ranks {
-            // A row out of range stays as it is; its tag then reads as zero, which no gate lets pass.
-            let _ = rank.write_aux(row.0, &vec![0; self.aux.row_len()]);
-        }
+        // A row out of range stays as it is; its tag then reads as zero, which no gate lets pass.
+        let _ = self.clear_aux(row);
     }
 
     fn tag(&self, row: AuxIndex) -> u64 {
@@ -194,7 +198,7 @@ impl AuxMemory<Continuation> for PagedKv {
     }
 
     fn read(&mut self, row: AuxIndex, request: &mut Continuation) {
-        if let Some(first) = self.read_aux(row).and_then(|bytes| self.aux.first(request.room(), &bytes)) {
+        if let Some(first) = self.read_aux(row).and_then(|bytes| self.aux.first(&Room::Number(request.room()), &bytes)) {
             request.begin_with(first);
         }
     }
@@ -299,13 +303,13 @@ mod tests {
         assert_eq!(args.regions().len(), 4 * 2 + 1);
         for row in 0..3 {
             let told = AuxRow { first_token: row, ..AuxRow::default() };
-            kv.write_aux(AuxIndex(row), u64::from(row) + 10, &told).unwrap();
+            kv.write_aux(AuxIndex(row), &Room::Number(u64::from(row) + 10), &told).unwrap();
         }
         AuxMemory::clear(&mut kv, AuxIndex(1));
         let tags = |kv: &PagedKv| [0, 1, 2].map(|row| AuxMemory::<Continuation>::tag(kv, AuxIndex(row)));
         let tag = |room| kv_transfer::queue::aux_tag(&kv_transfer::Room::Number(room));
         assert_eq!(tags(&kv), [tag(10), 0, tag(12)]);
-        assert!(kv.write_aux(AuxIndex(3), 1, &AuxRow::default()).is_err());
+        assert!(kv.write_aux(AuxIndex(3), &Room::Number(1), &AuxRow::default()).is_err());
         // A row that only one rank has got counts as none.
         kv.ranks()[1].write_aux(2, &[0; 64]).unwrap();
         assert_eq!(tags(&kv), [tag(10), 0, 0]);

@@ -405,7 +405,7 @@ impl PrefillRank {
         }
         if last {
             if let (Some(row), Some(sample)) = (aux, samples.first()) {
-                self.kv.write_aux(row, room, &row_of(*sample, of_prompt, cached))?;
+                self.kv.write_aux(row, &Room::Number(room), &row_of(*sample, of_prompt, cached))?;
             }
             self.current = None;
         }

@@ -2,7 +2,7 @@
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
-use kv_transfer::{Worker, WorkerConfig};
+use kv_transfer::{Transport, Worker, WorkerConfig};
 
 use super::cli::{Pace, TransportKind};
 use super::error::ExampleError;
@@ -74,11 +74,12 @@ impl Memory {
     }
 }
 
-/// Starts a worker over the transport of this memory, which notes what it moves and which readers it hears.
+/// Starts a worker over the transport of this memory. With `notes`, the transport notes what it moves and which
+/// readers it hears; the notes grow until they are taken.
 pub fn start(
     memory: &Memory,
     config: WorkerConfig,
-    (log, heartbeats): (&WireLog, &Heartbeats),
+    notes: Option<(&WireLog, &Heartbeats)>,
     client: HttpBootstrapClient,
     pace: Pace,
 ) -> Result<Worker, ExampleError> {
@@ -86,17 +87,30 @@ pub fn start(
         Memory::Arena(arena) => {
             let mut transport = local(pace)?;
             transport.add_arena(arena)?;
-            let transport = TimedTransport::new(transport, log.clone(), heartbeats.clone());
-            Ok(Worker::start(config, transport, Box::new(client))?)
+            start_over(transport, config, notes, client)
         }
         #[cfg(feature = "nixl")]
         Memory::Pool(pool) => {
             let mut transport = nixl(pace)?;
             transport.add_memory(pool)?;
-            let transport = TimedTransport::new(transport, log.clone(), heartbeats.clone());
-            Ok(Worker::start(config, transport, Box::new(client))?)
+            start_over(transport, config, notes, client)
         }
     }
+}
+
+fn start_over<P: Transport + Send + 'static>(
+    transport: P,
+    config: WorkerConfig,
+    notes: Option<(&WireLog, &Heartbeats)>,
+    client: HttpBootstrapClient,
+) -> Result<Worker, ExampleError> {
+    let client = Box::new(client);
+    Ok(match notes {
+        Some((log, heartbeats)) => {
+            Worker::start(config, TimedTransport::new(transport, log.clone(), heartbeats.clone()), client)?
+        }
+        None => Worker::start(config, transport, client)?,
+    })
 }
 
 /// A transport between processes of this host, without memory.

@@ -152,7 +152,7 @@ impl Presence {
                     config.timing = pace.timing();
                     config.listener = listener;
                 });
-                transport::start(rank.memory(), config, notes, client, pace)
+                transport::start(rank.memory(), config, Some(notes), client, pace)
             }
         }
     }

@@ -1,0 +1,53 @@
+//! An engine of one process: model, cache, workers, and what prefill and decode share.
+
+mod batch;
+mod decode;
+mod forward;
+mod prefill;
+mod prefix;
+mod setup;
+mod store;
+
+pub use decode::{Continue, DecodeEngine, Event, FinishReason, refusal};
+pub use prefill::{PrefillEngine, Prompt};
+pub use setup::{Engine, RankSpec, Side};
+pub use store::PageCounts;
+
+use kv_transfer::{OpenError, TransferError};
+
+/// Why an engine did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No session can be opened now.
+    #[error("the worker opens no session: {0}")]
+    Open(#[from] OpenError),
+    /// The transfer of the KV has failed.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// The KV that has arrived is not that of the request.
+    #[error("aux row of room {room} carries tag {found:#018x}, expected {expected:#018x}")]
+    OtherRequest {
+        /// The room of the request.
+        room: String,
+        /// The tag of the room.
+        expected: u64,
+        /// The tag in the row.
+        found: u64,
+    },
+    /// The model has failed.
+    #[error("the forward pass failed: {0}")]
+    Model(String),
+    /// The engine ends.
+    #[error("the engine is stopping")]
+    Stopping,
+    /// Whoever asked for the request is gone.
+    #[error("the client has hung up")]
+    HungUp,
+}
+
+impl EngineError {
+    /// The model, its cache or its surroundings have failed.
+    fn model(error: impl std::fmt::Display) -> Self {
+        Self::Model(error.to_string())
+    }
+}

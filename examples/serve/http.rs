@@ -1,0 +1,134 @@
+//! HTTP/1.1 over TCP with bounds: on connections, on the time and size of requests, and on the time to end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response, StatusCode};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Map, Value};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use crate::openai::ApiError;
+
+/// How long a client may take to send the head of a request, and how long a connection without a request is kept.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How long a client may take to send the body of a request.
+const BODY_WITHIN: Duration = Duration::from_secs(10);
+/// Longest body, in bytes.
+pub const MAX_BODY: usize = 1 << 20;
+/// Bytes of a connection that wait to be read.
+const BUFFER: usize = 64 << 10;
+/// How long connections may go on after the server was told to stop.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Serves `app` until `stop` is true; then takes no more connections, and waits for the requests that are under way.
+/// Connections beyond `connections` wait in the kernel's queue.
+pub async fn serve(listener: TcpListener, app: Router, connections: u32, mut stop: watch::Receiver<bool>) {
+    let slots = Arc::new(Semaphore::new(connections as usize));
+    let stopped = stop.clone();
+    loop {
+        let accepted = tokio::select! {
+            () = told(&mut stop) => break,
+            slot = Arc::clone(&slots).acquire_owned() => match slot {
+                Ok(slot) => (slot, listener.accept()),
+                Err(_) => break,
+            },
+        };
+        let (slot, accept) = accepted;
+        let stream = tokio::select! {
+            () = told(&mut stop) => break,
+            accepted = accept => match accepted {
+                Ok((stream, _)) => stream,
+                // No descriptors: wait for a connection to end.
+                Err(_) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+        };
+        let (app, mut stopped) = (app.clone(), stopped.clone());
+        tokio::spawn(async move {
+            let _slot = slot;
+            let _ = stream.set_nodelay(true);
+            let service = TowerToHyperService::new(app);
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_WITHIN)
+                .max_buf_size(BUFFER)
+                .serve_connection(TokioIo::new(stream), service);
+            let mut connection = std::pin::pin!(connection);
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                () = told(&mut stopped) => {}
+            }
+            connection.as_mut().graceful_shutdown();
+            let _ = tokio::time::timeout(GRACE, connection).await;
+        });
+    }
+    // All slots are free when all connections have ended.
+    let _ = tokio::time::timeout(GRACE, slots.acquire_many(connections)).await;
+}
+
+/// Waits until `stop` is true.
+async fn told(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// The JSON object in the body of a request.
+pub async fn read_object(body: Body) -> Result<Map<String, Value>, ApiError> {
+    let read = tokio::time::timeout(BODY_WITHIN, Limited::new(body, MAX_BODY).collect()).await;
+    let bytes = match read {
+        Err(_) => return Err(ApiError::too_slow()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(ApiError::too_large(MAX_BODY)),
+        Ok(Err(error)) => return Err(ApiError::malformed(error)),
+        Ok(Ok(collected)) => collected.to_bytes(),
+    };
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::malformed(format_args!("the body is not a JSON object: {error}")))
+}
+
+/// A response with this JSON.
+pub fn json(value: &Value) -> Response<Body> {
+    let mut response = Response::new(Body::from(value.to_string()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A client that keeps connections. Dropping a request that it has sent ends the connection of the request, so that
+/// the server aborts the request.
+pub type HttpClient = Client<HttpConnector, Full<Bytes>>;
+
+/// A client.
+pub fn client() -> HttpClient {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(Duration::from_secs(2)));
+    Client::builder(TokioExecutor::new()).build(connector)
+}
+
+/// Reads the whole body of an answer of another process of this service.
+pub async fn read_answer(body: Incoming) -> Option<Bytes> {
+    let collected = Limited::new(body, 16 * MAX_BODY).collect().await;
+    collected.ok().map(http_body_util::Collected::to_bytes)
+}
+
+/// Asks another process of this service for a JSON value.
+pub async fn get_json(client: &HttpClient, addr: &str, path: &str) -> Option<Value> {
+    let request = hyper::Request::get(format!("http://{addr}{path}")).body(Full::default()).ok()?;
+    let response = tokio::time::timeout(Duration::from_secs(5), client.request(request)).await.ok()?.ok()?;
+    if response.status() != StatusCode::OK && response.status() != StatusCode::SERVICE_UNAVAILABLE {
+        return None;
+    }
+    serde_json::from_slice(&read_answer(response.into_body()).await?).ok()
+}
