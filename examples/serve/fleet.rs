@@ -72,6 +72,8 @@ impl Fleet {
             let spec = self.members().get(index).map(|member| member.spec.clone());
             let Some(spec) = spec else { return };
             if let Ok(mut child) = spawn(&spec) {
+                // The process ends with its standard input, which `wait` would close.
+                let input = child.stdin.take();
                 let addr = tokio::select! {
                     addr = tokio::time::timeout(READY_WITHIN, first_line(&mut child)) => addr.ok().flatten(),
                     _ = stop.wait_for(|stop| *stop) => None,
@@ -85,8 +87,8 @@ impl Fleet {
                     }
                 }
                 self.set_addr(index, None);
-                // The end of its input tells a process to end; one that has ended already does not care.
-                drop(child.stdin.take());
+                // Tells the process to end; one that has ended already does not care.
+                drop(input);
                 let patience = if ready { STOP_WITHIN } else { Duration::ZERO };
                 let _ = tokio::time::timeout(patience, child.wait()).await;
                 let _ = child.kill().await;

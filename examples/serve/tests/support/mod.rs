@@ -32,7 +32,7 @@ impl Serve {
         let program = test.parent().unwrap().with_file_name("examples").join("serve");
         assert!(program.exists(), "{} is missing: build the example first", program.display());
         let mut command = Command::new(program);
-        command.args(["--listen", "127.0.0.1:0", "--timing", "fast"]).args(options);
+        command.args(["--listen", "127.0.0.1:0", "--lease-seconds", "5"]).args(options);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
