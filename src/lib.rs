@@ -18,6 +18,7 @@
 //! | encoder cache | `encoder_cache` (kv-ec; feature `encoder-cache`) | embeddings by content hash: region, worker, connector |
 //! | dialects | `interop` (kv-interop; feature `interop`) | workers that speak vLLM's or SGLang's protocol to unmodified engines |
 //! | observation | `observe` (kv-observe; feature `observe`) | requests as spans of `tracing` and numbers of `metrics` |
+//! | observation | `timeline` (kv-timeline; feature `timeline`) | a picture of every request, from records of both sides |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
 //!
 //! # What is stable
@@ -267,6 +268,8 @@ pub use kv_local as local;
 pub use kv_nixl as nixl;
 #[cfg(feature = "observe")]
 pub use kv_observe as observe;
+#[cfg(feature = "timeline")]
+pub use kv_timeline as timeline;
 pub use kv_ways as ways;
 
 pub mod unstable;

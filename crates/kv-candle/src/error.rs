@@ -61,12 +61,15 @@ pub enum CandleError {
         /// Its element type.
         dtype: &'static str,
     },
-    /// The tensor is not on the CPU: [`KvTensors::placed`](crate::KvTensors::placed) takes its address.
-    #[error("{field} is on {device}; only tensors on the CPU have an address that this crate can find")]
+    /// The tensor is on another kind of device. [`KvTensors::placed`](crate::KvTensors::placed) takes the address of a
+    /// tensor on any device.
+    #[error("{field} is on {device}, and not on {wanted}")]
     Device {
         /// The tensor.
         field: String,
         /// Its device.
         device: String,
+        /// The kind of device on which this function finds tensors.
+        wanted: &'static str,
     },
 }

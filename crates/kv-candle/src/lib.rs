@@ -6,8 +6,9 @@
 //! ([`Region`]) and needs nothing of this crate.
 //!
 //! The tensors here are those of vllm.rs and candle-vllm with flash attention: for each layer a pair of keys and values,
-//! each `[blocks, block, heads, head_dim]`, on the CPU. For a tensor of a GPU the server says where the tensor lies
-//! ([`KvTensors::placed`]): how that address is had depends on the version of cudarc.
+//! each `[blocks, block, heads, head_dim]`, on the CPU. For a tensor of a GPU, `kv-candle-cuda` says where the tensor lies;
+//! that crate is built only where CUDA's compiler is. A server with another version of cudarc says so itself
+//! ([`KvTensors::placed`]).
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -42,5 +43,5 @@ mod error;
 mod tensors;
 
 pub use error::CandleError;
-pub use kv_core::Region;
+pub use kv_core::{MemoryKind, Region};
 pub use tensors::{KvTensors, Place};

@@ -127,7 +127,7 @@ fn on_cpu(field: &str, tensor: &Tensor) -> Result<Place, CandleError> {
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else {
         let device = format!("{:?}", tensor.device().location());
-        return Err(CandleError::Device { field: field.to_owned(), device });
+        return Err(CandleError::Device { field: field.to_owned(), device, wanted: "the CPU" });
     };
     let addr = match storage {
         CpuStorage::U8(elements) => start(field, layout, elements),
