@@ -20,7 +20,7 @@ pub struct Lane {
     pub side: Side,
     /// When the session was opened.
     pub from: i64,
-    /// The last event of the session.
+    /// The last event of the session; the end of the record if the session is not closed by then.
     pub to: i64,
     /// The phases, one after the other.
     pub spans: Vec<Span>,
@@ -103,12 +103,14 @@ pub enum Outcome {
 }
 
 impl Lane {
-    /// The lane of a session; `None` if its first event is not its opening, which is never recorded so.
+    /// The lane of a session; `None` if its first event is not its opening, which is never recorded so. A session
+    /// that is not closed goes on until the end of its record, which is `last` by the worker's clock.
     pub(crate) fn of(
         worker: usize,
         session: SessionNotes,
         peers: &BTreeMap<u64, usize>,
         zero: i128,
+        last: u64,
     ) -> Option<Lane> {
         let SessionNotes { session, notes } = session;
         let What::Opened { room, side } = &notes.first()?.what else { return None };
@@ -132,6 +134,9 @@ impl Lane {
         };
         lane.from = notes.first().map_or(0, |note| lane.time(note));
         lane.to = notes.iter().map(|note| lane.time(note)).max().unwrap_or(lane.from).max(lane.from);
+        if !is_closed(&notes) {
+            lane.to = lane.to.max(lane.shifted(last));
+        }
         lane.read(&notes, peers);
         lane.notes = notes;
         Some(lane)
@@ -139,7 +144,11 @@ impl Lane {
 
     /// The time of a note of this lane.
     pub(crate) fn time(&self, note: &Note) -> i64 {
-        i64::try_from(i128::from(note.at) - self.zero).unwrap_or(i64::MAX)
+        self.shifted(note.at)
+    }
+
+    fn shifted(&self, at: u64) -> i64 {
+        i64::try_from(i128::from(at) - self.zero).unwrap_or(i64::MAX)
     }
 
     /// The position among the timeline's workers of the peer that has this number here.
@@ -248,4 +257,9 @@ impl Lane {
             self.spans.push(Span { phase, from, to });
         }
     }
+}
+
+/// True if the worker has forgotten the session whose notes these are.
+pub(crate) fn is_closed(notes: &[Note]) -> bool {
+    notes.iter().rev().any(|note| note.what == What::Closed)
 }

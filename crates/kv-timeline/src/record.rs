@@ -30,7 +30,7 @@ pub struct Record {
     pub sessions: Vec<SessionNotes>,
     /// The events of no session, in the order in which they happened: most of them are about a peer.
     pub others: Vec<Note>,
-    /// What the record lacks, because there was no room.
+    /// What the record lacks.
     pub lost: Lost,
 }
 
@@ -67,7 +67,7 @@ pub struct SessionNotes {
     pub notes: Vec<Note>,
 }
 
-/// What a record does not hold, because there was no room.
+/// What a record does not hold, because there was no room, or because it was asked for the latest sessions only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Lost {
     /// Sessions that were dropped, with all of their events.
@@ -154,6 +154,12 @@ impl Record {
             return Err(RecordError::TooManyPeers { found: record.peers.len(), max: MAX_PEERS });
         }
         Ok(record)
+    }
+
+    /// Reads the records of a process that has several workers, one a line, and at most `max` of them.
+    pub fn from_lines(lines: &[u8], max: usize) -> Result<Vec<Record>, RecordError> {
+        let lines = lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+        lines.take(max).map(Record::from_json).collect()
     }
 
     /// The number of events in the record.

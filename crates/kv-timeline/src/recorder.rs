@@ -9,6 +9,7 @@ use kv_poll::worker::Listener;
 
 use crate::note::{Message, Note, What};
 use crate::record::{Lost, MAX_PEERS, PeerNote, Record, SessionNotes};
+use crate::text::Text;
 
 /// The memory that a recorder uses at most if nothing else is said: 32 MiB, the events of some ten thousand
 /// sessions.
@@ -26,8 +27,10 @@ const SESSION_BYTES: usize = 128;
 /// and the oldest of them are dropped first. The table of peers comes on top: [`MAX_PEERS`](crate::MAX_PEERS) peers of
 /// some 200 bytes and a name each.
 ///
-/// An event costs the worker's thread a lock that nobody else holds, and most often no allocation. Making a
-/// [`Record`] holds the lock while pointers to the sessions are copied, not their events.
+/// An event costs the worker's thread a lock that nobody else holds, and most often no allocation. A [`Record`] can
+/// be made at any time, from any thread, while the worker serves: it is what the worker knew at one moment. Meanwhile
+/// the lock is held while the events of no session and pointers to the sessions are copied, not the events of
+/// sessions.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     worker: WorkerId,
@@ -45,6 +48,8 @@ struct Kept {
     over: VecDeque<u64>,
     others: VecDeque<Note>,
     peers: BTreeMap<u64, PeerNote>,
+    /// The highest heartbeat of each peer that was answered, and when.
+    answered: BTreeMap<u64, (u64, u64)>,
     lost: Lost,
 }
 
@@ -53,6 +58,7 @@ struct Session {
     notes: Arc<Vec<Note>>,
     /// Bytes of all texts in the notes.
     texts: usize,
+    over: bool,
 }
 
 impl Session {
@@ -92,19 +98,38 @@ impl Recorder {
 
     /// What was recorded until now. The worker knows its incarnation as soon as it has started.
     pub fn record(&self, incarnation: Incarnation) -> Record {
+        self.latest(incarnation, usize::MAX)
+    }
+
+    /// What was recorded until now of at most so many sessions: those that are not over, and those that were opened
+    /// last, with the events of no session since the first of these was opened. The rest counts as
+    /// [lost](Record::lost) to the record. For servers that are asked for their record while they serve.
+    pub fn latest(&self, incarnation: Incarnation, sessions: usize) -> Record {
         let mut record = Record::new(self.worker.clone(), incarnation);
-        let sessions: Vec<(u64, Arc<Vec<Note>>)> = {
+        let chosen: Vec<(u64, Arc<Vec<Note>>)> = {
             let kept = self.lock();
             record.lost = kept.lost;
             record.peers = kept.peers.values().cloned().collect();
-            record.others = kept.others.iter().cloned().collect();
-            kept.sessions.iter().map(|(&session, kept)| (session, Arc::clone(&kept.notes))).collect()
+            let chosen = kept.latest(sessions, &mut record.lost);
+            let since = match sessions {
+                usize::MAX => 0,
+                _ => chosen
+                    .iter()
+                    .filter_map(|(_, notes)| notes.first())
+                    .map(|note| note.at)
+                    .min()
+                    .unwrap_or(0),
+            };
+            let from = kept.others.partition_point(|note| note.at < since);
+            record.lost.other_events = record.lost.other_events.saturating_add(from as u64);
+            record.others = kept.others.range(from..).cloned().collect();
+            chosen
         };
         let session = |(session, notes): (u64, Arc<Vec<Note>>)| SessionNotes {
             session,
             notes: Arc::unwrap_or_clone(notes),
         };
-        record.sessions = sessions.into_iter().map(session).collect();
+        record.sessions = chosen.into_iter().map(session).collect();
         record
     }
 
@@ -120,6 +145,22 @@ impl Recorder {
 }
 
 impl Kept {
+    /// At most `count` sessions, in the order of their numbers: first those that are not over, then the latest.
+    fn latest(&self, count: usize, lost: &mut Lost) -> Vec<(u64, Arc<Vec<Note>>)> {
+        let of = |over: bool| self.sessions.iter().rev().filter(move |(_, session)| session.over == over);
+        let mut chosen: Vec<(u64, &Session)> = Vec::new();
+        for (number, (&name, session)) in of(false).chain(of(true)).enumerate() {
+            if number < count {
+                chosen.push((name, session));
+            } else {
+                lost.sessions = lost.sessions.saturating_add(1);
+                lost.session_events = lost.session_events.saturating_add(session.notes.len() as u64);
+            }
+        }
+        chosen.sort_unstable_by_key(|&(name, _)| name);
+        chosen.into_iter().map(|(name, session)| (name, Arc::clone(&session.notes))).collect()
+    }
+
     fn hear_session(&mut self, number: u64, note: Note) {
         let opens = matches!(note.what, What::Opened { .. });
         let closes = note.what == What::Closed;
@@ -138,6 +179,7 @@ impl Kept {
         Arc::make_mut(&mut session.notes).push(note);
         self.sessions_bytes += session.bytes();
         if closes {
+            session.over = true;
             self.over.push_back(number);
         }
         while self.sessions_bytes > self.max_bytes - self.max_bytes / OTHERS_SHARE {
@@ -150,8 +192,9 @@ impl Kept {
         }
     }
 
-    fn hear_other(&mut self, note: Note) {
+    fn hear_other(&mut self, mut note: Note) {
         self.note_peer(&note);
+        self.rename_late_answer(&mut note);
         // Twice the size of a note, because a list that grows has room for as many again.
         let bytes = |note: &Note| 2 * size_of::<Note>() + note.heap_bytes();
         while self.others_bytes + bytes(&note) > self.max_bytes / OTHERS_SHARE {
@@ -163,12 +206,35 @@ impl Kept {
         self.others.push_back(note);
     }
 
+    /// An answer to a heartbeat that was heard twice, or late, is kept as such: of two answers with the same number,
+    /// clocks are compared by the first, which may be dropped earlier.
+    fn rename_late_answer(&mut self, note: &mut Note) {
+        let (Some(peer), What::Said(Message::HeartbeatAnswered { number, .. })) = (note.peer, &note.what)
+        else {
+            return;
+        };
+        let number = *number;
+        if !self.peers.contains_key(&peer) {
+            return;
+        }
+        let (last, at) = self.answered.entry(peer).or_insert((number, note.at));
+        // A long answer is several messages at one moment.
+        if number > *last {
+            (*last, *at) = (number, note.at);
+        } else if (number, note.at) != (*last, *at) {
+            let name = Text::from(format!("→ heartbeat {number} answered, again or late"));
+            note.what = What::Other { name };
+        }
+    }
+
     /// Remembers who a peer is, and when it was first spoken to.
     fn note_peer(&mut self, note: &Note) {
         let Some(number) = note.peer else { return };
         if let What::PeerMet { worker, incarnation } = &note.what {
             if self.peers.len() >= MAX_PEERS {
-                self.peers.pop_first();
+                if let Some((forgotten, _)) = self.peers.pop_first() {
+                    self.answered.remove(&forgotten);
+                }
             }
             let peer = PeerNote {
                 peer: number,

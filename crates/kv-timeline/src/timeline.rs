@@ -1,14 +1,14 @@
 //! The records of any number of workers, joined: requests by room, with a lane for each session.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::{Incarnation, Room, WorkerId};
 
 use crate::clocks::{Clock, estimate_all};
 use crate::incident::{self, Incident};
-use crate::lane::{Lane, Outcome};
+use crate::lane::{Lane, Outcome, is_closed};
 use crate::note::{Message, Note, Side, What};
-use crate::record::{Lost, PeerNote, Record};
+use crate::record::{Lost, PeerNote, Record, SessionNotes};
 
 /// Most records that one timeline joins.
 pub const MAX_RECORDS: usize = 1024;
@@ -99,8 +99,15 @@ pub enum JoinError {
 
 impl Timeline {
     /// Joins the records of the workers of a service. Of two records of the same life of a worker, the one that
-    /// ends later counts.
+    /// ends later counts. The records may be of different moments, and of workers that go on serving: a session that
+    /// is not closed lasts until the end of its record.
     pub fn join(records: Vec<Record>) -> Result<Timeline, JoinError> {
+        Timeline::join_latest(records, usize::MAX)
+    }
+
+    /// Joins the records, and leaves out all but so many requests: those that are not over are kept first, then those
+    /// that began last. The timeline begins with the first of them.
+    pub fn join_latest(records: Vec<Record>, requests: usize) -> Result<Timeline, JoinError> {
         if records.len() > MAX_RECORDS {
             return Err(JoinError::TooManyRecords { found: records.len(), max: MAX_RECORDS });
         }
@@ -112,13 +119,14 @@ impl Timeline {
             }
         }
         let mut ids: BTreeMap<(WorkerId, Incarnation), usize> = latest.keys().cloned().zip(0..).collect();
-        let records: Vec<Record> = latest.into_values().collect();
+        let mut records: Vec<Record> = latest.into_values().collect();
         let recorded = |peer: &PeerNote| ids.get(&(peer.worker.clone(), peer.incarnation)).copied();
         let clocks = estimate_all(&records, recorded);
         for peer in records.iter().flat_map(|record| &record.peers) {
             let next = ids.len();
             ids.entry((peer.worker.clone(), peer.incarnation)).or_insert(next);
         }
+        keep_latest(&mut records, &clocks, requests);
         let shifted = |node: usize, at: u64| clocks.get(node).map_or(0, |clock| i128::from(at) + clock.shift);
         let times = |node: usize, record: &Record| -> Vec<i128> {
             record.all_notes().map(|note| shifted(node, note.at)).collect()
@@ -140,10 +148,10 @@ impl Timeline {
                 .iter()
                 .filter_map(|peer| Some((peer.peer, *ids.get(&(peer.worker.clone(), peer.incarnation))?)))
                 .collect();
-            let (events, lost) = (record.events(), record.lost);
+            let (events, lost, last) = (record.events(), record.lost, record.last_at());
             let zero = start - clock.shift;
             lanes.extend(
-                record.sessions.into_iter().filter_map(|session| Lane::of(node, session, &peers, zero)),
+                record.sessions.into_iter().filter_map(|session| Lane::of(node, session, &peers, zero, last)),
             );
             let of_peer = |note: Note| {
                 let peer = note.peer.and_then(|peer| peers.get(&peer).copied());
@@ -211,6 +219,40 @@ impl Timeline {
     pub(crate) fn time(&self, recorded: &Recorded, note: &Note) -> i64 {
         let at = i128::from(note.at) + recorded.clock.shift - self.start;
         i64::try_from(at).unwrap_or(i64::MAX)
+    }
+}
+
+/// Leaves out the sessions of all but `count` requests, and what happened before the first of these.
+fn keep_latest(records: &mut [Record], clocks: &[Clock], count: usize) {
+    if count == usize::MAX {
+        return;
+    }
+    // Of engines that add suffixes to ids, the sides of a request are equal before the suffix.
+    let key = |room: &Room| room.base().map_or_else(|| room.to_string(), str::to_owned);
+    let room = |session: &SessionNotes| match session.notes.first().map(|note| &note.what) {
+        Some(What::Opened { room, .. }) => Some(key(room)),
+        _ => None,
+    };
+    let mut requests: BTreeMap<String, (bool, i128)> = BTreeMap::new();
+    for (record, clock) in records.iter().zip(clocks) {
+        for session in &record.sessions {
+            let (Some(room), Some(first)) = (room(session), session.notes.first()) else { continue };
+            let (open, from) = (!is_closed(&session.notes), i128::from(first.at) + clock.shift);
+            let request = requests.entry(room).or_insert((open, from));
+            *request = (request.0 || open, request.1.min(from));
+        }
+    }
+    if requests.is_empty() {
+        return;
+    }
+    let mut chosen: Vec<(String, (bool, i128))> = requests.into_iter().collect();
+    chosen.sort_by_key(|(_, latest)| std::cmp::Reverse(*latest));
+    chosen.truncate(count);
+    let start = chosen.iter().map(|(_, (_, from))| *from).min().unwrap_or(i128::MAX);
+    let chosen: BTreeSet<String> = chosen.into_iter().map(|(room, _)| room).collect();
+    for (record, clock) in records.iter_mut().zip(clocks) {
+        record.sessions.retain(|session| room(session).is_some_and(|room| chosen.contains(&room)));
+        record.others.retain(|note| i128::from(note.at) + clock.shift >= start);
     }
 }
 

@@ -225,3 +225,32 @@ fn of_two_records_of_one_life_the_later_one_counts_and_too_many_are_refused() {
     let error = Timeline::join(vec![early; MAX_RECORDS + 1]).unwrap_err();
     assert_eq!(error, JoinError::TooManyRecords { found: MAX_RECORDS + 1, max: MAX_RECORDS });
 }
+
+#[test]
+fn the_latest_requests_are_the_open_ones_and_then_the_newest_with_both_sides() {
+    let mut made = pair([HOUR, -HOUR]);
+    let mut now = START;
+    for number in 1..=20 {
+        made[0].other(Some(1), now, What::PeerBack);
+        now = push(&mut made, &Room::Number(number), number, now, [MS, MS]);
+    }
+    // One that was never ended.
+    for side in &mut made {
+        side.record.sessions[4].notes.retain(|note| note.what != What::Closed);
+    }
+    let records = || made.iter().map(|made| made.record.clone()).collect::<Vec<Record>>();
+    let rooms = |count| -> Vec<Room> {
+        let timeline = Timeline::join_latest(records(), count).unwrap();
+        assert!(timeline.requests().iter().all(|request| request.lanes.len() == 2));
+        assert_eq!(timeline.requests().first().map_or(0, |request| request.lanes[1].from), 0);
+        timeline.requests().iter().map(|request| request.room.clone()).collect()
+    };
+    assert_eq!(rooms(3), [5, 19, 20].map(Room::Number));
+    assert_eq!(rooms(1), [Room::Number(5)]);
+    assert_eq!(rooms(usize::MAX).len(), 20);
+    assert!(rooms(0).is_empty());
+    // A session that is open lasts until its record ends.
+    let timeline = Timeline::join_latest(records(), 3).unwrap();
+    let [open, closed, _] = timeline.requests() else { panic!("three requests") };
+    assert!(open.lanes.iter().all(|lane| lane.to > closed.lanes[0].to), "{open:?}");
+}

@@ -131,3 +131,36 @@ fn long_texts_are_cut_where_they_are_made_and_where_they_are_read() {
     let What::NotAnswered { why } = note.what else { panic!("{note:?}") };
     assert_eq!(why.as_str().len(), MAX_TEXT);
 }
+
+#[test]
+fn the_latest_of_a_recorder_are_open_sessions_and_then_the_newest() {
+    let recorder = Recorder::new(&id("prefill", 0));
+    for number in 0..50u64 {
+        let at = number * 10;
+        hear(&recorder, at, PeerId(1).into(), KvWhat::PeerBack);
+        hear(&recorder, at + 1, SessionId(number).into(), opened(Room::Number(number)));
+        if number != 7 {
+            hear(&recorder, at + 2, SessionId(number).into(), KvWhat::Closed);
+        }
+    }
+    let numbers = |count| -> Vec<u64> {
+        recorder.latest(LIFE, count).sessions.iter().map(|session| session.session).collect()
+    };
+    assert_eq!(numbers(4), [7, 47, 48, 49]);
+    assert_eq!(numbers(1), [7]);
+    assert!(numbers(0).is_empty());
+    let record = recorder.latest(LIFE, 4);
+    assert_eq!((record.lost.sessions, record.lost.session_events), (46, 92));
+    // What happened before the first of them is left out, and counted.
+    assert_eq!((record.others.first().map(|note| note.at), record.lost.other_events), (Some(80), 8));
+    assert_eq!(recorder.latest(LIFE, usize::MAX), recorder.record(LIFE));
+}
+
+#[test]
+fn the_records_of_one_process_are_lines() {
+    let [first, second] = pair([0, 0]).map(|made| made.record);
+    let lines = format!("{}\n{}\n", first.to_json().unwrap(), second.to_json().unwrap());
+    assert_eq!(Record::from_lines(lines.as_bytes(), 8).unwrap(), [first.clone(), second]);
+    assert_eq!(Record::from_lines(lines.as_bytes(), 1).unwrap(), [first]);
+    assert!(matches!(Record::from_lines(b"{}\n", 8), Err(RecordError::Malformed(_))));
+}

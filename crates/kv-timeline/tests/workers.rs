@@ -62,6 +62,16 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Waits for the pages of a session that has ended, and gives them back to the pool.
+fn back(session: &mut dyn KvSession, host: &Host) {
+    let mut reclaimed = None;
+    until("the pages", || {
+        reclaimed = session.reclaim();
+        reclaimed.is_some()
+    });
+    host.pool.release(reclaimed.unwrap().pages).unwrap();
+}
+
 /// Moves two pages from one worker to the other.
 fn serve(prefill: &Host, decode: &Host, addr: &str, room: &Room, mode: TransferMode) {
     let options = || SessionOptions::default().with(|options| options.mode = Some(mode));
@@ -80,14 +90,6 @@ fn serve(prefill: &Host, decode: &Host, addr: &str, room: &Room, mode: TransferM
         decode.arena.read(page * PAGE, &mut bytes).unwrap();
         assert_eq!(bytes, [7; PAGE]);
     }
-    let back = |session: &mut dyn KvSession, host: &Host| {
-        let mut reclaimed = None;
-        until("the pages", || {
-            reclaimed = session.reclaim();
-            reclaimed.is_some()
-        });
-        host.pool.release(reclaimed.unwrap().pages).unwrap();
-    };
     back(&mut sender, prefill);
     back(&mut receiver, decode);
     assert_eq!((prefill.pool.num_out(), decode.pool.num_out()), (0, 0));
@@ -105,6 +107,31 @@ fn two_workers_requests_are_joined_and_a_lease_that_nobody_took_is_an_incident()
     let pulled = Room::request("</script><b>chat</b>").unwrap();
     serve(&prefill, &decode, &addr, &pushed, TransferMode::Push);
     serve(&prefill, &decode, &addr, &pulled, TransferMode::Pull);
+    // The two go on serving while their records are taken.
+    let taken = |host: &Host| {
+        let json = host.recorder.latest(host.worker.incarnation(), 2).to_json().unwrap();
+        Record::from_lines(json.as_bytes(), 1).unwrap().remove(0)
+    };
+    let options = || SessionOptions::default().with(|options| options.mode = Some(TransferMode::Push));
+    let waiting = Room::Number(41);
+    let mut waits = prefill.worker.manager().sender(&addr, waiting.clone(), &[], options()).unwrap();
+    waits.init(2, None).unwrap();
+    let mut receives = decode.worker.manager().receiver(&addr, waiting.clone(), options()).unwrap();
+    receives.init(decode.pool.adopt(PageList::from_pages([6, 0]).unwrap()).unwrap(), None).unwrap();
+    until("the meeting", || waits.poll() == KvPoll::WaitingForInput);
+    let early = Timeline::join_latest(vec![taken(&prefill), taken(&decode)], 1).unwrap();
+    let [request] = early.requests() else { panic!("{:?}", early.requests()) };
+    assert_eq!(request.room, waiting);
+    let seen: Vec<(Side, &Outcome)> = request.lanes.iter().map(|lane| (lane.side, &lane.outcome)).collect();
+    assert_eq!(seen, [(Side::Sender, &Outcome::Open), (Side::Receiver, &Outcome::Open)]);
+    assert!(early.html().unwrap().contains("\"open\"") && early.perfetto().is_ok());
+    waits.send(prefill.pool.adopt(PageList::from_pages([3, 4]).unwrap()).unwrap()).unwrap();
+    for session in [&mut waits as &mut dyn KvSession, &mut receives] {
+        until("the end", || session.poll() == KvPoll::Success);
+    }
+    back(&mut waits, &prefill);
+    back(&mut receives, &decode);
+
     // Nobody comes for the pages of this request.
     let options = SessionOptions::default().with(|options| {
         options.mode = Some(TransferMode::Pull);
@@ -127,7 +154,7 @@ fn two_workers_requests_are_joined_and_a_lease_that_nobody_took_is_an_incident()
     server.stop();
     let timeline = Timeline::join(records).unwrap();
     let rooms: Vec<&Room> = timeline.requests().iter().map(|request| &request.room).collect();
-    assert_eq!(rooms, [&pushed, &pulled, &forgotten]);
+    assert_eq!(rooms, [&pushed, &pulled, &waiting, &forgotten]);
     for (request, moves) in timeline.requests().iter().zip([Side::Sender, Side::Receiver]) {
         let sides: Vec<Side> = request.lanes.iter().map(|lane| lane.side).collect();
         assert_eq!(sides, [Side::Sender, Side::Receiver]);
@@ -147,9 +174,9 @@ fn two_workers_requests_are_joined_and_a_lease_that_nobody_took_is_an_incident()
     }
     let expired =
         timeline.incidents().iter().find(|incident| incident.kind == IncidentKind::LeaseExpired).unwrap();
-    assert_eq!(expired.request, Some((2, 0)));
+    assert_eq!(expired.request, Some((3, 0)));
     assert_eq!(timeline.workers()[expired.worker].worker.to_string(), "prefill/0");
-    let failed = matches!(&timeline.requests()[2].lanes[0].outcome, Outcome::Failed(failure)
+    let failed = matches!(&timeline.requests()[3].lanes[0].outcome, Outcome::Failed(failure)
         if failure.name.as_str() == "LeaseExpired");
-    assert!(failed, "{:?}", timeline.requests()[2].lanes[0].outcome);
+    assert!(failed, "{:?}", timeline.requests()[3].lanes[0].outcome);
 }
