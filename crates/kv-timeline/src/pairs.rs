@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use crate::note::{Message, Note, What};
 use crate::record::{Lost, PeerNote, Record};
 
-/// The clock of one worker minus that of another, in nanoseconds: what is known of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Bounds {
-    /// The difference is at least this; `None` if no message has come back.
-    pub lower: Option<i128>,
-    /// The difference is at most this; `None` if no message was heard.
+/// What one message tells of the difference of two clocks, `b`'s minus `a`'s. Times are in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bound {
+    /// When the message was said or heard by `a`, on the clock of `a`. The bound holds at that time.
+    pub at: u64,
+    /// The difference is at most this, if `a` has said the message.
     pub upper: Option<i128>,
-    /// How many messages were compared, in both directions.
-    pub messages: usize,
+    /// The difference is at least this, if `a` has heard the message.
+    pub lower: Option<i128>,
 }
 
 /// Which message of two workers: equal on the side that says it, and on the side that hears it.
@@ -31,7 +31,6 @@ enum Kind {
     Register,
     Acquire,
     Granted,
-    InPlace { parts: u64, total: Option<u32> },
     Registered,
     Failed,
     Abort,
@@ -54,11 +53,12 @@ type Of = (usize, usize, Key);
 ///
 /// A message is heard after it was said. A message that was said several times, because an answer was missing,
 /// counts from the first time; that makes a bound weaker and never wrong. So a message counts only if its sayer's
-/// record surely holds the first time.
+/// record surely holds the first time. `InPlace` does not count: the transport says it together with the last bytes of
+/// a post, without telling the worker when, and the worker itself says it only again.
 pub fn compare(
     records: &[Record],
     node_of: impl Fn(&PeerNote) -> Option<usize>,
-) -> BTreeMap<(usize, usize), Bounds> {
+) -> BTreeMap<(usize, usize), Vec<Bound>> {
     let (mut said, mut heard): (BTreeMap<Of, u64>, BTreeMap<Of, u64>) = Default::default();
     for (here, record) in records.iter().enumerate() {
         let mut peers: BTreeMap<u64, usize> = BTreeMap::new();
@@ -91,8 +91,9 @@ pub fn compare(
                             let whole = of_session && !kind.may_be_of_no_session();
                             record.lost.missed == 0 && (whole || record.lost.other_events == 0)
                         }
-                        // Their numbers are never used again.
-                        Key::Heartbeat(_) | Key::HeartbeatAnswered(_) => true,
+                        // A number is never used again; recorders know later answers to the same one.
+                        Key::Heartbeat(_) => true,
+                        Key::HeartbeatAnswered(_) => record.lost.missed == 0,
                         Key::Hello | Key::Welcome => false,
                     };
                     if surely_first && usable(there) {
@@ -108,17 +109,16 @@ pub fn compare(
             }
         }
     }
-    let mut all: BTreeMap<(usize, usize), Bounds> = BTreeMap::new();
+    let mut all: BTreeMap<(usize, usize), Vec<Bound>> = BTreeMap::new();
     for ((from, to, key), said) in said {
         let Some(&heard) = heard.get(&(from, to, key)) else { continue };
         let took = i128::from(heard) - i128::from(said);
-        let bounds = all.entry((from.min(to), from.max(to))).or_default();
-        bounds.messages += 1;
-        if from < to {
-            bounds.upper = Some(bounds.upper.map_or(took, |upper| upper.min(took)));
+        let bound = if from < to {
+            Bound { at: said, upper: Some(took), lower: None }
         } else {
-            bounds.lower = Some(bounds.lower.map_or(-took, |lower| lower.max(-took)));
-        }
+            Bound { at: heard, upper: None, lower: Some(-took) }
+        };
+        all.entry((from.min(to), from.max(to))).or_default().push(bound);
     }
     all
 }
@@ -139,12 +139,12 @@ fn key(message: &Message, note: &Note) -> Option<Key> {
         Message::Register { .. } => of(Kind::Register),
         Message::Acquire { .. } => of(Kind::Acquire),
         Message::Granted { .. } => of(Kind::Granted),
-        Message::InPlace { parts, total } => of(Kind::InPlace { parts, total }),
         Message::Registered => of(Kind::Registered),
         Message::Failed { .. } => of(Kind::Failed),
         Message::Abort { .. } => of(Kind::Abort),
         Message::AbortAcknowledged => of(Kind::AbortAcknowledged),
         Message::Refused { .. }
+        | Message::InPlace { .. }
         | Message::Release { .. }
         | Message::Released { .. }
         | Message::Other { .. } => None,

@@ -36,7 +36,7 @@ struct RecordView<'a> {
     unsure: Option<Micros>,
     messages: usize,
     through: Option<usize>,
-    drifted: bool,
+    contradicted: bool,
     events: usize,
     lost: &'a crate::record::Lost,
     /// Heartbeats: time, peer, whether heard (a question) or answered, number of leases.
@@ -147,7 +147,7 @@ fn worker<'a>(timeline: &Timeline, actor: &'a Actor) -> WorkerView<'a> {
             unsure: recorded.clock.uncertainty.map(|unsure| unsure as f64 / 1e3),
             messages: recorded.clock.messages,
             through: recorded.clock.through,
-            drifted: recorded.clock.drifted,
+            contradicted: recorded.clock.contradicted,
             events: recorded.events,
             lost: &recorded.lost,
             beats,

@@ -252,7 +252,7 @@
     } else {
       const { lost } = record;
       const clock = record.through !== null ? "shifted by " + time(record.shift) + ", through " + worker(record.through) : record.unsure === 0 ? "the clock of this page" : "not known: begins where the page begins";
-      const unsure = record.unsure === null ? "not known" : record.unsure === 0 ? "" : "± " + time(record.unsure) + (record.drifted ? " (the clocks have drifted)" : "");
+      const unsure = record.unsure === null ? "not known" : record.unsure === 0 ? "" : "± " + time(record.unsure) + (record.contradicted ? " (messages contradict one another: a clock was set)" : "");
       const missing = [lost.sessions && count(lost.sessions, "session"), lost.session_events && count(lost.session_events, "event") + " of sessions", lost.other_events && count(lost.other_events, "other event"), lost.missed && count(lost.missed, "event") + " that came too fast"].filter(Boolean).join(", ");
       cells(row, [one.name, one.life, clock, unsure, [String(record.messages), "num"], [String(record.events), "num"], missing || "nothing"]);
     }
