@@ -5,6 +5,7 @@ mod engine;
 mod error;
 mod index;
 mod kept;
+mod replica;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use self::engine::{Engine, Profile, Rank};
 pub use self::error::{LeaseError, LookupError, RegisterError};
 use self::index::Index;
 use self::kept::Memory;
+use self::replica::Change;
 use crate::client_addr::ClientAddr;
 use crate::config::RegistryConfig;
 use crate::expiry::Expiry;
@@ -106,8 +108,9 @@ impl Registry {
     }
 
     /// A registered rank leaves: it awaits no further peers. A replica is no longer found once all of its ranks
-    /// have left, so that ranks may leave one after the other. Registering again takes that back. A lookup that
-    /// names no engine is not led to another engine meanwhile.
+    /// have left, so that ranks may leave one after the other. A lookup that names no engine is led to another
+    /// engine then. A rank that registers again has not left; a replica that has drained is found again once
+    /// every rank that had left is registered anew or gone, and no rank is missing.
     pub fn leave(
         &mut self,
         now: Time,
@@ -116,9 +119,12 @@ impl Registry {
     ) -> Result<(), LeaseError> {
         self.expire(now);
         self.check_life(worker, incarnation)?;
-        let engine = self.engines.get_mut(&worker.engine);
-        if let Some(rank) = engine.and_then(|engine| engine.ranks.get_mut(&worker.rank)) {
+        if let Some(engine) = self.engines.get_mut(&worker.engine)
+            && let Some(rank) = engine.ranks.get_mut(&worker.rank).filter(|rank| !rank.left)
+        {
             rank.left = true;
+            let dp = rank.place.dp;
+            self.index.changed(&worker.engine, engine, dp, Change::Leaves);
         }
         Ok(())
     }
@@ -162,7 +168,7 @@ impl Registry {
     /// `(pp_rank, pcp_rank, tp_rank)`.
     ///
     /// `service` and `engine` narrow the search. Without `engine`, the engine with the smallest id answers,
-    /// of the engines with this role and service whose replica is complete. [`Replica::Modulo`] may mean
+    /// of the engines with this role and service whose replica is complete and has not drained. [`Replica::Modulo`] may mean
     /// another replica in every engine: the smallest engine with all replicas complete comes first, then up
     /// to 16 engines with some complete.
     ///
@@ -170,9 +176,9 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`LookupError::NotReady`] if an engine has the replica but ranks of it are missing,
-    /// [`LookupError::Left`] if all ranks of the replica have left, [`LookupError::Unknown`] if there is no such
-    /// engine.
+    /// [`LookupError::NotReady`] if an engine has the replica but ranks of it are missing; otherwise
+    /// [`LookupError::Left`] if an engine has the replica and all ranks of the replica have left;
+    /// [`LookupError::Unknown`] if there is no such engine.
     pub fn lookup(
         &mut self,
         now: Time,
@@ -195,7 +201,7 @@ impl Registry {
                     self.steps += bodies.len() as u64;
                     return Ok(bodies);
                 }
-                Some(Err(error)) if missing == LookupError::Unknown => missing = error,
+                Some(Err(error)) if error.is_better_than(&missing) => missing = error,
                 _ => {}
             }
         }
@@ -256,14 +262,14 @@ impl Registry {
         let place = rank.place;
         engine.places.insert(place, number);
         engine.ranks.insert(number, rank);
-        self.index.added(id, engine, place.dp);
+        self.index.changed(id, engine, place.dp, Change::Registers);
     }
 
     fn remove(&mut self, id: &EngineId, number: u32) {
         let Some(engine) = self.engines.get_mut(id) else { return };
         let Some(rank) = engine.ranks.remove(&number) else { return };
         engine.places.remove(&rank.place);
-        self.index.removed(id, engine, rank.place.dp);
+        self.index.changed(id, engine, rank.place.dp, Change::Goes { had_left: rank.left });
         self.expiry.remove(rank.expires, (id.clone(), number));
         self.ranks -= 1;
         if engine.ranks.is_empty() {

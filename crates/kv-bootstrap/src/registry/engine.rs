@@ -7,6 +7,7 @@ use bytes::Bytes;
 use kv_core::{Incarnation, Parallel, RankRecord, Replica, Time, WorkerId, WorkerRole};
 
 use super::error::{LookupError, RegisterError};
+use super::replica::{Members, State};
 use crate::client_addr::ClientAddr;
 use crate::place::Place;
 
@@ -22,10 +23,17 @@ pub(super) struct Engine {
     pub(super) ranks: BTreeMap<u32, Rank>,
     /// The rank at each place, in the order in which the ranks of a replica are answered.
     pub(super) places: BTreeMap<Place, u32>,
-    /// How many ranks of each replica are registered.
-    pub(super) replicas: BTreeMap<u32, u32>,
-    /// How many replicas have all their ranks registered.
-    pub(super) complete: u32,
+    /// The replicas with registered ranks.
+    pub(super) replicas: BTreeMap<u32, Members>,
+    pub(super) tally: Tally,
+}
+
+/// How many replicas of an engine are in each state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    begun: u32,
+    complete: u32,
+    drained: u32,
 }
 
 /// What all ranks of an engine have in common.
@@ -61,7 +69,7 @@ pub(super) struct Sizes {
 impl Engine {
     pub(super) fn new(profile: Profile) -> Engine {
         let (ranks, places, replicas) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Engine { profile, ranks, places, replicas, complete: 0 }
+        Engine { profile, ranks, places, replicas, tally: Tally::default() }
     }
 
     /// Refuses a registration that contradicts the other ranks of the engine.
@@ -104,7 +112,8 @@ impl Engine {
         }
     }
 
-    /// The ranks of a replica in the order of their places, if all of them are registered.
+    /// The ranks of a replica in the order of their places, if all of them are registered and one of them at
+    /// least has not left.
     pub(super) fn replica(&self, replica: Replica) -> Result<Vec<Bytes>, LookupError> {
         let sizes = self.profile.sizes;
         let dp = match replica {
@@ -115,19 +124,41 @@ impl Engine {
         if dp >= sizes.dp {
             return Err(LookupError::Unknown);
         }
-        let registered = self.replicas.get(&dp).copied().unwrap_or(0);
-        let expected = sizes.replica();
-        if u64::from(registered) != expected {
-            let expected = u32::try_from(expected).unwrap_or(u32::MAX);
-            return Err(LookupError::NotReady { registered, expected });
-        }
+        self.replicas.get(&dp).copied().unwrap_or_default().check(sizes.replica())?;
         let first = Place { dp, ..Place::FIRST };
         let last = Place { dp, pp: u32::MAX, cp: u32::MAX, tp: u32::MAX };
         let ranks = self.places.range(first..=last).filter_map(|(_, rank)| self.ranks.get(rank));
-        if ranks.clone().all(|rank| rank.left) {
-            return Err(LookupError::Left);
-        }
         Ok(ranks.map(|rank| rank.body.clone()).collect())
+    }
+}
+
+impl Tally {
+    /// The numbers after a replica has gone from one state to another; `None` if it had or has no ranks.
+    pub(super) fn moved(mut self, from: Option<State>, to: Option<State>) -> Tally {
+        if let Some(from) = from {
+            let of = self.of(from);
+            *of = of.saturating_sub(1);
+        }
+        if let Some(to) = to {
+            let of = self.of(to);
+            *of = of.saturating_add(1);
+        }
+        self
+    }
+
+    fn of(&mut self, state: State) -> &mut u32 {
+        match state {
+            State::Begun => &mut self.begun,
+            State::Complete => &mut self.complete,
+            State::Drained => &mut self.drained,
+        }
+    }
+
+    /// Of an engine with `dps` replicas: whether all are complete, some are complete, some have ranks and have not
+    /// drained, some have drained.
+    pub(super) fn traits(self, dps: u32) -> [bool; 4] {
+        let Tally { begun, complete, drained } = self;
+        [complete > 0 && complete == dps, complete > 0, begun > 0 || complete > 0, drained > 0]
     }
 }
 

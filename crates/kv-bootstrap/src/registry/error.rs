@@ -85,3 +85,15 @@ pub enum LookupError {
         expected: u32,
     },
 }
+
+impl LookupError {
+    /// True if this says more about when there may be an answer than another error does.
+    pub(super) fn is_better_than(self, other: &LookupError) -> bool {
+        let rank = |error: &LookupError| match error {
+            LookupError::Unknown => 0,
+            LookupError::Left => 1,
+            LookupError::NotReady { .. } => 2,
+        };
+        rank(&self) > rank(other)
+    }
+}

@@ -6,23 +6,29 @@ use std::sync::Arc;
 use kv_core::{EngineId, Replica, WorkerRole};
 
 use super::engine::{Engine, Kind, Profile};
+use super::replica::{Change, State};
 
 /// Most engines with only some complete replicas that a search for `number % dp_size` looks at.
 const MAX_PARTIAL: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// Engines of which all ranks of a replica are registered, by the replica.
+    /// Engines of which a replica is complete, by the replica.
     pub(super) complete: Sets<(Kind, u32)>,
-    /// Engines of which some ranks of a replica are registered, by the replica.
+    /// Engines of which a replica has ranks and is not complete, by the replica.
     pub(super) begun: Sets<(Kind, u32)>,
+    /// Engines of which a replica has drained, by the replica.
+    pub(super) drained: Sets<(Kind, u32)>,
     /// Engines by their number of replicas (`dp_size`).
     sized: Sets<(Kind, u32)>,
     /// Engines with all replicas complete.
     pub(super) whole: Sets<Kind>,
     /// Engines with some replicas complete.
     pub(super) partial: Sets<Kind>,
-    all: Sets<Kind>,
+    /// Engines with ranks that have not left.
+    pub(super) awake: Sets<Kind>,
+    /// Engines with replicas that have drained.
+    pub(super) ebbing: Sets<Kind>,
 }
 
 /// Sets of engines by a key. No set is empty.
@@ -30,7 +36,8 @@ pub(super) struct Index {
 pub(super) struct Sets<K>(BTreeMap<K, BTreeSet<EngineId>>);
 
 impl Index {
-    /// The few engines that may answer a lookup, the best one first.
+    /// The few engines that may answer a lookup, the best one first. Engines that have drained come last: any
+    /// other engine may still serve.
     pub(super) fn candidates(
         &self,
         role: WorkerRole,
@@ -41,17 +48,22 @@ impl Index {
         let mut found = Vec::new();
         match replica {
             Replica::Rank(dp) => {
-                found.extend(self.complete.of(&(kind.clone(), dp)).next());
-                found.extend(self.begun.of(&(kind.clone(), dp)).next());
-                // If no engine has a rank of this replica, the engine with the most replicas may have it
+                let key = (kind.clone(), dp);
+                found.extend(self.complete.of(&key).next());
+                found.extend(self.begun.of(&key).next());
+                // If no engine has a rank of this replica, an engine with the most replicas may have it
                 // later.
                 let most = self.sized.0.range((kind.clone(), 0)..=(kind, u32::MAX)).next_back();
-                found.extend(most.and_then(|(_, engines)| engines.first()));
+                let mut most = most.into_iter().flat_map(|(_, engines)| engines).take(MAX_PARTIAL);
+                let drained = self.drained.0.get(&key);
+                found.extend(most.find(|id| drained.is_none_or(|engines| !engines.contains(*id))));
+                found.extend(self.drained.of(&key).next());
             }
             Replica::Modulo(_) => {
                 found.extend(self.whole.of(&kind).next());
                 found.extend(self.partial.of(&kind).take(MAX_PARTIAL));
-                found.extend(self.all.of(&kind).next());
+                found.extend(self.awake.of(&kind).next());
+                found.extend(self.ebbing.of(&kind).next());
             }
         }
         found.into_iter().cloned().collect()
@@ -59,57 +71,43 @@ impl Index {
 
     pub(super) fn insert(&mut self, profile: &Profile, id: &EngineId) {
         for kind in profile.kinds() {
-            self.sized.insert((kind.clone(), profile.sizes.dp), id);
-            self.all.insert(kind, id);
+            self.sized.insert((kind, profile.sizes.dp), id);
         }
     }
 
     pub(super) fn remove(&mut self, profile: &Profile, id: &EngineId) {
         for kind in profile.kinds() {
-            self.all.remove(&kind, id);
             self.sized.remove(&(kind, profile.sizes.dp), id);
         }
     }
 
-    /// Notes that a rank of the replica `dp` has been registered.
-    pub(super) fn added(&mut self, id: &EngineId, engine: &mut Engine, dp: u32) {
-        let there = engine.replicas.entry(dp).or_default();
-        *there += 1;
-        let full = u64::from(*there) == engine.profile.sizes.replica();
-        engine.complete += u32::from(full);
-        let whole = engine.complete == engine.profile.sizes.dp;
-        for kind in engine.profile.kinds() {
-            if full {
-                self.complete.insert((kind.clone(), dp), id);
-                self.partial.insert(kind.clone(), id);
-                if whole {
-                    self.whole.insert(kind.clone(), id);
-                }
-            }
-            self.begun.insert((kind, dp), id);
+    /// Notes what has happened to a rank of the replica `dp`.
+    pub(super) fn changed(&mut self, id: &EngineId, engine: &mut Engine, dp: u32, change: Change) {
+        let expected = engine.profile.sizes.replica();
+        let members = engine.replicas.get(&dp).copied().unwrap_or_default();
+        let changed = members.after(change, expected);
+        let (before, after) = (members.state(expected), changed.state(expected));
+        match after {
+            None => drop(engine.replicas.remove(&dp)),
+            Some(_) => drop(engine.replicas.insert(dp, changed)),
         }
-    }
-
-    /// Notes that a rank of the replica `dp` has been removed.
-    pub(super) fn removed(&mut self, id: &EngineId, engine: &mut Engine, dp: u32) {
-        let Some(there) = engine.replicas.get_mut(&dp) else { return };
-        let was_full = u64::from(*there) == engine.profile.sizes.replica();
-        *there -= 1;
-        let empty = *there == 0;
-        if empty {
-            engine.replicas.remove(&dp);
+        if before == after {
+            return;
         }
-        engine.complete -= u32::from(was_full);
+        let (was, is, dps) = (engine.tally, engine.tally.moved(before, after), engine.profile.sizes.dp);
+        engine.tally = is;
         for kind in engine.profile.kinds() {
-            if was_full {
-                self.complete.remove(&(kind.clone(), dp), id);
-                self.whole.remove(&kind, id);
-                if engine.complete == 0 {
-                    self.partial.remove(&kind, id);
-                }
+            let key = (kind.clone(), dp);
+            for (state, set) in [
+                (State::Complete, &mut self.complete),
+                (State::Begun, &mut self.begun),
+                (State::Drained, &mut self.drained),
+            ] {
+                set.moved(&key, id, before == Some(state), after == Some(state));
             }
-            if empty {
-                self.begun.remove(&(kind, dp), id);
+            let sets = [&mut self.whole, &mut self.partial, &mut self.awake, &mut self.ebbing];
+            for (set, (was, is)) in sets.into_iter().zip(was.traits(dps).into_iter().zip(is.traits(dps))) {
+                set.moved(&kind, id, was, is);
             }
         }
     }
@@ -121,7 +119,7 @@ impl<K> Default for Sets<K> {
     }
 }
 
-impl<K: Ord> Sets<K> {
+impl<K: Ord + Clone> Sets<K> {
     fn of(&self, key: &K) -> impl Iterator<Item = &EngineId> {
         self.0.get(key).into_iter().flatten()
     }
@@ -135,6 +133,15 @@ impl<K: Ord> Sets<K> {
         ids.remove(id);
         if ids.is_empty() {
             self.0.remove(key);
+        }
+    }
+
+    /// The engine was in the set or not, and is to be in the set or not.
+    fn moved(&mut self, key: &K, id: &EngineId, was: bool, is: bool) {
+        match (was, is) {
+            (false, true) => self.insert(key.clone(), id),
+            (true, false) => self.remove(key, id),
+            _ => {}
         }
     }
 }

@@ -2,7 +2,9 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::samples::{offer, record};
-use proptest::prelude::*;
+
+mod drained;
+mod model;
 
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -67,27 +69,6 @@ fn ranks_leave_when_their_lease_ends_and_stay_while_it_is_renewed() {
     assert_eq!(find(&mut registry, at(9), Replica::Rank(0)), Err(LookupError::Unknown));
     assert!(registry.is_empty() && registry.bytes() == 0);
     assert_index(&registry);
-}
-
-#[test]
-fn a_replica_is_found_until_all_of_its_ranks_have_left_and_again_once_one_is_registered_anew() {
-    let mut registry = Registry::new(RegistryConfig::default());
-    let (a, b) = (record("p", 0, 1, (2, 0), (1, 0), (1, 0)), record("p", 1, 2, (2, 1), (1, 0), (1, 0)));
-    for rank in [&a, &b] {
-        registry.register(at(0), here(), rank, LEASE).unwrap();
-    }
-    registry.leave(at(1), &a.worker, a.incarnation).unwrap();
-    assert_eq!(find(&mut registry, at(1), Replica::Rank(0)).map(|ranks| ranks.len()), Ok(2));
-    let stranger = Incarnation::from_random(9);
-    assert!(matches!(registry.leave(at(1), &b.worker, stranger), Err(LeaseError::OtherIncarnation { .. })));
-    registry.leave(at(1), &b.worker, b.incarnation).unwrap();
-    assert_eq!(find(&mut registry, at(1), Replica::Rank(0)), Err(LookupError::Left));
-    assert_eq!(registry.len(), 2, "they stay registered, and are renewed");
-    registry.renew(at(2), &a.worker, a.incarnation, LEASE).unwrap();
-    assert_eq!(find(&mut registry, at(2), Replica::Rank(0)), Err(LookupError::Left));
-    let restarted = record("p", 0, 3, (2, 0), (1, 0), (1, 0));
-    registry.register(at(3), here(), &restarted, LEASE).unwrap();
-    assert_eq!(find(&mut registry, at(3), Replica::Rank(0)).map(|ranks| ranks.len()), Ok(2));
 }
 
 #[test]
@@ -179,18 +160,28 @@ fn assert_index(registry: &Registry) {
         let sizes = engine.profile.sizes;
         index.insert(&engine.profile, id);
         let replicas: BTreeSet<u32> = engine.places.keys().map(|place| place.dp).collect();
+        assert_eq!(replicas, engine.replicas.keys().copied().collect(), "{id}");
         for kind in engine.profile.kinds() {
             let mut complete = 0;
             for &dp in &replicas {
-                index.begun.insert((kind.clone(), dp), id);
-                let there = engine.places.keys().filter(|place| place.dp == dp).count() as u64;
-                if there == sizes.replica() {
+                let key = (kind.clone(), dp);
+                let there = engine.ranks.values().filter(|rank| rank.place.dp == dp);
+                let left = there.clone().filter(|rank| rank.left).count();
+                let (there, drained) = (there.count(), engine.replicas[&dp].has_drained());
+                assert!(left > 0 || !drained, "{id}");
+                if drained && left == there {
+                    index.drained.insert(key, id);
+                    index.ebbing.insert(kind.clone(), id);
+                } else if !drained && there as u64 == sizes.replica() {
                     complete += 1;
-                    index.complete.insert((kind.clone(), dp), id);
+                    index.complete.insert(key, id);
                     index.partial.insert(kind.clone(), id);
+                    index.awake.insert(kind.clone(), id);
+                } else {
+                    index.begun.insert(key, id);
+                    index.awake.insert(kind.clone(), id);
                 }
             }
-            assert_eq!(complete, engine.complete);
             if complete == sizes.dp {
                 index.whole.insert(kind, id);
             }
@@ -315,128 +306,4 @@ fn the_largest_groups_and_leases_size_nothing() {
     assert_eq!(find(&mut registry, at(0), Replica::Modulo(u64::MAX)), missing(0));
     assert_eq!(find(&mut registry, at(0), Replica::Rank(u32::MAX)), Err(LookupError::Unknown));
     assert_eq!(registry.next_timeout(), Some(Time::MAX));
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Register { engine: u8, rank: u32, life: u64, tp: u32, dp: u32, lease: u64 },
-    Renew { engine: u8, rank: u32, life: u64, lease: u64 },
-    Withdraw { engine: u8, rank: u32, life: u64 },
-    Wait(u64),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let (engine, rank, life, lease) = (0..2u8, 0..4u32, 1..4u64, 1..6u64);
-    let step = prop_oneof![
-        4 => (engine.clone(), rank.clone(), life.clone(), 1..3u32, 0..2u32, lease.clone())
-            .prop_map(|(engine, rank, life, tp, dp, lease)| Step::Register { engine, rank, life, tp, dp, lease }),
-        2 => (engine.clone(), rank.clone(), life.clone(), lease)
-            .prop_map(|(engine, rank, life, lease)| Step::Renew { engine, rank, life, lease }),
-        1 => (engine, rank, life).prop_map(|(engine, rank, life)| Step::Withdraw { engine, rank, life }),
-        2 => (0..4u64).prop_map(Step::Wait),
-    ];
-    proptest::collection::vec(step, 1..60)
-}
-
-/// The rules of the registry, written as a scan over a list.
-#[derive(Default)]
-struct Model(Vec<(RankRecord, Time, Vec<Incarnation>)>);
-
-impl Model {
-    fn register(&mut self, now: Time, record: &RankRecord, lease: Duration) -> bool {
-        let new = record.parallel;
-        let same = |old: &RankRecord| old.worker == record.worker;
-        let bad = self.0.iter().any(|(old, _, superseded)| {
-            let p = old.parallel;
-            let place = (p.tp_rank, p.pp_rank, p.dp_rank) == (new.tp_rank, new.pp_rank, new.dp_rank);
-            let sizes = (p.tp_size, p.pp_size, p.dp_size) != (new.tp_size, new.pp_size, new.dp_size);
-            let engine = old.worker.engine == record.worker.engine;
-            (same(old) && superseded.contains(&record.incarnation))
-                || (!same(old) && engine && (place || sizes))
-        });
-        if bad {
-            return false;
-        }
-        let mut superseded = Vec::new();
-        if let Some(at) = self.0.iter().position(|(old, ..)| same(old)) {
-            let (old, _, lives) = self.0.remove(at);
-            superseded = lives;
-            if old.incarnation != record.incarnation {
-                superseded.push(old.incarnation);
-            }
-        }
-        self.0.push((record.clone(), now + lease, superseded));
-        true
-    }
-
-    fn find(&self, engine: &str, dp: u32) -> Vec<RankRecord> {
-        let of = |r: &&RankRecord| r.worker.engine.as_str() == engine && r.parallel.dp_rank == dp;
-        let mut found: Vec<RankRecord> = self.0.iter().map(|(r, ..)| r).filter(of).cloned().collect();
-        found.sort_by_key(|r| (r.parallel.pp_rank, r.parallel.tp_rank));
-        found
-    }
-}
-
-proptest! {
-    #[test]
-    fn random_requests_keep_the_registry_equal_to_its_model(steps in steps()) {
-        let mut registry = Registry::new(RegistryConfig::default());
-        let mut model = Model::default();
-        let mut now = at(0);
-        for step in steps {
-            match step {
-                Step::Wait(secs) => now = now + Duration::from_secs(secs),
-                Step::Register { engine, rank, life, tp, dp, lease } => {
-                    model.0.retain(|(_, expires, _)| *expires > now);
-                    let claim = record(&format!("e{engine}"), rank, life, (tp, rank % tp), (1, 0), (2, dp));
-                    let lease = Duration::from_secs(lease);
-                    let taken = registry.register(now, here(), &claim, lease);
-                    prop_assert_eq!(taken.is_ok(), model.register(now, &claim, lease), "{:?}", taken);
-                }
-                Step::Renew { engine, rank, life, lease } => {
-                    model.0.retain(|(_, expires, _)| *expires > now);
-                    let key = record(&format!("e{engine}"), rank, life, (1, 0), (1, 0), (1, 0));
-                    let lease = Duration::from_secs(lease);
-                    let mut known = false;
-                    for (old, expires, _) in &mut model.0 {
-                        if old.worker == key.worker && old.incarnation == key.incarnation {
-                            *expires = now + lease;
-                            known = true;
-                        }
-                    }
-                    prop_assert_eq!(registry.renew(now, &key.worker, key.incarnation, lease).is_ok(), known);
-                }
-                Step::Withdraw { engine, rank, life } => {
-                    model.0.retain(|(_, expires, _)| *expires > now);
-                    let key = record(&format!("e{engine}"), rank, life, (1, 0), (1, 0), (1, 0));
-                    let before = model.0.len();
-                    model.0.retain(|(old, ..)| (&old.worker, old.incarnation) != (&key.worker, key.incarnation));
-                    let gone = registry.withdraw(now, &key.worker, key.incarnation).is_ok();
-                    prop_assert_eq!(gone, model.0.len() < before);
-                }
-            }
-            model.0.retain(|(_, expires, _)| *expires > now);
-            for engine in ["e0", "e1"] {
-                for dp in 0..2 {
-                    let expected = model.find(engine, dp);
-                    let id = EngineId::new(engine).unwrap();
-                    let got = registry.lookup(now, WorkerRole::Prefill, Some("kv"), Replica::Rank(dp), Some(&id)).map(ranks);
-                    let tp = model.0.iter().find(|(r, ..)| r.worker.engine == id).map(|(r, ..)| r.parallel.tp_size);
-                    match tp {
-                        None => prop_assert_eq!(got, Err(LookupError::Unknown)),
-                        Some(tp) if expected.len() as u32 == tp => prop_assert_eq!(got, Ok(expected)),
-                        Some(tp) => {
-                            let registered = expected.len() as u32;
-                            prop_assert_eq!(got, Err(LookupError::NotReady { registered, expected: tp }));
-                        }
-                    }
-                }
-            }
-            let bodies = registry.engines.values().flat_map(|e| e.ranks.values()).map(|r| r.body.len());
-            let bytes: usize = bodies.map(|len| RANK_BYTES + SERVICE_BYTES + len).sum();
-            prop_assert_eq!((registry.len(), registry.bytes()), (model.0.len(), bytes));
-            prop_assert_eq!(registry.expiry.len(), model.0.len());
-            assert_index(&registry);
-        }
-    }
 }
