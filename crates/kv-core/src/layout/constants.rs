@@ -10,13 +10,17 @@ use crate::meter::each;
 /// Most constants of one cache.
 pub const MAX_CONSTANTS: usize = 16;
 
+/// Most bytes of a value that peers are told as it is. Of a longer value they are told the hash.
+const SHOWN: usize = 16;
+
 /// A value without which the bytes of a cache mean something else, such as the fixed scales of an fp8
-/// cache. Peers are told its length and hash only.
+/// cache. Peers are told values of up to 16 bytes; of longer ones, the length and a hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Constant {
     name: String,
     len: u64,
-    hash: u64,
+    /// The value, or its hash.
+    value: Vec<u8>,
 }
 
 impl Constant {
@@ -37,16 +41,30 @@ impl Constant {
     ///     Ok(args.build()?.geometry().clone())
     /// };
     /// assert!(cache(0.5)?.check(&cache(0.5)?).is_ok());
-    /// assert_eq!(cache(0.5)?.check(&cache(0.25)?).unwrap_err().field, "layout.constants (k_scale)");
+    /// let mismatch = cache(0.5)?.check(&cache(0.25)?).unwrap_err();
+    /// assert_eq!(mismatch.field, "layout.constants (k_scale)");
+    /// assert_eq!((&*mismatch.ours, &*mismatch.theirs), ("4 bytes (0000003f)", "4 bytes (0000803e)"));
     /// # Ok::<(), ArgsError>(())
     /// ```
     pub fn new(name: &str, value: &[u8]) -> Constant {
-        Constant { name: name.to_owned(), len: value.len() as u64, hash: Fnv1a::of(value) }
+        let told = if value.len() > SHOWN { &Fnv1a::of(value).to_be_bytes() } else { value };
+        Constant { name: name.to_owned(), len: value.len() as u64, value: told.to_vec() }
     }
 
     /// The name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The value as a text, in hexadecimal digits.
+    fn shown(&self) -> String {
+        let Constant { len, value, .. } = self;
+        let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        if *len > SHOWN as u64 {
+            format!("{len} bytes with hash {digits}")
+        } else {
+            format!("{len} bytes ({digits})")
+        }
     }
 }
 
@@ -57,8 +75,10 @@ impl Layout {
             false => Err(GeometryError::Range { field, got: got as u64, min: min as u64, max: max as u64 }),
         };
         within("layout.constants.len", self.constants.len(), 0, MAX_CONSTANTS)?;
-        each(&self.constants)
-            .try_for_each(|constant| within("layout.constants.name.len", constant.name.len(), 1, 64))
+        each(&self.constants).try_for_each(|Constant { name, value, .. }| {
+            within("layout.constants.name.len", name.len(), 1, 64)?;
+            within("layout.constants.value.len", value.len(), 0, SHOWN)
+        })
     }
 }
 
@@ -69,10 +89,7 @@ impl Geometry {
         for Constant { name, .. } in each(ours).chain(theirs) {
             let of = |all: &[Constant]| {
                 let found = all.iter().find(|constant| constant.name == *name);
-                found.map_or_else(
-                    || "absent".to_owned(),
-                    |Constant { len, hash, .. }| format!("{len} bytes with hash {hash:016x}"),
-                )
+                found.map_or_else(|| "absent".to_owned(), Constant::shown)
             };
             let (ours, theirs) = (of(ours), of(theirs));
             if ours != theirs {
@@ -115,8 +132,11 @@ mod tests {
             assert_eq!((&mismatch.field, &mismatch.ours), (&back.field, &back.theirs));
             (mismatch.field, mismatch.theirs)
         };
-        let hash = format!("5 bytes with hash {:016x}", Fnv1a::of(b"other"));
-        assert_eq!(refused(&[("k", b"one"), ("v", b"other")]), ("layout.constants (v)".to_owned(), hash));
+        let other = ("layout.constants (v)".to_owned(), "5 bytes (6f74686572)".to_owned());
+        assert_eq!(refused(&[("k", b"one"), ("v", b"other")]), other);
+        let long = [7; SHOWN + 1];
+        let hash = format!("17 bytes with hash {:016x}", Fnv1a::of(&long));
+        assert_eq!(refused(&[("k", b"one"), ("v", &long)]), ("layout.constants (v)".to_owned(), hash));
         assert_eq!(refused(&[("k", b"one")]), ("layout.constants (v)".to_owned(), "absent".to_owned()));
         // A worker of an older version has none, and skips those of others: the newer one refuses.
         let bytes = rmp_serde::to_vec_named(&cache(&[])).unwrap();
@@ -142,5 +162,7 @@ mod tests {
             let name = Constant::new(&"x".repeat(len), b"");
             assert_eq!(refused(vec![name]), range("layout.constants.name.len", len as u64, 1, 64));
         }
+        let long = Constant { value: vec![0; SHOWN + 1], ..Constant::new("k", b"") };
+        assert_eq!(refused(vec![long]), range("layout.constants.value.len", 17, 0, 16));
     }
 }

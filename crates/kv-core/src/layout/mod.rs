@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use kv_core::layout::{Axes, HDN, HND, NHD};
-//! use kv_core::{ArgsError, CacheGroup, Geometry, Holds, KvArgs, Layout, Region, RegionRole};
+//! use kv_core::{ArgsError, Geometry, Holds, KvArgs, Region, RegionRole};
 //!
 //! const BLOCKS: u32 = 100;
 //! const BLOCK: u32 = 64;
