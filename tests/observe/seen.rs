@@ -56,11 +56,12 @@ pub fn closed(worker: &str) -> Vec<Fields> {
 }
 
 /// The lines of a worker that are as loud as `info`, with the names of their events. How long a quarantine lasts,
-/// and so whether its end is loud, is a matter of time.
+/// and so whether its end is loud, is a matter of time; and so is whether a worker that is stopped hears before that
+/// its peer has stopped.
 pub fn loud(worker: &str) -> Vec<(Level, String)> {
     let loud = lines(worker).into_iter().filter(|line| line.level <= Level::INFO);
     let loud = loud.map(|line| (line.level, line.fields["what"].clone()));
-    loud.filter(|(_, what)| what != "quarantine_ended").collect()
+    loud.filter(|(_, what)| !["quarantine_ended", "peer_dead"].contains(&what.as_str())).collect()
 }
 
 struct Taking;

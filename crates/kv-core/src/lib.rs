@@ -68,6 +68,7 @@ pub mod machine;
 pub mod meter;
 #[cfg(not(feature = "meter"))]
 mod meter;
+mod names;
 mod offer;
 mod packed;
 mod page_ledger;

@@ -53,7 +53,7 @@
 //!
 //! | level | what |
 //! |---|---|
-//! | `warn` | a session that failed; a quarantine that lasted a second or longer; a peer that is dead, restarted, given up, refuses, or cannot be reached; lost events |
+//! | `warn` | a session that failed; a quarantine that lasted a second or longer; a peer that is dead (or has stopped in good order: a transport tells no difference), restarted, given up, refuses, or cannot be reached; lost events |
 //! | `info` | a session that succeeded or was aborted: one line for each half of a request; a peer that is back |
 //! | `debug` | quarantine (every abort has a short one), states, lookups, chunks, data operations, permissions, leases that ran out, ignored frames, peers |
 //! | `trace` | messages; pages that come back |

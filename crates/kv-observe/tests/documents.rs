@@ -2,8 +2,15 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
-use kv_observe::{Kind, METRICS, Metric};
+use kv_core::trace::{Dropped, KvWhat, Log, Message};
+use kv_core::{
+    Cause, EngineId, Incarnation, PeerCause, PeerId, QuarantineReason, Time, TransportError, WorkerId,
+};
+use kv_observe::{Kind, METRICS, Metric, Metrics};
+use metrics_util::debugging::DebuggingRecorder;
 use serde_json::Value;
 
 /// A file of the folder `docs`.
@@ -35,6 +42,71 @@ fn the_document_has_one_row_for_each_metric_in_the_words_of_the_table() {
     let rows: Vec<&str> = document.lines().filter(|line| line.starts_with("| `kv_transfer_")).collect();
     let expected: Vec<String> = METRICS.iter().map(|metric| row(metric)).collect();
     assert_eq!(rows, expected, "docs/METRICS.md must have these rows:\n{}", expected.join("\n"));
+}
+
+/// The names in a row of the table of names.
+fn listed(place: &str) -> Vec<String> {
+    let (document, begin) = (document("METRICS.md"), format!("| {place} | `"));
+    let (_, names) = document.split_once("## Names").unwrap();
+    let row = names.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("{place}"));
+    let list = row.split(" | ").nth(1).unwrap().trim_end_matches(" |");
+    list.split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
+}
+
+#[test]
+fn the_document_lists_every_name_of_causes_messages_events_and_reasons() {
+    let causes: BTreeSet<&str> = Cause::NAMES.iter().chain(PeerCause::NAMES).copied().collect();
+    assert_eq!(listed("`cause`"), causes.into_iter().collect::<Vec<_>>());
+    assert_eq!(listed("`message`"), Message::NAMES);
+    assert_eq!(listed("field `what`"), KvWhat::NAMES);
+    assert_eq!(
+        listed("`reason` of ignored frames"),
+        Dropped::ALL.iter().map(|why| why.name()).collect::<Vec<_>>()
+    );
+    let reasons: Vec<&str> = QuarantineReason::ALL.iter().map(|reason| reason.name()).collect();
+    assert_eq!(listed("`reason` of quarantine"), reasons);
+}
+
+#[test]
+fn the_document_lists_the_events_of_peers_that_are_counted() {
+    let worker = WorkerId { engine: EngineId::new("here").unwrap(), rank: 0 };
+    let silent_for = Duration::from_secs(1);
+    let events = [
+        KvWhat::PeerMet { worker: worker.clone(), incarnation: Incarnation::from_random(1) },
+        KvWhat::PeerAnswers,
+        KvWhat::PeerRefuses(Box::new(Cause::PeerLost)),
+        KvWhat::WayOpened,
+        KvWhat::ConnectFailed(TransportError::PeerGone),
+        KvWhat::WayLost,
+        KvWhat::PeerSilent { silent_for },
+        KvWhat::PeerGivenUp { silent_for },
+        KvWhat::PeerBack,
+        KvWhat::PeerDead { quiet_after: silent_for },
+        KvWhat::PeerRestarted,
+        KvWhat::PeerForgotten,
+        // These two are of permissions, and are not counted.
+        KvWhat::PermissionBegan { lasts: silent_for },
+        KvWhat::PermissionEnded,
+        KvWhat::Revoking,
+        KvWhat::WritesOver,
+    ];
+    // From the first event of peers on, the names are all of peers.
+    let first = KvWhat::NAMES.iter().position(|name| *name == "peer_met").unwrap();
+    let told: Vec<&str> = events.iter().map(KvWhat::name).collect();
+    assert_eq!(told, KvWhat::NAMES[first..], "an event of peers that this test does not know");
+    let recorder = Arc::new(DebuggingRecorder::new());
+    let listener = Metrics::to(Arc::clone(&recorder) as _).listener();
+    let mut log = Log::default();
+    log.listen(true);
+    for event in events {
+        log.tell(Time::ZERO, PeerId(1), || event);
+        listener.tell(&worker, &log.next().unwrap());
+    }
+    let counted = recorder.snapshotter().snapshot().into_vec().into_iter().filter_map(|(key, ..)| {
+        let label = key.key().labels().find(|label| label.key() == "event")?;
+        Some(label.value().to_owned())
+    });
+    assert_eq!(counted.collect::<BTreeSet<_>>(), listed("`event`").into_iter().collect());
 }
 
 /// The names of this crate's metrics in a text, without the endings that Prometheus gives to histograms.

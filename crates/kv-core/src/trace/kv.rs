@@ -8,6 +8,7 @@ use super::event::What;
 use super::message::Message;
 use crate::error::{BootstrapError, Cause, Phase, TransferError};
 use crate::id::{ChunkId, Incarnation, PostId, Room, WorkerId};
+use crate::names::names;
 use crate::poll::KvPoll;
 use crate::quarantine::QuarantineReason;
 use crate::transport::{Op, TransportError};
@@ -253,49 +254,47 @@ impl What for KvWhat {
     }
 }
 
-impl KvWhat {
+names! {
     /// A short name of the kind of event, in lower case with underscores, for labels of metrics.
-    pub fn name(&self) -> &'static str {
-        match self {
-            KvWhat::Opened { .. } => "opened",
-            KvWhat::State(_) => "state",
-            KvWhat::Asked { .. } => "asked",
-            KvWhat::Answered { .. } => "answered",
-            KvWhat::NotAnswered(_) => "not_answered",
-            KvWhat::SourcesKnown { .. } => "sources_known",
-            KvWhat::ReceiverCame => "receiver_came",
-            KvWhat::ChunkGiven { .. } => "chunk_given",
-            KvWhat::PagesGiven { .. } => "pages_given",
-            KvWhat::PostStarted { .. } => "post_started",
-            KvWhat::PostEnded { .. } => "post_ended",
-            KvWhat::LeaseExpired => "lease_expired",
-            KvWhat::Ended => "ended",
-            KvWhat::Failed(_) => "failed",
-            KvWhat::QuarantineBegan { .. } => "quarantine_began",
-            KvWhat::QuarantineEnded { .. } => "quarantine_ended",
-            KvWhat::PagesBack { .. } => "pages_back",
-            KvWhat::ItemsBack { .. } => "items_back",
-            KvWhat::Closed => "closed",
-            KvWhat::Said(_) => "said",
-            KvWhat::Heard(_) => "heard",
-            KvWhat::Dropped(_) => "dropped",
-            KvWhat::PeerMet { .. } => "peer_met",
-            KvWhat::PeerAnswers => "peer_answers",
-            KvWhat::PeerRefuses(_) => "peer_refuses",
-            KvWhat::WayOpened => "way_opened",
-            KvWhat::ConnectFailed(_) => "connect_failed",
-            KvWhat::WayLost => "way_lost",
-            KvWhat::PeerSilent { .. } => "peer_silent",
-            KvWhat::PeerGivenUp { .. } => "peer_given_up",
-            KvWhat::PeerBack => "peer_back",
-            KvWhat::PeerDead { .. } => "peer_dead",
-            KvWhat::PeerRestarted => "peer_restarted",
-            KvWhat::PeerForgotten => "peer_forgotten",
-            KvWhat::PermissionBegan { .. } => "permission_began",
-            KvWhat::PermissionEnded => "permission_ended",
-            KvWhat::Revoking => "revoking",
-            KvWhat::WritesOver => "writes_over",
-        }
+    KvWhat {
+        KvWhat::Opened { .. } => "opened",
+        KvWhat::State(_) => "state",
+        KvWhat::Asked { .. } => "asked",
+        KvWhat::Answered { .. } => "answered",
+        KvWhat::NotAnswered(_) => "not_answered",
+        KvWhat::SourcesKnown { .. } => "sources_known",
+        KvWhat::ReceiverCame => "receiver_came",
+        KvWhat::ChunkGiven { .. } => "chunk_given",
+        KvWhat::PagesGiven { .. } => "pages_given",
+        KvWhat::PostStarted { .. } => "post_started",
+        KvWhat::PostEnded { .. } => "post_ended",
+        KvWhat::LeaseExpired => "lease_expired",
+        KvWhat::Ended => "ended",
+        KvWhat::Failed(_) => "failed",
+        KvWhat::QuarantineBegan { .. } => "quarantine_began",
+        KvWhat::QuarantineEnded { .. } => "quarantine_ended",
+        KvWhat::PagesBack { .. } => "pages_back",
+        KvWhat::ItemsBack { .. } => "items_back",
+        KvWhat::Closed => "closed",
+        KvWhat::Said(_) => "said",
+        KvWhat::Heard(_) => "heard",
+        KvWhat::Dropped(_) => "dropped",
+        KvWhat::PeerMet { .. } => "peer_met",
+        KvWhat::PeerAnswers => "peer_answers",
+        KvWhat::PeerRefuses(_) => "peer_refuses",
+        KvWhat::WayOpened => "way_opened",
+        KvWhat::ConnectFailed(_) => "connect_failed",
+        KvWhat::WayLost => "way_lost",
+        KvWhat::PeerSilent { .. } => "peer_silent",
+        KvWhat::PeerGivenUp { .. } => "peer_given_up",
+        KvWhat::PeerBack => "peer_back",
+        KvWhat::PeerDead { .. } => "peer_dead",
+        KvWhat::PeerRestarted => "peer_restarted",
+        KvWhat::PeerForgotten => "peer_forgotten",
+        KvWhat::PermissionBegan { .. } => "permission_began",
+        KvWhat::PermissionEnded => "permission_ended",
+        KvWhat::Revoking => "revoking",
+        KvWhat::WritesOver => "writes_over",
     }
 }
 

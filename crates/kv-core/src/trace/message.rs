@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::content::ContentHash;
 use crate::error::{PeerCause, Phase};
 use crate::id::Room;
+use crate::names::names;
 
 /// A message of a frame, without its lists. The text follows `says` or `hears`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,27 +124,27 @@ impl Message {
             | Message::HeartbeatAnswered { .. } => None,
         }
     }
+}
 
+names! {
     /// A short name of the kind of message, in lower case with underscores, for labels of metrics.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Message::Hello => "hello",
-            Message::Welcome => "welcome",
-            Message::Refused(_) => "refused",
-            Message::Register { .. } => "register",
-            Message::Acquire { .. } => "acquire",
-            Message::AskedForEntry { .. } => "xfer_req",
-            Message::Registered => "registered",
-            Message::InPlace { .. } => "in_place",
-            Message::Failed { .. } => "failed",
-            Message::Abort(_) => "abort",
-            Message::AbortAcknowledged => "abort_acknowledged",
-            Message::Granted { .. } => "granted",
-            Message::Heartbeat { .. } => "heartbeat",
-            Message::HeartbeatAnswered { .. } => "heartbeat_answered",
-            Message::Release { .. } => "release",
-            Message::Released { .. } => "released",
-        }
+    Message {
+        Message::Hello => "hello",
+        Message::Welcome => "welcome",
+        Message::Refused(_) => "refused",
+        Message::Register { .. } => "register",
+        Message::Acquire { .. } => "acquire",
+        Message::AskedForEntry { .. } => "xfer_req",
+        Message::Registered => "registered",
+        Message::InPlace { .. } => "in_place",
+        Message::Failed { .. } => "failed",
+        Message::Abort(_) => "abort",
+        Message::AbortAcknowledged => "abort_acknowledged",
+        Message::Granted { .. } => "granted",
+        Message::Heartbeat { .. } => "heartbeat",
+        Message::HeartbeatAnswered { .. } => "heartbeat_answered",
+        Message::Release { .. } => "release",
+        Message::Released { .. } => "released",
     }
 }
 
