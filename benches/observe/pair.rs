@@ -65,6 +65,9 @@ impl Side {
                 }
                 Output::Send { frame, .. } => peer.inbox.push_back(Input::Frame { from: Origin(1), frame }),
                 Output::Post { post, .. } => {
+                    if let Some(frame) = post.notify {
+                        peer.inbox.push_back(Input::Frame { from: Origin(1), frame });
+                    }
                     self.inbox.push_back(Input::Posted { post: post.id, result: Ok(()) });
                 }
                 Output::Lookup { lookup, .. } => {
