@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::Duration;
 
 use kv_transfer::allocator::PageAllocator;
+use kv_transfer::queue::AuxRow;
 use kv_transfer::{AuxIndex, EngineGroup, EngineReceiver, EngineSender, Incarnation, KvManager, KvPoll};
 use kv_transfer::{KvReceiver, KvSender, KvSession, Pages, Room, SessionOptions, TransferMode};
 use serde::{Deserialize, Serialize};
@@ -27,26 +28,7 @@ pub enum Line {
     Finished { room: Room },
 }
 
-/// What the aux row of a request says. A request's row has the number of its first block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct First {
-    /// The first token of the answer.
-    pub token: u32,
-    /// How many tokens of the prompt P had in its prefix cache.
-    pub cached_tokens: u32,
-}
-
-impl First {
-    pub fn to_row(self) -> [u8; 8] {
-        (u64::from(self.cached_tokens) << 32 | u64::from(self.token)).to_le_bytes()
-    }
-
-    pub fn of_row(row: [u8; 8]) -> First {
-        let word = u64::from_le_bytes(row);
-        First { token: word as u32, cached_tokens: (word >> 32) as u32 }
-    }
-}
-
+/// The aux row of a request has the number of its first block.
 fn row_of(pages: &Pages) -> AuxIndex {
     AuxIndex(pages.list().iter().next().unwrap_or_default())
 }
@@ -56,8 +38,8 @@ fn row_of(pages: &Pages) -> AuxIndex {
 pub enum Remote {
     /// P computes, or D has no blocks for the result yet, or the blocks are being read.
     Waiting,
-    /// The KV is in these blocks.
-    Received(First, Pages),
+    /// The KV is in these blocks. The row has the first token, and how many tokens P had in its prefix cache.
+    Received(AuxRow, Pages),
     /// There will be no KV, for this reason: D computes the prompt itself.
     Lost(String),
 }
@@ -150,8 +132,16 @@ impl Client {
         } else if state == KvPoll::Success
             && let Some(back) = request.receiver.reclaim()
         {
+            let read = self.cache.read_row(row_of(&back.pages), request.receiver.room());
             self.requests.remove(&id);
-            return Remote::Received(First::of_row(self.cache.read_row(row_of(&back.pages))), back.pages);
+            match read {
+                Ok(row) => return Remote::Received(row, back.pages),
+                // KV that is perhaps another request's, too.
+                Err(error) => {
+                    drop(blocks.free(back.pages));
+                    return Remote::Lost(error.to_string());
+                }
+            }
         }
         Remote::Waiting
     }
@@ -253,10 +243,13 @@ impl Server {
     }
 
     /// Hands the blocks of a computed prompt over. If they come back, the caller tries again later.
-    pub fn transfer_kv_cache(&mut self, id: u64, pages: Pages, first: First) -> Result<(), Pages> {
+    pub fn transfer_kv_cache(&mut self, id: u64, pages: Pages, first: &AuxRow) -> Result<(), Pages> {
         let Some(task) = self.tasks.get_mut(&id) else { return Err(pages) };
         let row = row_of(&pages);
-        self.cache.write_row(row, first.to_row());
+        if self.cache.write_row(row, task.sender.room(), first).is_err() {
+            task.sender.abort(); // and D computes the prompt itself
+            return Err(pages);
+        }
         if task.sender.init(pages.len(), Some(row)).is_err() {
             return Err(pages);
         }

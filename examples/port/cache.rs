@@ -4,16 +4,18 @@
 use kv_examples::cli::TransportKind;
 use kv_examples::transport::Memory;
 use kv_transfer::layout::Holds;
+use kv_transfer::queue::{AuxLayout, AuxRow};
 use kv_transfer::unstable::random::mix;
-use kv_transfer::{AuxIndex, KvArgsBuilder, PageList, Pages, Parallel, Region, RegionRole};
+use kv_transfer::{AuxIndex, KvArgsBuilder, PageList, Pages, Parallel, Region, RegionRole, Room};
 use serde::{Deserialize, Serialize};
 
 use super::Outcome;
 
 /// Bytes of an element: bf16.
 const ELEMENT: usize = 2;
-/// Bytes of an aux row. There are as many rows as blocks.
-const ROW: usize = 8;
+/// The aux rows have room for the first token and the number of cached tokens. There are as many rows as blocks.
+const ROWS: AuxLayout = AuxLayout { logprobs: 0, top_logprobs: 0, hidden_bytes: 0 };
+const ROW: usize = ROWS.row_len() as usize;
 /// Odd, and with bits all over: 2⁶⁴ divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -117,18 +119,21 @@ impl KvCache {
         args.region(Region::dram(RegionRole::Aux, rows, (ROW * self.blocks as usize) as u64, ROW as u64))
     }
 
-    pub fn write_row(&self, row: AuxIndex, bytes: [u8; ROW]) {
+    /// Writes the aux row of a room's request, for each rank.
+    pub fn write_row(&self, row: AuxIndex, room: &Room, content: &AuxRow) -> Outcome<()> {
+        let mut bytes = [0; ROW];
+        content.encode(&ROWS, room, &mut bytes)?;
         for memory in &self.ranks {
-            let written = memory.write(self.tensor(self.shape.layers, 0) + row.0 as usize * ROW, &bytes);
-            debug_assert!(written.is_ok(), "a row of a block of the cache");
+            memory.write(self.tensor(self.shape.layers, 0) + row.0 as usize * ROW, &bytes)?;
         }
+        Ok(())
     }
 
-    pub fn read_row(&self, row: AuxIndex) -> [u8; ROW] {
+    /// Reads the aux row of a room's request. A row of another request, or a damaged one, is an error.
+    pub fn read_row(&self, row: AuxIndex, room: &Room) -> Outcome<AuxRow> {
         let mut bytes = [0; ROW];
-        let read = self.ranks[0].read(self.tensor(self.shape.layers, 0) + row.0 as usize * ROW, &mut bytes);
-        debug_assert!(read.is_ok(), "a row of a block of the cache");
-        bytes
+        self.ranks[0].read(self.tensor(self.shape.layers, 0) + row.0 as usize * ROW, &mut bytes)?;
+        Ok(AuxRow::decode(&ROWS, room, &bytes)?)
     }
 
     /// Computes the KV of the positions from `from` on, in the blocks of a sequence.

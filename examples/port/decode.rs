@@ -115,7 +115,7 @@ impl Decode {
                     }
                     (sequence.pages, sequence.computed) = (pages, sequence.tokens.len());
                     (sequence.remote, sequence.cached) = (true, first.cached_tokens);
-                    sequence.tokens.push(first.token);
+                    sequence.tokens.push(first.first_token);
                     self.running.push_back(sequence);
                     busy = true;
                 }

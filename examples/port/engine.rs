@@ -90,20 +90,24 @@ pub struct Calls {
     /// The longest call by the clock, and how many took more than a millisecond.
     pub wall_ns: u64,
     pub wall_over: u64,
-    /// The same by the processor time of the scheduler's thread: the rest of the time, other threads had the processor.
+    /// The same by the processor time of the scheduler's thread.
     pub cpu_ns: u64,
     pub cpu_over: u64,
     /// The name of the call with the most processor time.
     pub longest: String,
+    /// The longest time in a call that the thread neither had a processor nor was in line for one: that it was blocked.
+    pub blocked_ns: u64,
 }
 
 impl Calls {
     /// Calls `f`, and notes how long the call took.
     pub fn time<T>(&mut self, name: &str, f: impl FnOnce() -> T) -> T {
-        let (wall, cpu) = (Instant::now(), nanos(ClockId::ThreadCPUTime));
+        let (in_line, wall, cpu) = (in_line(), Instant::now(), nanos(ClockId::ThreadCPUTime));
         let result = f();
         let (wall, cpu) = (wall.elapsed().as_nanos() as u64, nanos(ClockId::ThreadCPUTime) - cpu);
+        let in_line = self::in_line().saturating_sub(in_line);
         self.count += 1;
+        self.blocked_ns = self.blocked_ns.max(wall.saturating_sub(cpu + in_line));
         self.wall_ns = self.wall_ns.max(wall);
         self.wall_over += u64::from(wall > BOUND_NS);
         self.cpu_over += u64::from(cpu > BOUND_NS);
@@ -119,6 +123,7 @@ impl Calls {
         self.wall_ns = self.wall_ns.max(other.wall_ns);
         self.wall_over += other.wall_over;
         self.cpu_over += other.cpu_over;
+        self.blocked_ns = self.blocked_ns.max(other.blocked_ns);
         if other.cpu_ns > self.cpu_ns {
             (self.cpu_ns, self.longest) = (other.cpu_ns, other.longest.clone());
         }
@@ -127,11 +132,18 @@ impl Calls {
 
 impl fmt::Display for Calls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Calls { count, wall_ns, wall_over, cpu_ns, cpu_over, longest } = self;
-        let (wall, cpu) = (wall_ns / 1000, cpu_ns / 1000);
+        let Calls { count, wall_ns, wall_over, cpu_ns, cpu_over, longest, blocked_ns } = self;
+        let [wall, cpu, blocked] = [wall_ns, cpu_ns, blocked_ns].map(|ns| ns / 1000);
         write!(f, "longest of {count} scheduler calls: {wall} µs by the clock ({wall_over} over 1 ms), ")?;
-        write!(f, "{cpu} µs of processor time ({longest}; {cpu_over} over 1 ms)")
+        write!(f, "{cpu} µs of processor time ({longest}; {cpu_over} over 1 ms), {blocked} µs blocked")
     }
+}
+
+/// Nanoseconds for which this thread has been ready to run while others had the processors; 0 where the kernel does not
+/// count them.
+fn in_line() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
 }
 
 /// The time of a clock.

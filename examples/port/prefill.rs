@@ -5,10 +5,11 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use kv_transfer::allocator::{PageAllocator, RunAllocator};
+use kv_transfer::queue::AuxRow;
 use kv_transfer::{EngineGroup, PageList, Pages};
 
 use super::Outcome;
-use super::adapter::{First, Server};
+use super::adapter::Server;
 use super::cache::{self, KvCache};
 use super::engine::{Calls, Command, Event, Scheduler, State, now, tell};
 use super::plain;
@@ -18,7 +19,7 @@ enum Sequence {
     /// Waits for blocks.
     Waiting(Vec<u32>),
     /// Is computed, and is handed over as soon as the worker takes it.
-    Running(Vec<u32>, Pages, First),
+    Running(Vec<u32>, Pages, AuxRow),
     /// Waits for D to read these blocks.
     Cached(Vec<u32>, PageList),
 }
@@ -46,7 +47,7 @@ impl Prefill {
     }
 
     /// The KV of a prompt, and its first token. What a cached sequence has in common with the prompt is copied.
-    fn compute(&self, prompt: &[u32], pages: &Pages) -> Outcome<First> {
+    fn compute(&self, prompt: &[u32], pages: &Pages) -> Outcome<AuxRow> {
         let block = self.cache.shape.block;
         let shared = |sequence: &Sequence| match sequence {
             Sequence::Cached(tokens, list) => {
@@ -59,8 +60,9 @@ impl Prefill {
         let (hit, from) = best.unwrap_or_default();
         self.cache.copy_blocks(&from, pages, hit)?;
         self.cache.compute(pages, &cache::keys(prompt), hit * block)?;
-        let token = self.cache.next_token(pages, prompt.len())?;
-        Ok(First { token, cached_tokens: (hit * block) as u32 })
+        let first_token = self.cache.next_token(pages, prompt.len())?;
+        let (prompt_tokens, cached_tokens) = (prompt.len() as u32, (hit * block) as u32);
+        Ok(AuxRow { first_token, prompt_tokens, cached_tokens, ..AuxRow::default() })
     }
 }
 
@@ -117,7 +119,7 @@ impl Scheduler for Prefill {
             let Some(Sequence::Running(prompt, pages, first)) = self.sequences.remove(&id) else { continue };
             let (list, at) = (pages.list().clone(), now());
             let handed =
-                self.calls.time("transfer_kv_cache", || self.server.transfer_kv_cache(id, pages, first));
+                self.calls.time("transfer_kv_cache", || self.server.transfer_kv_cache(id, pages, &first));
             let sequence = match handed {
                 Ok(()) => {
                     tell(&Event::Handed { at });
