@@ -198,7 +198,9 @@ impl AuxMemory<Continuation> for PagedKv {
     }
 
     fn read(&mut self, row: AuxIndex, request: &mut Continuation) {
-        if let Some(first) = self.read_aux(row).and_then(|bytes| self.aux.first(&Room::Number(request.room()), &bytes)) {
+        if let Some(first) =
+            self.read_aux(row).and_then(|bytes| self.aux.first(&Room::Number(request.room()), &bytes))
+        {
             request.begin_with(first);
         }
     }

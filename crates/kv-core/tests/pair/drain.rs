@@ -157,3 +157,79 @@ fn a_worker_that_drains_serves_and_refuses_peers_of_the_versions_before_and_afte
         }
     }
 }
+
+#[test]
+fn a_sender_whose_receiver_never_comes_is_awaited_until_its_deadline_and_no_longer() {
+    let mut pair = Pair::new();
+    let deadline = Duration::from_secs(7);
+    let sender = pair.open_sender_with(
+        OPEN,
+        1,
+        SessionOptions::default().with(|options| options.deadline = Some(deadline)),
+    );
+    pair.init_sender(sender, 1, None);
+    pair.send(sender, &[4]);
+    drain(&mut pair, P);
+    pair.run_for(deadline - Duration::from_millis(100));
+    assert!(pair.node(P).awaits_peers());
+    assert!(!pair.poll(P, sender).is_terminal());
+    pair.run_for(Duration::from_millis(200));
+    assert!(matches!(pair.failure(P, sender), Cause::DeadlineExceeded { .. }));
+    assert_eq!(pair.released(P, sender), [list(&[4])]);
+    assert!(!pair.node(P).awaits_peers() && !pair.node(P).owes_answers());
+}
+
+#[test]
+fn a_receiver_that_is_aborted_while_the_sender_drains_frees_the_pages_of_both() {
+    for (node, moves) in
+        [(P, TransferMode::Push), (D, TransferMode::Push), (P, TransferMode::Pull), (D, TransferMode::Pull)]
+    {
+        let mut pair = Pair::new();
+        let sender = pair.open_sender_with(OPEN, 1, mode(moves));
+        pair.init_sender(sender, 2, None);
+        let receiver = pair.open_receiver_with(OPEN, mode(moves));
+        pair.init_receiver(receiver, &[0, 1], None);
+        drain(&mut pair, node);
+        pair.abort(D, receiver);
+        pair.send(sender, &[3, 4]);
+        pair.complete_posts();
+        pair.run_for(Duration::from_secs(3));
+        assert_eq!(pair.failure(D, receiver), Cause::Aborted);
+        assert_eq!(pair.released(P, sender), [list(&[3, 4])]);
+        assert_eq!(pair.released(D, receiver), [list(&[0, 1])]);
+        assert!(!pair.node(node).owes_answers());
+        pair.assert_empty();
+    }
+}
+
+#[test]
+fn a_peer_that_hangs_is_owed_nothing_once_it_does_not_answer_any_more() {
+    let mut pair = Pair::new();
+    let (sender, _) = pair.transferring(OPEN, &[3], &[0]);
+    drain(&mut pair, P);
+    pair.lose(|_| true);
+    pair.complete_posts();
+    assert_eq!(pair.poll(P, sender), KvPoll::Success);
+    assert!(pair.node(P).owes_answers(), "it may be slow");
+    pair.pass_without(D, Duration::from_secs(30));
+    assert!(!pair.node(P).owes_answers(), "a drain does not wait for it");
+}
+
+#[test]
+fn a_worker_that_is_started_anew_after_a_drain_is_asked_once_for_many_requests_again() {
+    let mut pair = Pair::new();
+    let refused = pair.open_receiver(OPEN);
+    pair.init_receiver(refused, &[0], None);
+    drain(&mut pair, P);
+    assert_eq!(pair.failure(D, refused), Cause::ByPeer(PeerCause::WorkerStopped));
+    pair.restart(P);
+    let sender = pair.open_sender(LATE, 1);
+    pair.init_sender(sender, 1, None);
+    let receiver = pair.open_receiver(LATE);
+    pair.init_receiver(receiver, &[1], None);
+    pair.send(sender, &[3]);
+    pair.complete_posts();
+    pair.run_for(Duration::from_secs(3));
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    assert_eq!(pair.node(D).gauges().addresses, 1, "the next life is here to stay");
+}

@@ -13,6 +13,9 @@ use kv_core::{
     TransportEvent, TransportWait,
 };
 
+mod ending;
+
+use self::ending::Stopping;
 use super::clock::Clock;
 use super::ebb::Ebb;
 use super::listeners::Listeners;
@@ -26,9 +29,6 @@ use super::shared::{Message, Publication, Shared};
 /// Most commands, and most answers of the bootstrap client, of one turn: enough to be efficient, few enough
 /// that frames and deadlines are served beside a scheduler that opens sessions without a pause.
 const PER_TURN: usize = 256;
-/// How long a stopping worker waits for the withdrawal of its publication once all pages are back. A
-/// publication that was not withdrawn ends with its lease at the bootstrap server.
-const WITHDRAWING: Duration = Duration::from_millis(250);
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
 /// suspended, and deadlines do: a deadline that passes while the host is suspended is late by this much at
 /// most.
@@ -66,13 +66,6 @@ pub struct Driver<M: Machine> {
     ebb: Option<Ebb>,
     stopping: Option<Stopping>,
     listeners: Listeners<M::Trace>,
-}
-
-struct Stopping {
-    deadline: Time,
-    /// Until when to wait if only the withdrawal of the publication is missing.
-    withdrawing: Time,
-    sessions: usize,
 }
 
 /// What the owner of a [`Driver`] does after a turn.
@@ -346,67 +339,6 @@ impl<M: Machine> Driver<M> {
             self.shared.counters.posts_failed.add_one();
         }
         Input::Posted { post, result }
-    }
-
-    /// Drains, if the worker was asked to: tells the machine, leaves the bootstrap server once no peer is
-    /// awaited, and tells when the worker is empty.
-    fn drain(&mut self, now: Time) {
-        if self.ebb.is_none() && self.shared.is_draining() {
-            // Sessions that were opened before are served.
-            for _ in 0..self.shared.commands_waiting().div_ceil(PER_TURN) {
-                self.take_commands();
-            }
-            self.ebb = Some(Ebb::new());
-            if let Some(drain) = M::Command::drain() {
-                self.feed(Input::Command(drain));
-            }
-        }
-        let Some(ebb) = self.ebb.as_mut().filter(|_| self.stopping.is_none()) else { return };
-        ebb.stop_after(now, self.shared.stop_after());
-        if !ebb.left && !self.machine.awaits_peers() {
-            ebb.left = true;
-            if self.shared.publication() != Publication::None {
-                self.client.leave(now);
-                self.client_stirred = true;
-                self.shared.set_publication(Publication::Left);
-            }
-        }
-        let quiet = self.sessions.is_empty() && self.ready_events.is_empty() && !self.shared.has_commands();
-        let machine = &self.machine;
-        if ebb.is_empty(now, quiet, || machine.owes_answers()) {
-            self.shared.set_drained();
-        }
-        if let Some(grace) = ebb.stops(now) {
-            self.shared.request_stop(grace);
-        }
-    }
-
-    /// Stops, if the worker was asked to: at the deadline, or when everything lent is back and the
-    /// publication, if there was one, has had its time to be withdrawn. A bootstrap client without a timeout
-    /// has no request under way.
-    fn wind_up(&mut self, now: Time) -> Option<Ended> {
-        if self.stopping.is_none()
-            && let Some(grace) = self.shared.stop_requested()
-        {
-            // Sessions that were opened before the stop was asked for are counted, and told of it.
-            for _ in 0..self.shared.commands_waiting().div_ceil(PER_TURN) {
-                self.take_commands();
-            }
-            self.client.withdraw(now);
-            self.client_stirred = true;
-            self.stopping = Some(Stopping {
-                deadline: now + grace,
-                withdrawing: now + grace.min(WITHDRAWING),
-                sessions: self.sessions.running(),
-            });
-            self.feed(Input::Command(M::Command::shutdown()));
-        }
-        let stopping = self.stopping.as_ref()?;
-        let withdrawn = self.shared.publication() == Publication::None
-            || (!self.client_stirred && self.client.next_timeout().is_none());
-        let quiet = self.sessions.is_empty() && self.ready_events.is_empty() && !self.shared.has_commands();
-        let done = quiet && (withdrawn || now >= stopping.withdrawing);
-        (done || now >= stopping.deadline).then_some(Ended { sessions: stopping.sessions })
     }
 
     /// How to sleep until an input may have come.

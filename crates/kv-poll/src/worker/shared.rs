@@ -1,6 +1,8 @@
 //! What lies between session handles and their worker: the command ring in one direction; cells, changes and
 //! orphans in the other.
 
+mod orders;
+
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -195,45 +197,9 @@ impl<M: Machine> Shared<M> {
         lock(&self.quarantine).clone()
     }
 
-    /// Asks the worker to drain. Later calls have no effect.
-    pub(crate) fn request_drain(&self) {
-        self.drain.store(true, Ordering::SeqCst);
-        self.waker.wake();
-    }
-
-    /// Asks the worker to drain, and to stop when it is empty, or after `within` at the latest, with this grace.
-    pub(crate) fn request_drain_then_stop(&self, within: Duration, grace: Duration) {
-        let _ = self.stop_after.set((within, grace));
-        self.request_drain();
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.drain.load(Ordering::SeqCst)
-    }
-
-    /// True once the worker has been empty while it drained, and once it has stopped.
-    pub(crate) fn is_drained(&self) -> bool {
-        self.drained.load(Ordering::SeqCst) || self.is_stopped()
-    }
-
-    /// Asks the worker to stop within `grace`. Later calls have no effect.
-    pub(crate) fn request_stop(&self, grace: Duration) {
-        let _ = self.stop.set(grace);
-        self.waker.wake();
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::SeqCst)
-    }
-
     /// True if the ring has room for a command, and after the worker has stopped, when commands need no room.
     pub(crate) fn has_room(&self) -> bool {
         self.ring.len() < self.ring.capacity() || self.is_stopped()
-    }
-
-    /// True once the thread is done with the transport.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::SeqCst)
     }
 }
 
@@ -246,12 +212,6 @@ impl<M: Machine> Shared<M> {
     /// Wakes the tasks that wait for room. Comes after commands were taken out.
     pub(crate) fn made_room(&self) {
         fence(Ordering::SeqCst);
-        self.waiters.wake();
-    }
-
-    /// The last act of the worker's thread, after the transport was closed.
-    pub(crate) fn end(&self) {
-        self.ended.store(true, Ordering::SeqCst);
         self.waiters.wake();
     }
 
@@ -269,20 +229,6 @@ impl<M: Machine> Shared<M> {
 
     pub(crate) fn has_commands(&self) -> bool {
         !self.ring.is_empty() || !self.aborts.is_empty()
-    }
-
-    pub(crate) fn stop_after(&self) -> Option<(Duration, Duration)> {
-        self.stop_after.get().copied()
-    }
-
-    /// The worker drains, and is empty.
-    pub(crate) fn set_drained(&self) {
-        self.drained.store(true, Ordering::SeqCst);
-        self.waiters.wake();
-    }
-
-    pub(crate) fn stop_requested(&self) -> Option<Duration> {
-        self.stop.get().copied()
     }
 
     /// Hands a resource back to its session, and reports the session if the session can be reclaimed now.

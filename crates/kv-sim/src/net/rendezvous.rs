@@ -1,6 +1,6 @@
 //! The virtual bootstrap server: which ranks are registered at which address.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::{BootstrapError, OsError, RankQuery, RankRecord, Replica};
 
@@ -10,6 +10,8 @@ use crate::net::lives::LifeId;
 #[derive(Debug, Default, Clone)]
 pub(crate) struct BootstrapServers {
     engines: BTreeMap<String, BTreeMap<[u32; 4], Entry>>,
+    /// Replicas whose ranks had all left, by address and `dp_rank`, until every such rank is registered anew.
+    drained: BTreeSet<(String, u32)>,
 }
 
 #[derive(Debug, Clone)]
@@ -28,7 +30,12 @@ impl BootstrapServers {
         let parallel = record.parallel;
         let key = [parallel.dp_rank, parallel.pp_rank, parallel.pcp_rank, parallel.tp_rank];
         let entry = Entry { life, record, until: u64::MAX, left: false };
-        self.engines.entry(addr.to_owned()).or_default().insert(key, entry);
+        let engine = self.engines.entry(addr.to_owned()).or_default();
+        engine.insert(key, entry);
+        let mut replica = engine.values().filter(|entry| entry.record.parallel.dp_rank == parallel.dp_rank);
+        if replica.all(|entry| !entry.left) {
+            self.drained.remove(&(addr.to_owned(), parallel.dp_rank));
+        }
     }
 
     /// Ends the registration of a dead rank when its lease ends.
@@ -44,7 +51,7 @@ impl BootstrapServers {
     /// left. With `names`, as a planted bug, they are found nonetheless.
     pub(crate) fn leave(&mut self, life: LifeId, names: bool) -> Vec<LifeId> {
         let mut gone = Vec::new();
-        for engine in self.engines.values_mut() {
+        for (addr, engine) in &mut self.engines {
             let Some(entry) = engine.values_mut().find(|entry| entry.life == life) else { continue };
             entry.left = true;
             let dp_rank = entry.record.parallel.dp_rank;
@@ -54,6 +61,8 @@ impl BootstrapServers {
                 gone.extend(replica.iter().map(|entry| entry.life));
                 if names {
                     replica.iter_mut().for_each(|entry| entry.left = false);
+                } else {
+                    self.drained.insert((addr.clone(), dp_rank));
                 }
             }
         }
@@ -85,9 +94,10 @@ impl BootstrapServers {
         };
         let of_replica = || alive().filter(|entry| entry.record.parallel.dp_rank == replica);
         let ranks: Vec<_> = of_replica().map(|entry| entry.record.clone()).collect();
-        let left = !ranks.is_empty() && of_replica().all(|entry| entry.left);
-        if left {
-            return Err(BootstrapError::Draining);
+        if !ranks.is_empty() && self.drained.contains(&(addr.to_owned(), replica)) {
+            let registered = of_replica().filter(|entry| !entry.left).count() as u32;
+            let missing = BootstrapError::NotReady { registered, expected: ranks.len() as u32 };
+            return Err(if registered == 0 { BootstrapError::Draining } else { missing });
         }
         if ranks.is_empty() { Err(BootstrapError::UnknownRank) } else { Ok(ranks) }
     }

@@ -145,12 +145,12 @@ impl Consumer {
         self.fail(cx, session, Cause::Aborted);
     }
 
-    /// Ends all sessions, and opens none from now on.
     /// Opens no session any more.
     pub(crate) fn drain(&mut self) {
         self.closed.get_or_insert(Cause::Draining);
     }
 
+    /// Ends all sessions, and opens none from now on.
     pub(crate) fn stop(&mut self, cx: &mut Context) {
         self.closed = Some(Cause::WorkerStopped);
         for session in self.sessions.live_ids() {

@@ -289,7 +289,6 @@ impl Producer {
         self.fail(cx, session, Cause::Aborted);
     }
 
-    /// Ends all sessions, and opens none from now on.
     /// Opens no session any more. Readers of leases, and engines that have registered for a session that is
     /// open, are served. vLLM's protocol has no word by which a registration for another request could be
     /// refused: it waits at the engine until that gives the request up.
@@ -297,6 +296,7 @@ impl Producer {
         self.closed.get_or_insert(Cause::Draining);
     }
 
+    /// Ends all sessions, and opens none from now on.
     pub(crate) fn stop(&mut self, cx: &mut Context) {
         self.closed = Some(Cause::WorkerStopped);
         for session in self.sessions.live_ids() {

@@ -205,118 +205,8 @@ fn a_stop_is_awaited_and_wakes_its_task_when_the_thread_has_ended() {
     assert_eq!(Future::poll(stopping, &mut Context::from_waker(&waker)), Poll::Ready(report));
 }
 
-/// Has the machine take a word.
-fn say(rig: &Rig, word: &'static str) {
-    rig.wire.say(word);
-    rig.until_seen(&Seen::Frame(word));
-}
-
-#[test]
-fn a_worker_that_drains_refuses_new_sessions_and_serves_those_that_are_open() {
-    let rig = Rig::start();
-    let mut open = rig.sender(STUCK);
-    open.send(pages(&[1, 2])).unwrap();
-    let manager = rig.worker.manager();
-    let draining = manager.begin_drain();
-    let refused = manager.sender("", Room::from(1), &[], SessionOptions::default());
-    assert_eq!(refused.map(drop), Err(OpenError::Draining));
-    rig.until_seen(&Seen::Drain);
-    assert_eq!(open.send(pages(&[3])), Ok(()), "an open session takes commands");
-    rig.until("its chunk", || rig.seen().iter().filter(|seen| **seen == Seen::Sent(0)).count() == 2);
-    assert!(!draining.is_empty(), "pages are out");
-    assert_eq!(open.poll(), KvPoll::Transferring, "nothing has ended the session");
-    rig.wire.say("done");
-    rig.until("the end", || open.poll() == KvPoll::Success);
-    assert!(!draining.is_empty(), "a data operation may touch the pages");
-    rig.wire.say("release");
-    rig.until("emptiness", || draining.is_empty());
-    assert_eq!(open.reclaim().map(|back| back.pages), Some(pages(&[1, 2, 3])));
-    let gauges = manager.gauges();
-    assert_eq!((gauges.sessions_open, gauges.pages_in_transfer(), gauges.pages_quarantined()), (0, 0, 0));
-    assert!(!rig.seen().contains(&Seen::Shutdown), "it runs until it is stopped");
-    assert_eq!(rig.worker.stop(PATIENCE), StopReport::default());
-}
-
-#[test]
-fn a_worker_that_drains_leaves_its_server_when_no_peer_is_awaited_and_is_empty_without_debts() {
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill)
-        .with(|config| config.bootstrap = Some("host:1".to_owned()));
-    let rig = Rig::with(config);
-    let manager = rig.worker.manager();
-    rig.until("the publication", || manager.publication() == Publication::Published);
-    for word in ["await", "owe"] {
-        say(&rig, word);
-    }
-    let draining = manager.begin_drain();
-    rig.until_seen(&Seen::Drain);
-    say(&rig, "look");
-    assert_eq!((manager.publication(), draining.is_empty()), (Publication::Published, false));
-    say(&rig, "await no more");
-    rig.until_seen(&Seen::Left);
-    assert_eq!(manager.publication(), Publication::Left);
-    assert!(!draining.is_empty(), "a peer does not know yet how its request has ended");
-    say(&rig, "settle");
-    rig.until("emptiness", || draining.is_empty());
-    assert!(!rig.seen().contains(&Seen::Withdrawn), "the registration stays until the stop");
-    assert_eq!(rig.seen().iter().filter(|seen| **seen == Seen::Left).count(), 1);
-}
-
-#[test]
-fn a_drain_with_a_deadline_stops_when_it_is_empty_or_when_its_time_is_over() {
-    let (done, late) = (("done", PATIENCE, 0), ("look", Duration::from_millis(50), 1));
-    for (drains_before, (word, within, sessions_ended)) in
-        [(false, done), (false, late), (true, done), (true, late)]
-    {
-        let rig = Rig::start();
-        let mut open = rig.sender(SLOW);
-        open.send(pages(&[1, 2])).unwrap();
-        rig.until_seen(&Seen::Sent(0));
-        if drains_before {
-            let draining = rig.worker.manager().begin_drain();
-            rig.until_seen(&Seen::Drain);
-            assert!(!draining.is_empty());
-        }
-        let wire = Arc::clone(&rig.wire);
-        let mut stopping = rig.worker.drain_then_stop(within, PATIENCE);
-        wire.say(word);
-        let report = StopReport { sessions_ended, ..StopReport::default() };
-        assert_eq!(until_reported(&mut stopping), report, "{word}");
-        assert_eq!(open.failure().is_some(), sessions_ended > 0);
-        assert_eq!(open.reclaim().map(|back| back.pages), Some(pages(&[1, 2])));
-    }
-}
-
-#[test]
-fn a_drain_is_awaited_and_wakes_its_task_when_the_worker_is_empty_or_stops() {
-    struct Woken(AtomicBool);
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.store(true, Ordering::SeqCst);
-        }
-    }
-    for stops in [false, true] {
-        let rig = Rig::start();
-        let mut open = rig.sender(STUCK);
-        open.send(pages(&[1])).unwrap();
-        rig.until_seen(&Seen::Sent(0));
-        let woken = Arc::new(Woken(AtomicBool::new(false)));
-        let waker = Waker::from(Arc::clone(&woken));
-        let mut draining = pin!(rig.worker.manager().begin_drain());
-        assert!(draining.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        match stops {
-            true => drop(rig.worker.stop(Duration::ZERO)),
-            false => {
-                rig.wire.say("done");
-                rig.wire.say("release");
-            }
-        }
-        until(|| woken.0.load(Ordering::SeqCst) && draining.is_empty());
-        assert_eq!(draining.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(()));
-    }
-}
-
 /// Lets other threads run until something holds.
-fn until(mut done: impl FnMut() -> bool) {
+pub(super) fn until(mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < PATIENCE, "never");
@@ -324,7 +214,7 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-fn until_reported(stopping: &mut Stopping) -> StopReport {
+pub(super) fn until_reported(stopping: &mut Stopping) -> StopReport {
     until(|| stopping.poll().is_some());
     stopping.poll().unwrap()
 }

@@ -2,6 +2,7 @@
 
 mod client;
 mod clock;
+mod draining;
 mod life;
 mod listening;
 mod quarantine;
