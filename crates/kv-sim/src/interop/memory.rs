@@ -177,7 +177,7 @@ impl Memory {
         };
         let mut content = Vec::with_capacity(shape.item_len as usize);
         for atom in 0..shape.item_len as u32 / ATOM as u32 {
-            let (mut rest, mut place) = (atom, [0; 4]);
+            let (mut rest, mut place) = (atom, [0; 5]);
             for axis in geometry.layout.axes.order().into_iter().rev() {
                 place[axis as usize] = rest % extent(axis);
                 rest /= extent(axis);

@@ -24,9 +24,11 @@ impl<S: Service> World<S> {
     /// Takes note that an answer reaches the life that asked.
     pub(crate) fn note_answer(&mut self, life: LifeId, ranks: &[RankRecord]) {
         for named in lives_in(ranks) {
-            let under_way = self.answers.entry((life, named)).or_default();
-            *under_way = under_way.saturating_sub(1);
-            self.named.insert((life, named), self.now);
+            let key = (life, named);
+            if let Some(under_way) = self.answers.get_mut(&key).filter(|count| **count > 0) {
+                *under_way -= 1;
+                self.named.insert(key, self.now);
+            }
         }
     }
 
@@ -48,7 +50,8 @@ impl<S: Service> World<S> {
         }
         let report = match answer {
             Ok(ranks) => {
-                for named in lives_in(&ranks) {
+                // No server names a host that it does not name any more: such an answer excuses nobody.
+                for named in lives_in(&ranks).filter(|&named| self.lives[named].withdrawn.is_none()) {
                     *self.answers.entry((life, named)).or_default() += 1;
                 }
                 let dead = |rank: &RankRecord| {

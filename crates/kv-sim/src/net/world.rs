@@ -64,9 +64,10 @@ pub struct World<S: Service> {
     pub(crate) healed: Option<u64>,
     /// When a host that had drained was last replaced in the healed world, in global time.
     pub(crate) replaced: Option<u64>,
-    /// Answers of bootstrap servers that are under way, by the life that asked and the life that is named.
+    /// Answers of bootstrap servers that are under way, by the life that asked and the life that is named. Answers
+    /// that were given after that life was withdrawn are not counted.
     pub(crate) answers: BTreeMap<(LifeId, LifeId), usize>,
-    /// When the last answer reached a life that named another, in global time.
+    /// When the last answer that is counted reached a life and named another, in global time.
     pub(crate) named: BTreeMap<(LifeId, LifeId), u64>,
     /// When a session last opened, ended, or gave something back, in global time.
     pub(crate) last_change: u64,
