@@ -170,15 +170,14 @@ fn layers_that_differ_in_heads_head_size_and_layout_arrive_layer_by_layer() {
     both_modes(prefill, decode, &addr, [16, 16]);
 }
 
-/// The latent of each layer, in tensors of these elements.
-fn latent(layers: usize, tp: usize, block: usize, tensors: &[std::ops::Range<usize>]) -> Vec<Vec<Tensor>> {
+/// The latent of each layer, in tensors of these elements: the first, and one past the last.
+fn latent(layers: usize, tp: usize, block: usize, tensors: &[(usize, usize)]) -> Vec<Vec<Tensor>> {
     let of_rank = |_| {
         let of_layer = |layer| {
-            tensors.iter().map(move |dims| {
+            tensors.iter().map(move |&(start, end)| {
                 let mut tensor = tensor(RegionRole::Kv, layer, 2, block, 2, flash);
-                let elements = dims.start as u32..dims.end as u32;
-                tensor.region = tensor.region.holds(Holds::Latent).elements(elements);
-                sized(tensor, 0..1, dims.clone())
+                tensor.region = tensor.region.holds(Holds::Latent).elements(start as u32..end as u32);
+                sized(tensor, 0..1, start..end)
             })
         };
         (0..layers).flat_map(of_layer).collect()
@@ -189,7 +188,7 @@ fn latent(layers: usize, tp: usize, block: usize, tensors: &[std::ops::Range<usi
 #[test]
 fn a_latent_in_two_tensors_of_a_layer_arrives_in_one_and_back() {
     let (_server, addr) = server();
-    let (one, two) = ([0..36], [0..32, 32..36]);
+    let (one, two) = ([(0, 36)], [(0, 32), (32, 36)]);
     for (here, there) in [(&two[..], &one[..]), (&one[..], &two[..]), (&two[..], &two[..])] {
         let engine = |role, tp, block, tensors| {
             let describe = plain(block as u32, (1, 36), "bf16", Layout::default());

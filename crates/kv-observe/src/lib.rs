@@ -65,6 +65,9 @@
 //!
 //! A listener is called on the worker's thread. `cargo bench --bench observe` measures the nanoseconds of a whole
 //! request on both sides, and of an event: without a listener, with metrics, with a queue, and with subscribers.
+//! A pushed request of one chunk has 24 events on both sides together. Measured on a cloud machine, where such a request
+//! takes 6.5 µs of protocol: an event that is told to somebody costs 40 ns, counting it 150 ns, queueing it 90 ns, and a
+//! log at `info` 360 ns (most of it two lines for each request); with nobody listening it costs nothing.
 #![doc = ""]
 #![doc = include_str!("../METRICS.md")]
 
