@@ -87,6 +87,10 @@ async fn told(stop: &mut watch::Receiver<bool>) {
 
 /// The JSON object in the body of a request.
 pub async fn read_object(body: Body) -> Result<Map<String, Value>, ApiError> {
+    // A body that says so is refused before it comes.
+    if hyper::body::Body::size_hint(&body).lower() > MAX_BODY as u64 {
+        return Err(ApiError::too_large(MAX_BODY));
+    }
     let read = tokio::time::timeout(BODY_WITHIN, Limited::new(body, MAX_BODY).collect()).await;
     let bytes = match read {
         Err(_) => return Err(ApiError::too_slow()),
@@ -123,12 +127,18 @@ pub async fn read_answer(body: Incoming) -> Option<Bytes> {
     collected.ok().map(http_body_util::Collected::to_bytes)
 }
 
-/// Asks another process of this service for a JSON value.
-pub async fn get_json(client: &HttpClient, addr: &str, path: &str) -> Option<Value> {
+/// Asks another process of this service for what it says at `path`; `None` if it does not answer.
+pub async fn get_bytes(client: &HttpClient, addr: &str, path: &str) -> Option<Bytes> {
     let request = hyper::Request::get(format!("http://{addr}{path}")).body(Full::default()).ok()?;
-    let response = tokio::time::timeout(Duration::from_secs(5), client.request(request)).await.ok()?.ok()?;
-    if response.status() != StatusCode::OK && response.status() != StatusCode::SERVICE_UNAVAILABLE {
-        return None;
-    }
-    serde_json::from_slice(&read_answer(response.into_body()).await?).ok()
+    let asked = async {
+        let response = client.request(request).await.ok()?;
+        let answered = [StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status());
+        if answered { read_answer(response.into_body()).await } else { None }
+    };
+    tokio::time::timeout(Duration::from_secs(5), asked).await.ok().flatten()
+}
+
+/// The same, as a JSON value.
+pub async fn get_json(client: &HttpClient, addr: &str, path: &str) -> Option<Value> {
+    serde_json::from_slice(&get_bytes(client, addr, path).await?).ok()
 }

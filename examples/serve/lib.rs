@@ -24,9 +24,11 @@
 //!   `engine/decode.rs`, which are what a server would copy. The forward pass of prompts and the running batch are a
 //!   thread each. The batch takes in and lets go requests between any two of its steps.
 //! - **Prefixes are kept on both sides** (`engine/prefix.rs`): P computes only the tokens of a prompt that are new
-//!   to it, and only the pages that D does not have are moved. Pages that nobody reads are evicted when others need
-//!   room. A request reserves the pages of its whole answer before its KV is moved, so that no running request ever has
-//!   to give pages back.
+//!   to it, and only the pages that D does not have are moved. On the next turn of a chat, P reads the KV of the answer
+//!   back from D (`engine/pull_back.rs`): the router asks D what it keeps, and P gets the parameters of that with the
+//!   first step, in vLLM's form for the next turn. Pages that nobody reads are evicted when others need room. A request
+//!   reserves the pages of its whole answer before its KV is moved, so that no running request ever has to give pages
+//!   back.
 //! - **A client that hangs up** ends the connections of its request, from the router to the engines. P computes no
 //!   further chunk, D no further token, and the pages are free on both sides when no data operation can touch them any
 //!   more.
@@ -38,9 +40,10 @@
 //!
 //! | route | of | what |
 //! |---|---|---|
-//! | `/v1/completions`, `/v1/chat/completions` | all | OpenAI's, with `stream`, `stream_options.include_usage`, and vLLM's `return_token_ids` |
-//! | `/v1/models`, `/health`, `/metrics` | all | the model; what each process has under way, and its pages; numbers for Prometheus (`metrics.rs`) |
+//! | `/v1/completions`, `/v1/chat/completions` | all | OpenAI's, with `stream`, `stream_options.include_usage`, `stop`, and vLLM's `return_token_ids` |
+//! | `/v1/models`, `/health`, `/metrics` | all | the model; what each process has under way, and its pages; numbers for Prometheus (`metrics.rs`, `docs/METRICS.md`) |
 //! | `/reset_prefix_cache` | all | gives up the kept prefixes |
+//! | `/kept_kv` | D | for a prompt: the `kv_transfer_params` with which P reads what D keeps of it |
 //!
 //! The load runs the server, hangs up on some of its streams, compares every token, and looks for lost pages and
 //! growing memory:
@@ -57,9 +60,11 @@ mod http;
 mod ids;
 mod load;
 mod metrics;
+mod observe;
 mod openai;
 mod options;
 mod rank;
+mod reply;
 mod router;
 mod service;
 

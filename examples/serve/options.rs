@@ -10,6 +10,7 @@ use kv_examples::loading::ModelOptions;
 
 use crate::engine::{RankSpec, Side};
 use crate::load::LoadOptions;
+use crate::observe::parse_filter;
 use crate::openai::{Limits, Vocabulary};
 
 /// An OpenAI-compatible server whose prefill and decode processes hand KV caches over. Without a command: the router
@@ -127,6 +128,11 @@ pub struct EngineOptions {
     /// How long timeouts are.
     #[arg(long, value_enum, default_value = "normal")]
     pub timing: Pace,
+
+    /// Write a line for each half of a request to standard error, or what passes this filter of tracing-subscriber
+    /// (debug: states, chunks and data operations, too).
+    #[arg(long, value_name = "FILTER", num_args = 0..=1, default_missing_value = "info", value_parser = parse_filter)]
+    pub log: Option<String>,
 }
 
 /// One process that is behind a router of others.
@@ -201,6 +207,7 @@ impl EngineOptions {
             deadline: Duration::from_secs(self.deadline),
             max_model_len: self.max_model_len as usize,
             max_requests: MAX_RANK_REQUESTS,
+            log: self.log.clone(),
         }
     }
 }

@@ -4,38 +4,39 @@
 //! `kv_transfer_params` back. It sends the request with those to a decode engine, which answers the client. The
 //! parameters are those of [`kv_transfer::params`], which vLLM's proxies and llm-d pass on as they are.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request as HttpRequest, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, HeaderValue, Response};
+use axum::http::{HeaderMap, Response};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
-use futures_util::stream;
 use kv_transfer::params::{Leg, TransferParams};
 use kv_transfer::{Room, TransferMode};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::engine::{Continue, DecodeEngine, Engine, Event, FinishReason, PrefillEngine, Prompt, refusal};
 use crate::http;
 use crate::ids;
 use crate::metrics;
-use crate::openai::{Answer, ApiError, DONE, Kind, Limits, Request, TextStream, Usage, event};
+use crate::openai::{Answer, ApiError, Kind, Limits, Request, Usage};
+use crate::reply::Reply;
 
 /// The header by which a router names a request to both engines.
 pub const REQUEST_ID: &str = "x-request-id";
 
+/// The route on which a decode engine says what it keeps of a prompt.
+pub const KEPT_KV: &str = "/kept_kv";
+
 /// An engine behind HTTP.
 pub struct Rank {
     engine: Role,
-    limits: Limits,
+    /// What requests may ask for.
+    pub limits: Limits,
     slots: Arc<Semaphore>,
     draining: AtomicBool,
 }
@@ -71,6 +72,7 @@ impl Rank {
             .route("/v1/models", get(models))
             .route("/health", get(health))
             .route("/metrics", get(show_metrics))
+            .route(KEPT_KV, post(kept_kv))
             .route("/reset_prefix_cache", post(reset_prefix_cache))
             .fallback(no_route)
             .method_not_allowed_fallback(no_method)
@@ -122,7 +124,7 @@ impl Rank {
             Role::Decode(decode) => {
                 let answer = Answer::new(kind, id.as_deref().unwrap_or(&ids::new()), &self.limits.model);
                 let (usage, events) = self.begin(decode, &request, params, id)?;
-                let reply = Reply { rank: Arc::clone(&self), answer, usage, events, _slot: slot };
+                let reply = Reply::new(Arc::clone(&self), answer, usage, events, slot);
                 if request.stream { reply.stream(&request).await } else { reply.whole(&request).await }
             }
         }
@@ -150,7 +152,8 @@ impl Rank {
         let room = Room::request(&name).map_err(|error| ApiError::field(REQUEST_ID, name.len(), error))?;
         let usage = Usage { prompt_tokens: request.tokens.len(), ..Usage::default() };
         let tokens = request.tokens.into();
-        let prompt = Prompt { room, tokens, mode: params.mode.unwrap_or(configured), paired };
+        let elsewhere = params.remote().cloned().map(Box::new);
+        let prompt = Prompt { room, tokens, mode: params.mode.unwrap_or(configured), paired, elsewhere };
         let computed = prefill.compute(prompt).await?;
         metrics::prompt_tokens(usage.prompt_tokens, computed.cached_tokens);
         let usage = Usage { cached_tokens: computed.cached_tokens, completion_tokens: 1, ..usage };
@@ -160,6 +163,17 @@ impl Rank {
         let tokens = request.return_token_ids.then_some(&tokens[..]);
         let whole = answer.whole(&text, tokens, FinishReason::Length.name(), usage, Some(computed.params));
         Ok(http::json(&whole))
+    }
+
+    /// What a decode engine keeps of the answers in a prompt, for the prefill engine that is about to compute it.
+    async fn kept(&self, request: HttpRequest) -> Result<Value, ApiError> {
+        let Role::Decode(decode) = &self.engine else { return Ok(Value::Null) };
+        let _slot =
+            self.slots.try_acquire().map_err(|_| ApiError::unavailable("the engine is overloaded"))?;
+        let body = http::read_object(request.into_body()).await?;
+        let kind = if body.contains_key("messages") { Kind::Chat } else { Kind::Completion };
+        let request = Request::parse(&body, kind, &self.limits)?;
+        Ok(decode.offer(request.tokens).await?.unwrap_or_default())
     }
 
     /// The second step: begins to continue the prompt.
@@ -187,98 +201,6 @@ impl Rank {
     }
 }
 
-/// The answer of a decode engine to one request. When it is dropped, the request is aborted.
-struct Reply {
-    rank: Arc<Rank>,
-    answer: Answer,
-    usage: Usage,
-    events: UnboundedReceiver<Event>,
-    _slot: OwnedSemaphorePermit,
-}
-
-impl Reply {
-    /// Waits until the KV is there, so that a failure before that has a status of its own.
-    async fn begun(&mut self) -> Result<(), ApiError> {
-        let started = Instant::now();
-        match self.events.recv().await {
-            Some(Event::Begun { cached_tokens }) => {
-                metrics::prompt_tokens(self.usage.prompt_tokens, cached_tokens);
-                metrics::first_token(started.elapsed());
-                self.usage.cached_tokens = cached_tokens;
-                Ok(())
-            }
-            Some(Event::Failed(error)) => Err(error.into()),
-            _ => Ok(()),
-        }
-    }
-
-    /// The whole answer.
-    async fn whole(mut self, request: &Request) -> Result<Response<Body>, ApiError> {
-        self.begun().await?;
-        let mut tokens = Vec::new();
-        let reason = loop {
-            match self.events.recv().await {
-                Some(Event::Token(token)) => tokens.push(token),
-                Some(Event::Done(reason)) => break reason,
-                Some(Event::Failed(error)) => return Err(error.into()),
-                Some(Event::Begun { .. }) => {}
-                None if request.max_tokens == 0 => break FinishReason::Length,
-                None => return Err(ApiError::unavailable("the engine is stopping")),
-            }
-        };
-        self.usage.completion_tokens = tokens.len();
-        let text = self.rank.limits.vocabulary.decode(&tokens);
-        let ids = request.return_token_ids.then_some(&tokens[..]);
-        Ok(http::json(&self.answer.whole(&text, ids, reason.name(), self.usage, None)))
-    }
-
-    /// The answer as server-sent events.
-    async fn stream(mut self, request: &Request) -> Result<Response<Body>, ApiError> {
-        self.begun().await?;
-        let (ids, usage) = (request.return_token_ids, request.include_usage);
-        let state = Some((self, TextStream::default()));
-        let chunks = stream::unfold(state, move |state| async move {
-            let (mut reply, mut text) = state?;
-            let (chunk, more) = match reply.events.recv().await {
-                Some(Event::Token(token)) => {
-                    let new = text.push(&reply.rank.limits.vocabulary, token);
-                    let first = reply.usage.completion_tokens == 0;
-                    reply.usage.completion_tokens += 1;
-                    (reply.answer.chunk(&new, ids.then_some(token), first, None), true)
-                }
-                Some(Event::Done(reason)) => {
-                    let mut end = reply.answer.chunk("", None, false, Some(reason.name()));
-                    if usage {
-                        end.push_str(&reply.answer.usage_chunk(reply.usage));
-                    }
-                    (end + DONE, false)
-                }
-                Some(Event::Failed(error)) => (event(&ApiError::from(error).to_json()) + DONE, false),
-                Some(Event::Begun { .. }) => (String::new(), true),
-                None => (event(&ApiError::unavailable("the engine is stopping").to_json()) + DONE, false),
-            };
-            Some((Ok::<_, Infallible>(bytes::Bytes::from(chunk)), more.then_some((reply, text))))
-        });
-        Ok(event_stream(Body::from_stream(chunks)))
-    }
-}
-
-/// A response of server-sent events.
-pub fn event_stream(body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response
-}
-
-impl FinishReason {
-    fn name(self) -> &'static str {
-        match self {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-        }
-    }
-}
-
 /// The id that a router has given the request.
 fn request_id(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(id) = headers.get(REQUEST_ID) else { return Ok(None) };
@@ -287,6 +209,13 @@ fn request_id(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         Ok(_) => Ok(Some(id.to_owned())),
         Err(error) => Err(ApiError::field(REQUEST_ID, format_args!("{} bytes long", id.len()), error)),
     }
+}
+
+async fn kept_kv(State(rank): State<Arc<Rank>>, request: HttpRequest) -> Response<Body> {
+    let kept = rank.kept(request).await;
+    kept.map_or_else(IntoResponse::into_response, |params| {
+        http::json(&json!({ "kv_transfer_params": params }))
+    })
 }
 
 async fn completions(State(rank): State<Arc<Rank>>, request: HttpRequest) -> Response<Body> {
@@ -342,8 +271,9 @@ async fn health(State(rank): State<Arc<Rank>>) -> Response<Body> {
 }
 
 async fn show_metrics(State(rank): State<Arc<Rank>>) -> String {
-    let pages = rank.engine().store.counts();
-    metrics::pages(pages);
+    let engine = rank.engine();
+    metrics::pages(engine.store.counts());
+    engine.observing.sample(&engine.manager);
     metrics::render()
 }
 

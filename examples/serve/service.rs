@@ -40,7 +40,7 @@ pub async fn run(options: ServiceOptions) -> Result<(), ExampleError> {
         bootstrap,
     };
     let model = config.limits.model.clone();
-    metrics::install().map_err(|error| ExampleError::io("metrics")(std::io::Error::other(error)))?;
+    metrics::install("router")?;
     tokio::spawn(metrics::gather());
     let listener = bind(&options.listen).await?;
     let addr = listener.local_addr().map_err(ExampleError::io("listen"))?;
@@ -56,13 +56,12 @@ pub async fn run(options: ServiceOptions) -> Result<(), ExampleError> {
     if ready {
         let router = Router::new(fleet, config);
         let serving = tokio::spawn(http::serve(listener, router.routes(), CONNECTIONS, stopped));
-        println!("listening on http://{addr}");
-        println!("model {model}; try:");
-        println!(
-            "  curl -N http://{addr}/v1/completions -d '{{\"prompt\": \"once upon a time\", \"max_tokens\": 24, \"stream\": true}}'"
-        );
+        announce(&format!(
+            "listening on http://{addr}\nmodel {model}; try:\n  curl -N http://{addr}/v1/completions \
+             -d '{{\"prompt\": \"once upon a time\", \"max_tokens\": 24, \"stream\": true}}'"
+        ));
         signals.next().await;
-        eprintln!("ending the requests that are under way");
+        let _ = writeln!(std::io::stderr(), "ending the requests that are under way");
         router.drain();
         let ended = async {
             let _ = tokio::time::timeout(DRAIN_WITHIN, router.idle()).await;
@@ -101,7 +100,7 @@ pub async fn rank(spec: RankSpec) -> Result<ExitCode, ExampleError> {
 }
 
 async fn serve_engine(spec: RankSpec, end: impl Future<Output = ()>) -> Result<ExitCode, ExampleError> {
-    metrics::install().map_err(|error| ExampleError::io("metrics")(std::io::Error::other(error)))?;
+    metrics::install(&spec.name())?;
     tokio::spawn(metrics::gather());
     let listener = bind(&spec.listen).await?;
     let addr = listener.local_addr().map_err(ExampleError::io("listen"))?;
@@ -114,11 +113,10 @@ async fn serve_engine(spec: RankSpec, end: impl Future<Output = ()>) -> Result<E
     let (stop, stopped) = watch::channel(false);
     let serving = tokio::spawn(http::serve(listener, rank.routes(), CONNECTIONS, stopped));
     if std::io::stdout().is_terminal() {
-        println!("{} takes requests on http://{addr}", spec.name());
+        announce(&format!("{} takes requests on http://{addr}", spec.name()));
     } else {
-        println!("{addr}");
+        announce(&addr.to_string());
     }
-    let _ = std::io::stdout().flush();
     end.await;
     rank.drain();
     let _ = tokio::time::timeout(DRAIN_WITHIN, rank.idle()).await;
@@ -126,6 +124,12 @@ async fn serve_engine(spec: RankSpec, end: impl Future<Output = ()>) -> Result<E
     let _ = serving.await;
     rank.stop().await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says something on standard output. Whoever has started the process may read the first line only.
+fn announce(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 async fn bind(addr: &str) -> Result<TcpListener, ExampleError> {

@@ -19,6 +19,8 @@ pub struct Running {
     pub taken: Taken,
     /// The tokens of the prompt and those that were generated, of which the last has no KV yet.
     pub tokens: Vec<u32>,
+    /// The number of tokens of the prompt.
+    pub prompt_tokens: usize,
     /// How many more tokens the request may get.
     pub left: usize,
     /// Hears of each token. It is read as fast as its client reads; what waits in it is bounded by `left`.
@@ -46,8 +48,11 @@ fn run(model: &Model, kv: &PagedKv, mut joining: UnboundedReceiver<Running>) {
                 Err(TryRecvError::Disconnected) => return,
             }
         }
-        // A client that has hung up gets its pages back before they cost another step.
-        batch.retain(|running| !running.events.is_closed());
+        // A client that has hung up, or has a stop string, gets its pages back before they cost another step.
+        let eos = &model.config().eos_token_ids;
+        for running in batch.extract_if(.., |running| running.events.is_closed()) {
+            running.end(eos);
+        }
         metrics::gauge!("serve_batch_size").set(batch.len() as f64);
         if batch.is_empty() {
             continue;
@@ -57,7 +62,6 @@ fn run(model: &Model, kv: &PagedKv, mut joining: UnboundedReceiver<Running>) {
                 let _ = running.events.send(Event::Failed(EngineError::model(&error)));
             }
         }
-        let eos = &model.config().eos_token_ids;
         for running in batch.extract_if(.., |running| running.is_done(eos)) {
             running.end(eos);
         }
@@ -93,11 +97,11 @@ impl Running {
 
     /// Leaves the KV of the request to later turns, and tells the end.
     pub fn end(self, eos: &[u32]) {
-        let Running { taken, tokens, events, .. } = self;
+        let Running { taken, tokens, prompt_tokens, events, .. } = self;
         let stopped = tokens.last().is_some_and(|token| eos.contains(token));
         // The KV of the last token is not computed.
         if let Some((_, known)) = tokens.split_last() {
-            taken.keep(known);
+            taken.keep(known, prompt_tokens);
         }
         // Before the end is told, so that the next turn finds them.
         drop(taken);

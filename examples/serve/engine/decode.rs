@@ -5,12 +5,13 @@ use std::sync::Arc;
 use kv_transfer::params::{Fetch, FetchPolicy, RemoteKv};
 use kv_transfer::queue::aux_tag;
 use kv_transfer::{
-    AwaitSession, Backpressure, EngineReceiver, KvManager, KvReceiver, KvSession, OpenError, Pages, Room,
+    AwaitSession, Backpressure, EngineReceiver, KvManager, KvReceiver, KvSession, OpenError, Room,
     SessionOptions, TransferMode,
 };
 use tokio::sync::mpsc;
 
 use super::batch::{self, Running};
+use super::pull_back::let_go;
 use super::store::Taken;
 use super::{Engine, EngineError};
 
@@ -88,8 +89,9 @@ impl DecodeEngine {
                 let _ = events.send(Event::Begun { cached_tokens });
                 let _ = events.send(Event::Token(first));
                 let (mut tokens, left) = (request.tokens, request.max_tokens - 1);
+                let prompt_tokens = tokens.len();
                 tokens.push(first);
-                let running = Running { taken, tokens, left, events };
+                let running = Running { taken, tokens, prompt_tokens, left, events };
                 let eos = &self.engine.model.config().eos_token_ids;
                 return match running.is_done(eos) {
                     true => running.end(eos),
@@ -116,7 +118,7 @@ impl DecodeEngine {
         let taken = tokio::select! {
             taken = self.engine.store.take(tokens, total) => taken,
             () = events.closed() => {
-                self.let_go(match opened {
+                let_go(&self.engine, match opened {
                     Some(receiver) => receiver,
                     None => self.open(request, 0)?,
                 }).await;
@@ -159,19 +161,9 @@ impl DecodeEngine {
         self.engine.manager.receiver(&request.remote.bootstrap_addr(), request.room.clone(), options)
     }
 
-    /// Ends a session that has no pages in a way of which the other engine hears at once, so that its pages are free.
-    async fn let_go(&self, mut receiver: EngineReceiver) {
-        while receiver.init(Pages::none(), None).is_err() {
-            self.engine.command_room().await;
-        }
-        // Success or failure: the session is over, and so is the other half.
-        let _ = receiver.finished().await;
-        let _ = receiver.reclaimed().await;
-    }
-
     /// Gives up the KV of a request unread.
     async fn give_up(&self, request: &Continue) -> Result<(), EngineError> {
-        self.let_go(self.open(request, 0)?).await;
+        let_go(&self.engine, self.open(request, 0)?).await;
         Ok(())
     }
 

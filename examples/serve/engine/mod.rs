@@ -5,6 +5,7 @@ mod decode;
 mod forward;
 mod prefill;
 mod prefix;
+mod pull_back;
 mod setup;
 mod store;
 
@@ -20,10 +21,10 @@ use kv_transfer::{OpenError, TransferError};
 pub enum EngineError {
     /// No session can be opened now.
     #[error("the worker opens no session: {0}")]
-    Open(#[from] OpenError),
+    Open(Box<OpenError>),
     /// The transfer of the KV has failed.
     #[error(transparent)]
-    Transfer(#[from] TransferError),
+    Transfer(Box<TransferError>),
     /// The KV that has arrived is not that of the request.
     #[error("aux row of room {room} carries tag {found:#018x}, expected {expected:#018x}")]
     OtherRequest {
@@ -43,6 +44,18 @@ pub enum EngineError {
     /// Whoever asked for the request is gone.
     #[error("the client has hung up")]
     HungUp,
+}
+
+impl From<OpenError> for EngineError {
+    fn from(error: OpenError) -> Self {
+        Self::Open(Box::new(error))
+    }
+}
+
+impl From<TransferError> for EngineError {
+    fn from(error: TransferError) -> Self {
+        Self::Transfer(Box::new(error))
+    }
 }
 
 impl EngineError {

@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::forward::{self, Job};
+use super::pull_back;
 use super::store::Taken;
 use super::{Engine, EngineError};
 
@@ -33,6 +34,8 @@ pub struct Prompt {
     /// True if a decode engine has been given the request at the same time, so that it will ask for the pages by
     /// itself.
     pub paired: bool,
+    /// What a decode engine keeps of the KV of these tokens.
+    pub elsewhere: Option<Box<RemoteKv>>,
 }
 
 /// A prompt that was computed.
@@ -66,6 +69,10 @@ impl PrefillEngine {
         prompt: Prompt,
         mut answer: oneshot::Sender<Result<Computed, EngineError>>,
     ) {
+        if let Some(remote) = &prompt.elsewhere {
+            // Whatever comes of it: what is not read is computed.
+            let _ = pull_back::read(&self.engine, remote, &prompt.tokens, answer.closed()).await;
+        }
         let options = SessionOptions::default().with(|options| {
             options.deadline = Some(self.engine.spec.deadline);
             options.mode = Some(prompt.mode);
@@ -142,7 +149,7 @@ impl PrefillEngine {
             }
         }
         let first = first.ok_or(EngineError::Stopping)?;
-        taken.keep(tokens);
+        taken.keep(tokens, tokens.len());
         let (args, lease) = (self.engine.manager.args(), spec.hand_over.lease());
         let (room, count) = (prompt.room.clone(), u32::try_from(tokens.len()).unwrap_or(u32::MAX));
         let kept = RemoteKv::granted(args, &spec.bootstrap, room, count, &list, &sender.lease_refs(), lease)

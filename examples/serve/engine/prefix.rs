@@ -22,6 +22,8 @@ struct Entry {
     key: Key,
     pages: Pages,
     number: u32,
+    /// True if some of its tokens were generated here, so that the prefill engine may not have the KV.
+    generated: bool,
     /// Requests that read the page.
     users: usize,
     /// Kept pages whose KV comes right after this page.
@@ -74,6 +76,21 @@ impl PrefixCache {
         found
     }
 
+    /// How many kept pages hold the first of these tokens, up to the last one with generated tokens; and how many
+    /// of them have generated tokens.
+    pub fn answers(&self, tokens: &[u32]) -> (usize, usize) {
+        let (mut last, mut generated) = (0, 0);
+        let mut parent = None;
+        for (number, page) in (1..).zip(tokens.chunks_exact(self.page_tokens)) {
+            let Some(&id) = self.by_key.get(&Key { parent, tokens: page.into() }) else { break };
+            if self.entries.get(&id).is_some_and(|entry| entry.generated) {
+                (last, generated) = (number, generated + 1);
+            }
+            parent = Some(id);
+        }
+        (last, generated)
+    }
+
     /// Ends a use that was begun.
     pub fn end_use(&mut self, id: EntryId) {
         self.uses += 1;
@@ -86,12 +103,14 @@ impl PrefixCache {
     }
 
     /// Keeps a page of one number that holds these tokens after those of `parent`, and begins a use of it. If such
-    /// a page is kept already, `pages` comes back, and the use is of the kept page.
+    /// a page is kept already, `pages` comes back, and the use is of the kept page. `generated` says whether some of
+    /// the tokens were generated here.
     pub fn keep(
         &mut self,
         parent: Option<EntryId>,
         tokens: &[u32],
         pages: Pages,
+        generated: bool,
     ) -> (EntryId, Option<Pages>) {
         let key = Key { parent, tokens: tokens.into() };
         if let Some(&id) = self.by_key.get(&key) {
@@ -108,7 +127,7 @@ impl PrefixCache {
         }
         let number = pages.list().iter().next().unwrap_or_default();
         self.by_key.insert(key.clone(), id);
-        self.entries.insert(id, Entry { key, pages, number, users: 1, children: 0, used: 0 });
+        self.entries.insert(id, Entry { key, pages, number, generated, users: 1, children: 0, used: 0 });
         (id, None)
     }
 

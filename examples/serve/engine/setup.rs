@@ -16,10 +16,13 @@ use kv_examples::rank::AUX_ROWS;
 use kv_examples::rank_kv::RankKv;
 use kv_examples::transport;
 use kv_transfer::bootstrap::HttpBootstrapClient;
-use kv_transfer::{EngineGroup, KvArgs, Publication, TransferMode, Worker, WorkerConfig, WorkerRole};
+use kv_transfer::{
+    EngineGroup, KvArgs, Listener, Publication, TransferMode, Worker, WorkerConfig, WorkerRole,
+};
 use serde::{Deserialize, Serialize};
 
 use super::store::Store;
+use crate::observe::{Observer, Observing};
 
 /// How long a worker may take to end its sessions when the process ends.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -55,6 +58,8 @@ pub struct RankSpec {
     pub max_model_len: usize,
     /// Most requests in the process.
     pub max_requests: usize,
+    /// Which lines the process writes of what its workers do.
+    pub log: Option<String>,
 }
 
 impl RankSpec {
@@ -76,6 +81,8 @@ pub struct Engine {
     pub store: Arc<Store>,
     /// Opens sessions on all ranks of the engine.
     pub manager: EngineGroup,
+    /// Counts what the workers do.
+    pub observing: Observing,
     workers: Mutex<Vec<Worker>>,
 }
 
@@ -87,9 +94,10 @@ impl Engine {
         let parallelism = Parallelism { tp: spec.tp, pp: 1, cp: 1, dcp: 1 };
         let replica = (spec.number, spec.of);
         let kv = PagedKv::new(&model, &spec.cache, parallelism, replica, (AuxForm::Native, AUX_ROWS))?;
+        let mut observer = Observer::new(spec.log.as_deref());
         let mut workers = Vec::new();
         for (number, rank) in (spec.number * spec.tp..).zip(kv.ranks()) {
-            workers.push(start_worker(&spec, number, rank, &model)?);
+            workers.push(start_worker(&spec, number, rank, &model, observer.listener())?);
         }
         let manager = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
         for rank in manager.managers() {
@@ -99,7 +107,8 @@ impl Engine {
         }
         tokio::spawn(look_after(manager.clone()));
         let store = Store::new(spec.cache.pages, kv.page_tokens(), AUX_ROWS);
-        Ok(Engine { spec, model: Arc::new(model), kv, store, manager, workers: Mutex::new(workers) })
+        let (observing, workers) = (observer.start(), Mutex::new(workers));
+        Ok(Engine { spec, model: Arc::new(model), kv, store, manager, observing, workers })
     }
 
     /// Waits until the worker of every rank takes commands again.
@@ -115,12 +124,18 @@ impl Engine {
         for worker in workers {
             worker.begin_stop(STOP_WITHIN).await;
         }
+        self.observing.flush();
     }
 }
 
-/// Starts the worker of one rank. A listener that observes all that the worker does belongs into this
-/// configuration (`WorkerConfig::listener`).
-fn start_worker(spec: &RankSpec, number: u32, rank: &RankKv, model: &Model) -> Result<Worker, ExampleError> {
+/// Starts the worker of one rank. `listener` hears of all that the worker does.
+fn start_worker(
+    spec: &RankSpec,
+    number: u32,
+    rank: &RankKv,
+    model: &Model,
+    listener: Listener,
+) -> Result<Worker, ExampleError> {
     let pace = spec.hand_over.timing;
     let args = rank.describe(KvArgs::builder(&spec.side.to_string(), number).model(&model.fingerprint()));
     let args = args.transfer_mode(TransferMode::from(spec.hand_over.mode)).build()?;
@@ -132,6 +147,7 @@ fn start_worker(spec: &RankSpec, number: u32, rank: &RankKv, model: &Model) -> R
         // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
         config.bootstrap = Some(spec.bootstrap.clone());
         config.timing = pace.timing();
+        config.listener = Some(listener);
     });
     transport::start(rank.memory(), config, None, HttpBootstrapClient::new(pace.client())?, pace)
 }

@@ -65,8 +65,16 @@ impl Answer {
         Value::Object(answer)
     }
 
-    /// A chunk of a stream, as a server-sent event. The first chunk of a chat names the role.
-    pub fn chunk(&self, text: &str, token: Option<u32>, first: bool, finish_reason: Option<&str>) -> String {
+    /// A chunk of a stream, as a server-sent event. The first chunk of a chat names the role. With `usage`, a later
+    /// chunk has the numbers of tokens, and this one says that it has not.
+    pub fn chunk(
+        &self,
+        text: &str,
+        token: Option<u32>,
+        first: bool,
+        finish_reason: Option<&str>,
+        usage: bool,
+    ) -> String {
         let mut choice = match self.kind {
             Kind::Completion => json!({ "index": 0, "text": text, "logprobs": null }),
             Kind::Chat if first => {
@@ -79,7 +87,11 @@ impl Answer {
         if let Some(token) = token {
             choice["token_ids"] = json!([token]);
         }
-        event(&Value::Object(self.frame(self.chunk_object(), vec![choice])))
+        let mut frame = self.frame(self.chunk_object(), vec![choice]);
+        if usage {
+            frame.insert("usage".to_owned(), Value::Null);
+        }
+        event(&Value::Object(frame))
     }
 
     /// The chunk of a stream that has the numbers of tokens.

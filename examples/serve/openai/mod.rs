@@ -3,9 +3,11 @@
 mod answer;
 mod error;
 mod request;
+mod text;
 mod vocabulary;
 
 pub use answer::{Answer, DONE, Usage, event};
 pub use error::ApiError;
 pub use request::{Kind, Limits, Request};
-pub use vocabulary::{TextStream, Vocabulary};
+pub use text::Text;
+pub use vocabulary::Vocabulary;

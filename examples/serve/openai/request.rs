@@ -11,6 +11,9 @@ const DEFAULT_TOKENS: usize = 16;
 const DEFAULT_CHAT_TOKENS: usize = 128;
 /// Most messages of a chat.
 const MAX_MESSAGES: usize = 4096;
+/// Most stop strings of a request, as OpenAI has it, and most bytes of each.
+const MAX_STOPS: usize = 4;
+const MAX_STOP_BYTES: usize = 256;
 /// Most characters of a value that an error shows.
 const SHOWN: usize = 80;
 
@@ -46,6 +49,8 @@ pub struct Request {
     pub stream: bool,
     /// True if the stream ends with the numbers of tokens.
     pub include_usage: bool,
+    /// The answer ends before the first of these texts.
+    pub stop: Vec<String>,
     /// True if the answer names the tokens, besides its text (vLLM: `return_token_ids`).
     pub return_token_ids: bool,
     /// What a router says of the KV of the request (vLLM: `kv_transfer_params`).
@@ -77,7 +82,7 @@ impl Request {
                 return Err(ApiError::field(field, shown(got), format_args!("{only}, or no such field")));
             }
         }
-        for field in ["tools", "functions", "stop", "suffix", "response_format"] {
+        for field in ["tools", "functions", "suffix", "response_format"] {
             if let Some(got) = fields.get(field).filter(|got| !is_empty(got)) {
                 return Err(ApiError::field(field, shown(got), "no such field: the server does not have it"));
             }
@@ -125,6 +130,7 @@ impl Request {
             max_tokens,
             stream: fields.flag("stream")?,
             include_usage: options,
+            stop: fields.stop()?,
             return_token_ids: fields.flag("return_token_ids")?,
             kv_transfer_params,
         })
@@ -152,6 +158,27 @@ impl<'a> Fields<'a> {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(other) => Err(ApiError::field(field, shown(other), "true or false")),
+        }
+    }
+
+    /// The stop strings: one text, or an array of up to four.
+    fn stop(&self) -> Result<Vec<String>, ApiError> {
+        let text = |value: &Value| match value {
+            Value::String(text) if !text.is_empty() && text.len() <= MAX_STOP_BYTES => Ok(text.clone()),
+            other => {
+                let expected =
+                    format_args!("a text of 1 to {MAX_STOP_BYTES} bytes, or an array of such texts");
+                Err(ApiError::field("stop", shown(other), expected))
+            }
+        };
+        match self.get("stop") {
+            None => Ok(Vec::new()),
+            Some(Value::Array(texts)) if texts.len() > MAX_STOPS => {
+                let expected = format_args!("up to {MAX_STOPS} texts");
+                Err(ApiError::field("stop", format_args!("{} texts long", texts.len()), expected))
+            }
+            Some(Value::Array(texts)) => texts.iter().map(text).collect(),
+            Some(one) => Ok(vec![text(one)?]),
         }
     }
 
@@ -307,8 +334,16 @@ mod tests {
             (r#"{"prompt": "a", "n": 2}"#, "n is 2; expected 1, or no such field"),
             (r#"{"prompt": "a", "model": "b"}"#, "model is \"b\"; this server has \"demo\""),
             (
-                r#"{"prompt": "a", "stop": ["b"]}"#,
-                "stop is [\"b\"]; expected no such field: the server does not have it",
+                r#"{"prompt": "a", "stop": ["b", ""]}"#,
+                "stop is \"\"; expected a text of 1 to 256 bytes, or an array of such texts",
+            ),
+            (
+                r#"{"prompt": "a", "stop": ["b", "c", "d", "e", "f"]}"#,
+                "stop is 5 texts long; expected up to 4 texts",
+            ),
+            (
+                r#"{"prompt": "a", "suffix": "b"}"#,
+                "suffix is \"b\"; expected no such field: the server does not have it",
             ),
         ] {
             assert_eq!(parse(Kind::Completion, body).map(|_| ()), Err(message.to_owned()), "{body}");

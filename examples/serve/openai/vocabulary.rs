@@ -10,7 +10,7 @@ pub enum Vocabulary {
     Demonstration,
     /// The tokenizer of a checkpoint.
     #[cfg(feature = "checkpoint")]
-    Checkpoint(kv_examples::checkpoint::Tokenizer),
+    Checkpoint(Box<kv_examples::checkpoint::Tokenizer>),
 }
 
 /// Tokens below this stand for bytes.
@@ -27,7 +27,8 @@ impl Vocabulary {
     pub fn load(options: &ModelOptions) -> Result<Vocabulary, ExampleError> {
         #[cfg(feature = "checkpoint")]
         if let Some(dir) = &options.model {
-            return Ok(Vocabulary::Checkpoint(kv_examples::checkpoint::Tokenizer::load(dir)?));
+            let tokenizer = kv_examples::checkpoint::Tokenizer::load(dir)?;
+            return Ok(Vocabulary::Checkpoint(Box::new(tokenizer)));
         }
         let _ = options;
         Ok(Vocabulary::Demonstration)
@@ -101,37 +102,6 @@ fn number_of(word: &[u8; 5]) -> Option<u32> {
     (number < 1024 - BYTES).then_some(number)
 }
 
-/// The text of an answer, as its tokens come. A token may be a part of a character only; then the character comes
-/// with the token that completes it.
-#[derive(Debug, Default)]
-pub struct TextStream {
-    /// Tokens whose text is not told in full. The first of them give the others their context.
-    tokens: Vec<u32>,
-    /// The number of characters of these tokens that were told.
-    told: usize,
-}
-
-/// Tokens that a token is shown with, because tokenizers write the first token of a text in another way.
-const CONTEXT: usize = 8;
-
-impl TextStream {
-    /// The text that comes with one more token.
-    pub fn push(&mut self, vocabulary: &Vocabulary, token: u32) -> String {
-        self.tokens.push(token);
-        let text = vocabulary.decode(&self.tokens);
-        if text.ends_with(char::REPLACEMENT_CHARACTER) {
-            return String::new();
-        }
-        let new = text.chars().skip(self.told).collect();
-        self.told = text.chars().count();
-        if self.tokens.len() > 2 * CONTEXT {
-            self.tokens.drain(..self.tokens.len() - CONTEXT);
-            self.told = vocabulary.decode(&self.tokens).chars().count();
-        }
-        new
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,9 +115,6 @@ mod tests {
         }
         let tokens: Vec<u32> = (0..4000).map(|i| i * 7919 % 1024).filter(|token| *token != 32).collect();
         assert_eq!(vocabulary.encode(&vocabulary.decode(&tokens)), Some(tokens.clone()));
-        let mut stream = TextStream::default();
-        let told: String = tokens.iter().map(|token| stream.push(&vocabulary, *token)).collect();
-        assert_eq!(told, vocabulary.decode(&tokens));
         assert_eq!(vocabulary.encode("é"), Some(vec![0xc3, 0xa9]));
     }
 }

@@ -10,6 +10,14 @@ use kv_examples::monolithic;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+pub const COMPLETIONS: &str = "/v1/completions";
+pub const CHATS: &str = "/v1/chat/completions";
+
+/// Some prompt of this length.
+pub fn prompt(len: u32) -> Vec<u32> {
+    (0..len).map(|i| (i * 7919 + len) % 1024).collect()
+}
+
 /// The server; it is killed at the latest with this value.
 pub struct Serve {
     child: Child,
@@ -28,12 +36,14 @@ pub struct Reply {
 impl Serve {
     /// Starts the server, at some free port, with these options besides.
     pub fn start(options: &[&str]) -> Serve {
-        let test = std::env::current_exe().unwrap();
-        let program = test.parent().unwrap().with_file_name("examples").join("serve");
-        assert!(program.exists(), "{} is missing: build the example first", program.display());
-        let mut command = Command::new(program);
+        Serve::start_with(options, Stdio::inherit())
+    }
+
+    /// The same, with what the server writes to standard error.
+    pub fn start_with(options: &[&str], errors: Stdio) -> Serve {
+        let mut command = program();
         command.args(["--listen", "127.0.0.1:0", "--lease-seconds", "5"]).args(options);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let (_, addr) = line.trim_end().split_once("http://").expect("the server has not started");
@@ -75,6 +85,19 @@ impl Serve {
         }
     }
 
+    /// The numbers of all processes, as Prometheus gets them.
+    pub fn metrics(&self) -> String {
+        String::from_utf8(get(&self.addr, "/metrics").body).unwrap()
+    }
+
+    /// The sum of all numbers with this name and all of these labels, such as `process="prefill/0"`.
+    pub fn count(&self, name: &str, labels: &[&str]) -> u64 {
+        let metrics = self.metrics();
+        let of_name = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
+        let with_labels = of_name.filter(|rest| labels.iter().all(|label| rest.contains(label)));
+        with_labels.map(|rest| rest.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
+    }
+
     /// Kills a process.
     pub fn kill(&self, name: &str) {
         let pid = self.rank(name)["pid"].as_i64().unwrap();
@@ -100,6 +123,51 @@ impl Drop for Serve {
 
 pub fn signal(pid: i64, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// The program, as cargo has built it beside the tests.
+fn program() -> Command {
+    let test = std::env::current_exe().unwrap();
+    let program = test.parent().unwrap().with_file_name("examples").join("serve");
+    assert!(program.exists(), "{} is missing: build the example first", program.display());
+    Command::new(program)
+}
+
+/// One engine process without our router; it is killed at the latest with this value.
+pub struct Alone {
+    child: Child,
+    /// Where the process takes requests.
+    pub addr: String,
+}
+
+impl Alone {
+    /// Starts a process of this side, at some free port.
+    pub fn start(side: &str, options: &[&str]) -> Alone {
+        let mut child = program().arg(side).args(options).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Alone { child, addr: line.trim_end().to_owned() }
+    }
+
+    /// Waits until the process has no request, and checks that every page is free once the prefixes are given up.
+    pub fn check_pages(&self) {
+        let patience = Instant::now() + Duration::from_secs(60);
+        let health = || get(&self.addr, "/health").json();
+        while health()["pages"]["requests"] != 0 {
+            assert!(Instant::now() < patience, "requests never ended: {}", health());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(post(&self.addr, "/reset_prefix_cache", "").status, 200);
+        let health = health();
+        assert_eq!(health["pages"]["free"], health["pages"]["capacity"], "{health}");
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// A connection with a request that was sent.
