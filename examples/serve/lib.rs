@@ -42,6 +42,7 @@
 //! |---|---|---|
 //! | `/v1/completions`, `/v1/chat/completions` | all | OpenAI's, with `stream`, `stream_options.include_usage`, `stop`, and vLLM's `return_token_ids` |
 //! | `/v1/models`, `/health`, `/metrics` | all | the model; what each process has under way, and its pages; numbers for Prometheus (`metrics.rs`, `docs/METRICS.md`) |
+//! | `/timeline`, `/timeline.json` | router | what every request did, for a browser and for Perfetto (`timeline.rs`) |
 //! | `/reset_prefix_cache` | all | gives up the kept prefixes |
 //! | `/kept_kv` | D | for a prompt: the `kv_transfer_params` with which P reads what D keeps of it |
 //!
@@ -67,6 +68,7 @@ mod rank;
 mod reply;
 mod router;
 mod service;
+mod timeline;
 
 use std::process::ExitCode;
 

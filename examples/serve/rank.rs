@@ -25,6 +25,7 @@ use crate::ids;
 use crate::metrics;
 use crate::openai::{Answer, ApiError, Kind, Limits, Request, Usage};
 use crate::reply::Reply;
+use crate::timeline;
 
 /// The header by which a router names a request to both engines.
 pub const REQUEST_ID: &str = "x-request-id";
@@ -74,6 +75,7 @@ impl Rank {
             .route("/metrics", get(show_metrics))
             .route(KEPT_KV, post(kept_kv))
             .route("/reset_prefix_cache", post(reset_prefix_cache))
+            .merge(timeline::of_rank(self.engine().recorders.clone()))
             .fallback(no_route)
             .method_not_allowed_fallback(no_method)
             .with_state(Arc::clone(self))

@@ -231,10 +231,10 @@ impl Kept {
     fn note_peer(&mut self, note: &Note) {
         let Some(number) = note.peer else { return };
         if let What::PeerMet { worker, incarnation } = &note.what {
-            if self.peers.len() >= MAX_PEERS {
-                if let Some((forgotten, _)) = self.peers.pop_first() {
-                    self.answered.remove(&forgotten);
-                }
+            if self.peers.len() >= MAX_PEERS
+                && let Some((forgotten, _)) = self.peers.pop_first()
+            {
+                self.answered.remove(&forgotten);
             }
             let peer = PeerNote {
                 peer: number,

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::store::Store;
 use crate::observe::{Observer, Observing};
+use crate::timeline::Recorders;
 
 /// How long a worker may take to end its sessions when the process ends.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -83,6 +84,8 @@ pub struct Engine {
     pub manager: EngineGroup,
     /// Counts what the workers do.
     pub observing: Observing,
+    /// What the workers have done.
+    pub recorders: Recorders,
     workers: Mutex<Vec<Worker>>,
 }
 
@@ -95,9 +98,9 @@ impl Engine {
         let replica = (spec.number, spec.of);
         let kv = PagedKv::new(&model, &spec.cache, parallelism, replica, (AuxForm::Native, AUX_ROWS))?;
         let mut observer = Observer::new(spec.log.as_deref());
-        let mut workers = Vec::new();
+        let (mut workers, recorders) = (Vec::new(), Recorders::default());
         for (number, rank) in (spec.number * spec.tp..).zip(kv.ranks()) {
-            workers.push(start_worker(&spec, number, rank, &model, observer.listener())?);
+            workers.push(start_worker(&spec, number, rank, &model, (observer.listener(), &recorders))?);
         }
         let manager = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
         for rank in manager.managers() {
@@ -108,7 +111,8 @@ impl Engine {
         tokio::spawn(look_after(manager.clone()));
         let store = Store::new(spec.cache.pages, kv.page_tokens(), AUX_ROWS);
         let (observing, workers) = (observer.start(), Mutex::new(workers));
-        Ok(Engine { spec, model: Arc::new(model), kv, store, manager, observing, workers })
+        let model = Arc::new(model);
+        Ok(Engine { spec, model, kv, store, manager, observing, recorders, workers })
     }
 
     /// Waits until the worker of every rank takes commands again.
@@ -128,13 +132,13 @@ impl Engine {
     }
 }
 
-/// Starts the worker of one rank. `listener` hears of all that the worker does.
+/// Starts the worker of one rank. The listener and a recorder hear of all that the worker does.
 fn start_worker(
     spec: &RankSpec,
     number: u32,
     rank: &RankKv,
     model: &Model,
-    listener: Listener,
+    (listener, recorders): (Listener, &Recorders),
 ) -> Result<Worker, ExampleError> {
     let pace = spec.hand_over.timing;
     let args = rank.describe(KvArgs::builder(&spec.side.to_string(), number).model(&model.fingerprint()));
@@ -143,13 +147,17 @@ fn start_worker(
         Side::Prefill => WorkerRole::Prefill,
         Side::Decode => WorkerRole::Decode,
     };
+    let recorder = Recorders::recorder(args.worker());
     let config = WorkerConfig::new(args, role).with(|config| {
         // Decode ranks look prefill ranks up, and on the next turn prefill ranks decode ranks.
         config.bootstrap = Some(spec.bootstrap.clone());
         config.timing = pace.timing();
-        config.listener = Some(listener);
+        config.listener = Some(listener.and(recorder.listener()));
     });
-    transport::start(rank.memory(), config, None, HttpBootstrapClient::new(pace.client())?, pace)
+    let worker =
+        transport::start(rank.memory(), config, None, HttpBootstrapClient::new(pace.client())?, pace)?;
+    recorders.started(recorder, worker.incarnation());
+    Ok(worker)
 }
 
 /// Takes the changes of all sessions out of the group. The tasks of the requests await their sessions, so that

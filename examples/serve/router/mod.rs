@@ -22,6 +22,7 @@ use crate::http::{self, HttpClient};
 use crate::metrics;
 use crate::openai::{ApiError, Kind, Limits, Request};
 use crate::rank;
+use crate::{ids, timeline};
 use steps::{Failed, Job};
 
 /// How often a request is tried, on other engines if there are any.
@@ -80,6 +81,7 @@ impl Router {
             .route("/health", get(status::health))
             .route("/metrics", get(status::all_metrics))
             .route("/reset_prefix_cache", post(status::reset_prefix_cache))
+            .merge(timeline::of_router(Arc::clone(&self.fleet), self.client.clone()))
             .fallback(rank::no_route)
             .method_not_allowed_fallback(rank::no_method)
             .with_state(Arc::clone(self))
@@ -121,9 +123,10 @@ impl Router {
     /// Tries until there is an answer, or until another try makes no sense. Never after a token was told.
     async fn run(self: Arc<Router>, job: Job, running: Running, mut answer: Answer) {
         let started = Instant::now();
-        let mut failed = [None, None];
+        let (name, mut failed) = (ids::new(), [None, None]);
         for tried in 1.. {
-            match self.two_step(&job, &mut failed, &mut answer).await {
+            let id = timeline::try_id(&name, tried);
+            match self.two_step(&job, &id, &mut failed, &mut answer).await {
                 Ok(answered) => {
                     metrics::first_token(answered.first_token.duration_since(started));
                     // If nobody takes the response, it is dropped, and the decode engine aborts the request.

@@ -15,7 +15,6 @@ use super::{Answer, Router};
 use crate::engine::Side;
 use crate::fleet::Picked;
 use crate::http;
-use crate::ids;
 use crate::openai::{ApiError, Kind, Request};
 use crate::rank::{KEPT_KV, REQUEST_ID};
 
@@ -50,11 +49,12 @@ pub enum Failed {
 struct HungUp;
 
 impl Router {
-    /// Has the prompt computed, and continued. `failed` are the numbers of the processes that have failed last, of
-    /// each side.
+    /// Has the prompt computed, and continued, under the name `id`. `failed` are the numbers of the processes that have
+    /// failed last, of each side.
     pub async fn two_step(
         self: &Arc<Router>,
         job: &Job,
+        id: &str,
         failed: &mut [Option<u32>; 2],
         answer: &mut Answer,
     ) -> Result<Answered, Failed> {
@@ -64,10 +64,10 @@ impl Router {
         let prefill = prefill.ok_or_else(nobody(Side::Prefill))?;
         let decode = self.fleet.pick(Side::Decode, &job.key, failed[1]).await;
         let decode = decode.ok_or_else(nobody(Side::Decode))?;
-        let (id, number) = (ids::new(), decode.number);
+        let number = decode.number;
         let outcome = match TransferMode::from(self.mode) {
-            TransferMode::Push => self.at_once(job, &id, &prefill, &decode, answer).await,
-            mode => self.in_turn(job, &id, mode, (&prefill, &decode), answer).await,
+            TransferMode::Push => self.at_once(job, id, &prefill, &decode, answer).await,
+            mode => self.in_turn(job, id, mode, (&prefill, &decode), answer).await,
         };
         let outcome = match outcome {
             Ok(Ok(response)) => or_hung_up(answer, Answered::new(response, job.stream, decode)).await,

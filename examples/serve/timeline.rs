@@ -1,0 +1,179 @@
+//! What every request did, as a picture: `/timeline` of the router, made of what each process has recorded.
+//!
+//! Each worker has a [`Recorder`], and each process tells what its recorders hold at `/record`. The router asks all
+//! processes, joins their records into one clock, and shows the latest requests: as a page at `/timeline`, and as a
+//! trace for <https://ui.perfetto.dev> at `/timeline.json`. `?requests=500` asks for more or fewer of them. What a
+//! process knew that has died is lost; the other side of its requests is shown.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response, Uri};
+use axum::routing::get;
+use futures_util::future::join_all;
+use kv_timeline::{Record, RecordError, Recorder, Timeline};
+use kv_transfer::{Incarnation, Room, WorkerId};
+use tokio::sync::Semaphore;
+
+use crate::fleet::Fleet;
+use crate::http::{self, HttpClient};
+use crate::openai::ApiError;
+
+/// How many requests a timeline shows if nothing else is said, and most that it shows.
+const REQUESTS: (usize, usize) = (200, 2000);
+/// The memory of the recorder of one worker, in bytes.
+const RECORDER_BYTES: usize = 8 << 20;
+/// Most workers in one process.
+const MAX_WORKERS: usize = 64;
+
+/// The recorders of the workers of one process.
+#[derive(Clone, Default)]
+pub struct Recorders(Arc<Mutex<Vec<(Recorder, Incarnation)>>>);
+
+impl Recorders {
+    /// A recorder for a worker that is about to start; its listener belongs into the worker's configuration.
+    pub fn recorder(worker: &WorkerId) -> Recorder {
+        Recorder::with_bytes(worker, RECORDER_BYTES)
+    }
+
+    /// The worker of this recorder has started.
+    pub fn started(&self, recorder: Recorder, incarnation: Incarnation) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((recorder, incarnation));
+    }
+
+    /// What the workers have recorded of their latest sessions: a line for each worker.
+    fn lines(&self, sessions: usize) -> Result<String, RecordError> {
+        let recorders = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut lines = String::new();
+        for (recorder, incarnation) in recorders {
+            lines.push_str(&recorder.latest(incarnation, sessions).to_json()?);
+            lines.push('\n');
+        }
+        Ok(lines)
+    }
+}
+
+/// The route of a process: `/record`.
+pub fn of_rank<S>(recorders: Recorders) -> Router<S> {
+    Router::new().route("/record", get(record)).with_state(recorders)
+}
+
+/// The routes of the router: `/timeline` and `/timeline.json`.
+pub fn of_router<S>(fleet: Arc<Fleet>, client: HttpClient) -> Router<S> {
+    let joining = Arc::new(Joining { fleet, client, turn: Semaphore::new(1) });
+    Router::new().route("/timeline", get(page)).route("/timeline.json", get(trace)).with_state(joining)
+}
+
+struct Joining {
+    fleet: Arc<Fleet>,
+    client: HttpClient,
+    /// One timeline is made at a time, so that many who ask take no more memory than one.
+    turn: Semaphore,
+}
+
+impl Joining {
+    /// Makes a text of the timeline of the latest requests, without keeping other requests waiting.
+    async fn make(
+        &self,
+        requests: usize,
+        text: fn(&Timeline) -> serde_json::Result<String>,
+    ) -> Result<String, ApiError> {
+        let _turn = self.turn.acquire().await;
+        let path = format!("/record?requests={requests}");
+        let up = self.fleet.addrs().into_iter().filter_map(|(_, addr)| addr);
+        let asked = up.map(|addr| {
+            let path = &path;
+            async move { http::get_bytes(&self.client, &addr, path).await }
+        });
+        let answers = join_all(asked).await;
+        let made = tokio::task::spawn_blocking(move || {
+            let read = |lines: bytes::Bytes| Record::from_lines(&lines, MAX_WORKERS);
+            // A process of which nothing can be read is shown as one without a record.
+            let records = answers.into_iter().flatten().flat_map(|lines| read(lines).unwrap_or_default());
+            let timeline = timeline(records.collect(), requests).map_err(ApiError::unavailable)?;
+            text(&timeline).map_err(ApiError::unavailable)
+        });
+        made.await.map_err(ApiError::unavailable)?
+    }
+}
+
+fn timeline(records: Vec<Record>, requests: usize) -> Result<Timeline, kv_timeline::JoinError> {
+    let mut timeline = Timeline::join_latest(records, requests)?;
+    if timeline.requests().len() == requests {
+        timeline.remark(format!(
+            "These are the latest {requests} requests; /timeline?requests={} shows the most.",
+            REQUESTS.1
+        ));
+    }
+    let rooms: Vec<Room> = timeline.requests().iter().map(|request| request.room.clone()).collect();
+    for (first, again) in rooms.iter().filter_map(|room| Some((first_try(room)?, room))) {
+        timeline.retried(&first, again);
+    }
+    Ok(timeline)
+}
+
+/// The id of a try of a request: the first has the name of the request, later ones add their number.
+pub fn try_id(name: &str, tried: usize) -> String {
+    if tried == 1 { name.to_owned() } else { format!("{name}.{tried}") }
+}
+
+/// The room of the try before, if this is the room of a later one.
+fn first_try(room: &Room) -> Option<Room> {
+    let Room::Request(id) = room else { return None };
+    let (name, tried) = id.as_str().rsplit_once('.')?;
+    Room::request(&try_id(name, tried.parse::<usize>().ok()?.checked_sub(1).filter(|&tried| tried > 0)?)).ok()
+}
+
+async fn record(State(recorders): State<Recorders>, uri: Uri) -> Result<Response<Body>, ApiError> {
+    let requests = requests(&uri)?;
+    let lines = tokio::task::spawn_blocking(move || recorders.lines(requests)).await;
+    let lines = lines.map_err(ApiError::unavailable)?.map_err(ApiError::unavailable)?;
+    Ok(typed(lines, "application/jsonl"))
+}
+
+async fn page(State(joining): State<Arc<Joining>>, uri: Uri) -> Result<Response<Body>, ApiError> {
+    Ok(typed(joining.make(requests(&uri)?, Timeline::html).await?, "text/html; charset=utf-8"))
+}
+
+async fn trace(State(joining): State<Arc<Joining>>, uri: Uri) -> Result<Response<Body>, ApiError> {
+    Ok(typed(joining.make(requests(&uri)?, Timeline::perfetto).await?, "application/json"))
+}
+
+fn typed(text: String, kind: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// How many requests are asked for.
+fn requests(uri: &Uri) -> Result<usize, ApiError> {
+    let (usual, most) = REQUESTS;
+    let named = uri.query().into_iter().flat_map(|query| query.split('&'));
+    let Some(asked) = named.filter_map(|pair| pair.strip_prefix("requests=")).next_back() else {
+        return Ok(usual);
+    };
+    let count = asked.parse().ok().filter(|count| (1..=most).contains(count));
+    count.ok_or_else(|| {
+        ApiError::field("requests", format_args!("{asked:.40}"), format_args!("a number from 1 to {most}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_of_a_later_try_names_the_try_before() {
+        let room = |id: &str| Room::request(id).unwrap();
+        let name = crate::ids::new();
+        assert_eq!(first_try(&room(&try_id(&name, 1))), None);
+        assert_eq!(first_try(&room(&try_id(&name, 2))), Some(room(&name)));
+        assert_eq!(first_try(&room(&try_id(&name, 3))), Some(room(&try_id(&name, 2))));
+        for other in ["x.", "x.0", "x.y", "x.-1", "x.99999999999999999999999"] {
+            assert_eq!(first_try(&room(other)), None, "{other}");
+        }
+    }
+}
