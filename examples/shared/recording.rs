@@ -44,7 +44,13 @@ pub fn timeline(run: &Run) -> Result<Timeline, ExampleError> {
     if let Some(harmed) = &run.harm {
         timeline.remark(format!("The router {harmed}."));
     }
+    let mut first: Vec<usize> = (0..run.requests.len()).collect();
     for (number, routed) in run.requests.iter().enumerate() {
+        // A request that is sent again comes later, and keeps its number.
+        let number = first.get(number).copied().unwrap_or(number);
+        if let Some(again) = routed.again.and_then(|again| first.get_mut(again)) {
+            *again = number;
+        }
         let label = match routed.purpose {
             Purpose::Answer => format!("request {number}"),
             Purpose::AnswerAgain { attempt } => format!("request {number}, try {attempt}"),

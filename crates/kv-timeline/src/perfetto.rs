@@ -56,7 +56,7 @@ impl Timeline {
             match clock {
                 Some(Some(0)) | None => {}
                 Some(Some(unsure)) => {
-                    let label = format!("clock ± {:?}", Duration::from_nanos(unsure));
+                    let label = format!("clock ± {:?}", Duration::from_micros(unsure.div_ceil(1000)));
                     say("process_labels", json!({ "labels": label }));
                 }
                 Some(None) => say("process_labels", json!({ "labels": "clock not known" })),
@@ -83,6 +83,8 @@ impl Timeline {
             trace_events.push(instant);
         }
         self.rates(&mut trace_events);
+        // What ends comes before what begins at the same time, as it was put in.
+        trace_events.sort_by(|a, b| a.ts.total_cmp(&b.ts));
         let clocks: Vec<Value> = self
             .actors
             .iter()
@@ -124,7 +126,11 @@ impl Timeline {
             .iter()
             .filter_map(|&(peer, ..)| Some(self.actors.get(peer)?.worker.to_string()))
             .collect();
-        let args = json!({ "outcome": outcome, "pages": lane.pages, "bytes": lane.bytes(), "peers": peers });
+        let mut args =
+            json!({ "outcome": outcome, "pages": lane.pages, "bytes": lane.bytes(), "peers": peers });
+        if let Some(first) = &request.retry_of {
+            args["in the place of room"] = json!(first.to_string());
+        }
         push(&name, "session", "b", lane.from, args, &id);
         for span in &lane.spans {
             push(phase_name(span.phase), "session", "b", span.from, Value::Null, &id);

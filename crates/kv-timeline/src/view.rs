@@ -19,6 +19,28 @@ pub(crate) struct View<'a> {
     workers: Vec<WorkerView<'a>>,
     requests: Vec<RequestView<'a>>,
     incidents: Vec<IncidentView<'a>>,
+    /// The texts of all events, each once.
+    texts: Vec<String>,
+}
+
+/// An event: time, peer, and the place of its text.
+type EventView = (Micros, Option<usize>, usize);
+
+/// The texts of events, most of which are said of each request.
+#[derive(Default)]
+struct Texts(BTreeMap<String, usize>);
+
+impl Texts {
+    fn place(&mut self, text: String) -> usize {
+        let next = self.0.len();
+        *self.0.entry(text).or_insert(next)
+    }
+
+    fn in_order(self) -> Vec<String> {
+        let mut all: Vec<(String, usize)> = self.0.into_iter().collect();
+        all.sort_by_key(|(_, place)| *place);
+        all.into_iter().map(|(text, _)| text).collect()
+    }
 }
 
 #[derive(Serialize)]
@@ -41,8 +63,6 @@ struct RecordView<'a> {
     lost: &'a crate::record::Lost,
     /// Heartbeats: time, peer, whether heard (a question) or answered, number of leases.
     beats: Vec<(Micros, Option<usize>, bool, u64)>,
-    /// Other events of no session: time, peer, text.
-    others: Vec<(Micros, Option<usize>, String)>,
 }
 
 #[derive(Serialize)]
@@ -79,8 +99,7 @@ struct LaneView<'a> {
     outcome: &'static str,
     /// Name, cause, advice and phase of a failure.
     failure: Option<[String; 4]>,
-    /// The events: time, peer, text.
-    events: Vec<(Micros, Option<usize>, String)>,
+    events: Vec<EventView>,
 }
 
 #[derive(Serialize)]
@@ -101,7 +120,8 @@ impl<'a> View<'a> {
     pub(crate) fn of(timeline: &'a Timeline) -> View<'a> {
         let places: BTreeMap<&Room, usize> =
             timeline.requests.iter().map(|request| &request.room).zip(0..).collect();
-        View {
+        let mut texts = Texts::default();
+        let mut view = View {
             end: micros(timeline.end),
             remarks: &timeline.remarks,
             workers: timeline.actors.iter().map(|actor| worker(timeline, actor)).collect(),
@@ -110,7 +130,7 @@ impl<'a> View<'a> {
                 .iter()
                 .map(|request| {
                     let first = request.retry_of.as_ref().and_then(|first| places.get(first));
-                    of_request(request, first.copied())
+                    of_request(request, first.copied(), &mut texts)
                 })
                 .collect(),
             incidents: timeline
@@ -125,21 +145,22 @@ impl<'a> View<'a> {
                     text: &incident.text,
                 })
                 .collect(),
-        }
+            texts: Vec::new(),
+        };
+        view.texts = texts.in_order();
+        view
     }
 }
 
 fn worker<'a>(timeline: &Timeline, actor: &'a Actor) -> WorkerView<'a> {
     let record = actor.recorded.as_ref().map(|recorded| {
-        let (mut beats, mut others) = (Vec::new(), Vec::new());
+        let mut beats = Vec::new();
         for (note, peer) in &recorded.others {
             let at = micros(timeline.time(recorded, note));
             match &note.what {
                 What::Said(Message::Heartbeat { leases, .. }) => beats.push((at, *peer, false, *leases)),
                 What::Heard(Message::Heartbeat { leases, .. }) => beats.push((at, *peer, true, *leases)),
-                What::Said(Message::HeartbeatAnswered { .. })
-                | What::Heard(Message::HeartbeatAnswered { .. }) => {}
-                other => others.push((at, *peer, other.to_string())),
+                _ => {}
             }
         }
         RecordView {
@@ -151,18 +172,17 @@ fn worker<'a>(timeline: &Timeline, actor: &'a Actor) -> WorkerView<'a> {
             events: recorded.events,
             lost: &recorded.lost,
             beats,
-            others,
         }
     });
     WorkerView { name: actor.worker.to_string(), life: actor.incarnation.to_string(), record }
 }
 
-fn of_request(request: &Request, retry_of: Option<usize>) -> RequestView<'_> {
+fn of_request<'a>(request: &'a Request, retry_of: Option<usize>, texts: &mut Texts) -> RequestView<'a> {
     RequestView {
         room: request.room.to_string(),
         label: request.label.as_deref(),
         retry_of,
-        lanes: request.lanes.iter().map(of_lane).collect(),
+        lanes: request.lanes.iter().map(|lane| of_lane(lane, texts)).collect(),
         unrecorded: request
             .unrecorded
             .iter()
@@ -171,7 +191,7 @@ fn of_request(request: &Request, retry_of: Option<usize>) -> RequestView<'_> {
     }
 }
 
-fn of_lane(lane: &Lane) -> LaneView<'_> {
+fn of_lane<'a>(lane: &'a Lane, texts: &mut Texts) -> LaneView<'a> {
     let expired = lane.notes.iter().find(|note| note.what == What::LeaseExpired);
     let peer = |number: Option<u64>| lane.actor_of(number);
     LaneView {
@@ -216,7 +236,7 @@ fn of_lane(lane: &Lane) -> LaneView<'_> {
         events: lane
             .notes
             .iter()
-            .map(|note| (micros(lane.time(note)), peer(note.peer), note.what.to_string()))
+            .map(|note| (micros(lane.time(note)), peer(note.peer), texts.place(note.what.to_string())))
             .collect(),
     }
 }

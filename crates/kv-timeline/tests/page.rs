@@ -1,4 +1,4 @@
-//! The page in a headless Chromium: names that were chosen to break the page break nothing, and 5000 requests are
+//! The page in a headless Chromium: names that were chosen to break the page break nothing, and 10 000 requests are
 //! drawn, scrolled and filtered. Where there is no Chromium, the tests say so, and what does not need one is tested
 //! all the same. The page of a real run is tested with the example `pd`, which writes it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
@@ -72,32 +72,63 @@ fn hostile_names_are_texts_in_the_page_and_nothing_else() {
 }
 
 #[test]
-fn five_thousand_requests_are_drawn_scrolled_and_filtered() {
+fn ten_thousand_requests_are_drawn_scrolled_and_filtered() {
+    const REQUESTS: u64 = 10_000;
     let mut made = pair([3 * HOUR, 0]);
     let mut now = START;
-    for number in 1..=5000 {
+    for number in 1..=REQUESTS {
         let end = push(&mut made, &Room::Number(number), number, now, [100_000, 150_000]);
         now += (end - now) / 4;
     }
     let records = made.into_iter().map(|made| made.record).collect();
     let timeline = Timeline::join(records).unwrap();
-    assert_eq!(timeline.requests().len(), 5000);
+    assert_eq!(timeline.requests().len(), REQUESTS as usize);
+    let html = timeline.html().unwrap();
+    println!("{REQUESTS} requests: {} bytes", html.len());
+    // 15 events of a request on two sides, with the phases and the data operation.
+    assert!(html.len() < REQUESTS as usize * 1200, "{} bytes", html.len());
     let Some(program) = chromium() else { return };
-    let path = target().join("timeline-5000.html");
-    std::fs::write(&path, timeline.html().unwrap()).unwrap();
-    println!("{} bytes", std::fs::metadata(&path).unwrap().len());
+    let path = target().join("timeline-10000.html");
+    std::fs::write(&path, html).unwrap();
     let mut browser = Browser::open(&program, &path, (1400, 900), false);
-    assert!(browser.text("#summary").starts_with("5000 requests · 0 failed"));
-    assert!(browser.text("#shown").contains("5000 of 5000"));
+    assert!(browser.text("#summary").starts_with("10000 requests · 0 failed"));
+    assert!(browser.text("#shown").contains("10000 of 10000"));
+    let timed = |browser: &mut Browser, what: &str| {
+        let script = format!(
+            "(() => {{ const start = performance.now(); {what}; return performance.now() - start; }})()"
+        );
+        println!("{what}: {} ms", browser.value(&script));
+    };
+    println!(
+        "loaded after {} ms",
+        browser.value("performance.timing.loadEventEnd - performance.timing.navigationStart")
+    );
+    timed(&mut browser, "page.draw()");
     // Only the rows that are seen are drawn.
     assert!(browser.value("page.visible().length").as_u64().unwrap() < 100);
     browser.value("document.getElementById('lanes').scrollTop = 1e9");
     browser.drawn();
     let last = browser.value("page.visible().at(-1).request.room");
-    assert_eq!(last, "5000");
+    assert_eq!(last, "10000");
+    timed(&mut browser, "page.draw()");
+    timed(&mut browser, "page.span(1e6, 2e6), page.draw()");
+    // The pointer is told of the request under it, and a click lists the events of both sides.
+    browser.value("document.getElementById('picture').scrollIntoView()");
+    let place = browser.value("(() => { const box = page.box.getBoundingClientRect(); return [box.left + 20, box.bottom - 20]; })()");
+    let place = (place[0].as_f64().unwrap(), place[1].as_f64().unwrap());
+    browser.mouse(place, false);
+    assert!(
+        browser.text("#tip").contains("room 10000: decode/0 receives from prefill/0"),
+        "{}",
+        browser.text("#tip")
+    );
+    browser.mouse(place, true);
+    assert_eq!(browser.text("#detail-title"), "room 10000");
+    let events = browser.text("#detail-events");
+    assert!(events.contains("8192 bytes moved in 2ms") && events.contains("session closed"), "{events}");
     browser.value("{ const box = document.getElementById('filter'); box.value = 'room 4711'; box.dispatchEvent(new Event('input')); }");
-    assert!(browser.text("#shown").contains("1 of 5000"));
-    browser.screenshot(&target().join("timeline-5000.png"));
+    assert!(browser.text("#shown").contains("1 of 10000"));
+    browser.screenshot(&target().join("timeline-10000.png"));
     assert_eq!(browser.errors, Vec::<String>::new());
 }
 
@@ -127,10 +158,12 @@ fn the_trace_has_the_form_that_perfetto_reads() {
         }
     }
     assert!(open.values().all(Vec::is_empty));
+    assert!(events.is_sorted_by(|a, b| a["ts"].as_f64() <= b["ts"].as_f64()));
     let named: Vec<&Value> =
         events.iter().filter(|event| event["ph"] == "M").map(|event| &event["args"]["name"]).collect();
     assert!(named.contains(&&Value::from("prefill/0")));
-    assert!(events.iter().any(|event| event["args"]["labels"] == "clock ± 1ms"));
+    let label = events.iter().find_map(|event| event["args"]["labels"].as_str()).unwrap();
+    assert!(label.starts_with("clock ± 1.") && label.ends_with("ms"), "{label}");
     assert!(events.iter().any(|event| event["name"].as_str().unwrap().starts_with("WRITE of room")));
     assert_eq!(trace["otherData"]["clocks"].as_array().unwrap().len(), 2);
     // A session that a side has not ended is drawn to its last event.

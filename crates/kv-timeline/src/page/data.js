@@ -10,6 +10,8 @@ window.addEventListener("error", (event) => {
 });
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  // Events name their texts by place, because most texts are those of every request.
+  data.requests.forEach((request) => request.lanes.forEach((lane) => lane.events.forEach((event) => { event[2] = data.texts[event[2]]; })));
   const phases = {
     Bootstrapping: ["--boot", "waits for its peer (lookup, handshake)"],
     WaitingForInput: ["--input", "waits for its scheduler to give pages"],
@@ -108,7 +110,11 @@ window.addEventListener("error", (event) => {
       case "failed": return by + ": " + requests + " failed" + (peer ? " with " + peer : "") + ": " + (group.lane ? group.lane.failure[1] : group.text);
       case "lease expired": return by + ": the lease of " + requests + " has expired" + (peer ? " before " + peer + " had read the pages" : " before anybody read the pages");
       case "asked again": return by + ": " + group.text + (requests ? ", for " + requests : "") + times;
-      default: return peer ? peer + ": " + group.text.replace(/^the peer /, "").replace("the way to the peer", "the way to it") + times + ", noticed by " + by : by + ": " + group.text + times;
+      default: {
+        if (!peer) return by + ": " + group.text + times;
+        const text = group.text.replace("the way to the peer", "the way to it");
+        return peer + (text.startsWith("the peer ") ? text.slice("the peer".length) : ": " + text) + times + ", noticed by " + by;
+      }
     }
   };
   data.requests.filter((request) => request.retry_of !== null).forEach((request) => {

@@ -82,6 +82,17 @@
     return (tick / size).toFixed(Math.min(9, digits)) + name;
   };
 
+  // The part of a list, in the order of time, that is between two moments.
+  const between = (list, from, to) => {
+    const place = (when) => {
+      let [low, high] = [0, list.length];
+      while (low < high) { const middle = (low + high) >> 1; if (list[middle][0] < when) low = middle + 1; else high = middle; }
+      return low;
+    };
+    return list.slice(place(from), place(to));
+  };
+  const marksOf = data.workers.map((_, index) => data.incidents.filter((one) => !one.request && one.worker === index));
+
   const drawWorker = (pen, row, y) => {
     const { name, record } = data.workers[row.worker];
     pen.fillStyle = color("--text");
@@ -89,7 +100,7 @@
     pen.fillText(fit(pen, name, gutter() - 130), 10, y + ROW / 2);
     pen.font = FONT;
     pen.fillStyle = color(record ? "--soft" : "--bad");
-    const uncertain = record && record.unsure === null ? "clock not known" : record && record.unsure ? "clock ± " + time(record.unsure) : "";
+    const uncertain = record && record.unsure === null ? "clock not known" : record && record.unsure ? "clock ± " + time(record.unsure) : "this page's clock";
     pen.fillText(fit(pen, record ? uncertain : "no record: lost", 116), gutter() - 122, y + ROW / 2);
     if (!record) {
       pen.setLineDash([4, 4]);
@@ -101,12 +112,11 @@
       pen.setLineDash([]);
     } else {
       pen.fillStyle = color("--lease");
-      for (const [when, , heard] of record.beats) {
+      for (const [when, , heard] of between(record.beats, view.from, view.to)) {
         if (!heard && seen(x(when))) pen.fillRect(x(when) - 0.5, y + 7, 1, 6);
       }
     }
-    const marks = data.incidents.filter((one) => !one.request && (one.worker === row.worker));
-    marks.forEach((mark) => diamond(pen, x(mark.at), y + ROW / 2, color(kinds[mark.kind])));
+    marksOf[row.worker].forEach((mark) => diamond(pen, x(mark.at), y + ROW / 2, color(kinds[mark.kind])));
     if (lost.has(row.worker)) cross(pen, x(lost.get(row.worker)), y + ROW / 2, color("--bad"));
   };
   const diamond = (pen, px, y, fill) => {
@@ -128,7 +138,7 @@
 
   // A text after a bar, or in front of its end if there is no room after it.
   const say = (pen, text, after, before, from, y, name) => {
-    const wide = Math.min(pen.measureText(text).width, 420);
+    const wide = Math.min(pen.measureText(text).width, 640);
     pen.fillStyle = color(name);
     if (after >= gutter() && after + Math.min(wide, 260) < box.clientWidth) {
       pen.fillText(fit(pen, text, box.clientWidth - after - 6), after, y + ROW / 2);
@@ -146,7 +156,7 @@
   const drawLane = (pen, row, y) => {
     const { request, lane } = row;
     if (row.first) {
-      pen.fillStyle = color("--text");
+      pen.fillStyle = color(request.retry_of === null ? "--text" : "--again");
       pen.font = "600 " + FONT;
       pen.fillText(fit(pen, requestLabel(request), gutter() - 172), 10, y + ROW / 2);
       pen.font = FONT;
@@ -160,8 +170,8 @@
     if (lane.lease) {
       rect(pen, color("--lease"), lane.lease[0], lane.lease[1], y + ROW - 4, 2);
       const record = data.workers[lane.worker].record;
-      for (const [when, peer, , leases] of record ? record.beats : []) {
-        if (leases > 0 && when >= lane.lease[0] && when <= lane.lease[1] && lane.peers.includes(peer) && seen(x(when))) pen.fillRect(x(when) - 0.5, y + ROW - 7, 1.5, 6);
+      for (const [when, peer, , leases] of record ? between(record.beats, Math.max(view.from, lane.lease[0]), Math.min(view.to, lane.lease[1])) : []) {
+        if (leases > 0 && lane.peers.includes(peer) && seen(x(when))) pen.fillRect(x(when) - 0.5, y + ROW - 7, 1.5, 6);
       }
     }
     if (lane.expired !== null) diamond(pen, x(lane.expired), y + ROW / 2, color("--lease"));
@@ -205,7 +215,7 @@
     const [left, right] = [Math.max(x(row.from), gutter()), Math.min(x(row.to), box.clientWidth)];
     if (right >= left) pen.strokeRect(left, y + 5.5, Math.max(3, right - left), ROW - 11);
     pen.setLineDash([]);
-    if (right + 8 > gutter() && right < box.clientWidth - 60) pen.fillText(fit(pen, "no record of this side: as the other side heard it", box.clientWidth - right - 12), right + 8, y + ROW / 2);
+    if (right + 8 > gutter() && right < box.clientWidth - 60) pen.fillText(fit(pen, "no record", box.clientWidth - right - 12), right + 8, y + ROW / 2);
   };
 
   const draw = () => {
@@ -306,6 +316,6 @@
     pen.fillText(most > 0 ? "top of the scale: " + rate((most / span) * 1e6) : "nothing was moved in this time", 10, height / 2 + 8);
   };
 
-  Object.assign(page, { view, box, canvas, rates, layOut, resize, ask, x, at, gutter, scale, visible, series, hue, AXIS, ROW,
+  Object.assign(page, { draw, view, box, canvas, rates, layOut, resize, ask, x, at, gutter, scale, visible, series, hue, AXIS, ROW,
     recolor: () => { color = page.style(); ask(); } });
 })();

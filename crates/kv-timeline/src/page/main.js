@@ -55,8 +55,8 @@
     return item;
   };
   for (const [phase, [name, text]] of Object.entries(phases)) by("legend").append(key(name, phase + ": " + text));
-  by("legend").append(key("--post", "data operation"), key("--lease", "lease, with heartbeats", true), sign("◆", "--lease", "lease expired"),
-    sign("✗", "--bad", "failed, or lost"), sign("▼", "--again", "registration sent again"), sign("⊢⊣", "--soft", "uncertainty of a clock"));
+  by("legend").append(key("--post", "data operation"), key("--lease", "lease", true), sign("❘", "--lease", "heartbeat"), sign("◆", "--lease", "lease expired"),
+    sign("✗", "--bad", "failed, or lost"), sign("▼", "--again", "registration sent again"), sign("request", "--again", "in the place of another one"), sign("┈", "--ghost", "a side without a record, as the other side heard of it"), sign("⊢⊣", "--soft", "uncertainty of a clock"));
   page.series.forEach((one, index) => {
     const item = key("--post", one.name + ": " + bytes(one.bytes));
     item.firstChild.style.background = page.hue(index);
