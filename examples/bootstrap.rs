@@ -1,6 +1,6 @@
 //! A bootstrap server in a process of its own: `cargo run --example bootstrap -- --addr 127.0.0.1:8998`.
 //!
-//! The server runs until it is killed. Any number of engines of this framework share one server. SGLang's
+//! The server runs until it is killed. Any number of engines of this library share one server. SGLang's
 //! engines have no name: each needs an address of its own, which its prefill ranks register at and its requests
 //! carry. The first engine may use `--addr`; `--engine-addr` adds an address for one more, and can be repeated.
 #![allow(clippy::print_stdout)]

@@ -1,7 +1,7 @@
 //! What transports, bootstrap clients, further services and test benches are written with. **Unstable**: a
 //! release of any kind, a patch included, may change what is here, and the version says nothing about it.
 //!
-//! A server needs none of these names: it hands transports and clients of this framework to a
+//! A server needs none of these names: it hands transports and clients of this library to a
 //! [`Worker`](crate::Worker), and talks to sessions. (The names [`Transport`], [`BootstrapClient`] and the
 //! types that errors and events mention are at the root, too; implementing the traits is unstable.) A crate
 //! that does use this module depends on one exact version of this one (`kv-transfer = "=0.1.0"`).

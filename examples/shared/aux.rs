@@ -10,7 +10,7 @@ use super::model::Sample;
 /// its own, with as many rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuxForm {
-    /// One buffer of rows as this framework writes them, each a cache line. The digest of the first sample is in the
+    /// One buffer of rows as this library writes them, each a cache line. The digest of the first sample is in the
     /// slot for hidden states.
     Native,
     /// No rows. vLLM's protocol moves none.

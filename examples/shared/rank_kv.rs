@@ -132,7 +132,7 @@ impl RankKv {
         self.layers.len() * self.parts.len() * self.piece()
     }
 
-    /// Describes the regions and the layout to the framework.
+    /// Describes the regions and the layout to this library.
     pub fn describe(&self, args: KvArgsBuilder) -> KvArgsBuilder {
         let base = self.memory.addr();
         let region = |role, offset: usize, items: usize, item: usize| {

@@ -51,7 +51,7 @@ pub enum ReleaseReason {
     AllHere,
     /// The holder keeps pages, and does not say that any token of the prompt is in them.
     NothingThere,
-    /// The prompt ends before the holder's last page. Between workers of this framework a session always reads
+    /// The prompt ends before the holder's last page. Between workers of this library a session always reads
     /// up to the holder's last page: the receiver's pages are the last ones of those that the sender
     /// announced, which lets the receiver leave out a prefix without a word. The pages can therefore not be
     /// read for this prompt. From engines of vLLM, whose readers choose the pages, they can.

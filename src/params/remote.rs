@@ -63,7 +63,7 @@ pub struct RemoteKv {
     pub leases: Option<Leases>,
 }
 
-/// What this framework adds to vLLM's fields, as one JSON object under the key `kv_leases`.
+/// What this library adds to vLLM's fields, as one JSON object under the key `kv_leases`.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Leases {
@@ -121,7 +121,7 @@ impl RankLease {
 }
 
 impl RemoteKv {
-    /// KV of a request on `engine`, which answers handshakes at `host:port` (for this framework's engines:
+    /// KV of a request on `engine`, which answers handshakes at `host:port` (for this library's engines:
     /// the bootstrap server that their ranks are registered with). All parallel sizes are 1, and everything
     /// about pages, tokens and leases is left open: set the fields that are known.
     pub fn new(engine: EngineId, room: impl Into<Option<Room>>, host: &str, port: u16) -> RemoteKv {
@@ -200,7 +200,7 @@ impl RemoteKv {
     }
 
     /// The same with the side channel at `addr` (`host:port`) in `remote_host` and `remote_port`, where vLLM's
-    /// engines shake hands. Readers of this framework still find the bootstrap server in `kv_leases`.
+    /// engines shake hands. Readers of this library still find the bootstrap server in `kv_leases`.
     ///
     /// # Errors
     ///

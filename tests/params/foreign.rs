@@ -1,4 +1,4 @@
-//! The dictionaries of engines and routers that this framework has not written: those of vLLM 0.33's NIXL
+//! The dictionaries of engines and routers that this library has not written: those of vLLM 0.33's NIXL
 //! connector, of its two toy proxies, and of llm-d's sidecar.
 
 use std::time::Duration;

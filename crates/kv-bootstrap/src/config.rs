@@ -39,7 +39,7 @@ pub struct ServerConfig {
     /// The secret that requests to `/v1/ranks` must carry as `Authorization: Bearer …` (401 otherwise). With
     /// `None`, every client that can connect may use these routes.
     pub secret: Option<Secret>,
-    /// Bounds of the framework's own rank records.
+    /// Bounds of this library's own rank records.
     pub registry: RegistryConfig,
     /// True to serve SGLang's routes (the default). These have no credentials: every client that can connect
     /// can register there, with or without [`secret`](Self::secret).

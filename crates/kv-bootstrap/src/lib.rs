@@ -65,7 +65,7 @@
 //!
 //!   A rank record of a prefill worker with an offer [`SGLANG_SERVICE`], whose data are a [`SglangRank`], is served
 //!   by `/route` of the address at which it was published, and leaves with its lease.
-//! - The framework's own (`/v1/ranks`): [`RankJson`] records with leases, incarnations and offers, for
+//! - The library's own (`/v1/ranks`): [`RankJson`] records with leases, incarnations and offers, for
 //!   [`HttpBootstrapClient`]. The client also makes SGLang's lookups ([`SglangQuery`]), at this server and at
 //!   SGLang's own, and registers a record with an offer [`SGLANG_SERVICE`] with SGLang's own by `PUT /route`.
 //!
@@ -121,7 +121,7 @@ mod gauges;
 mod http;
 #[doc(hidden)]
 pub mod net {
-    //! Sockets and names that do not block, for other crates of this framework. Not a public API.
+    //! Sockets and names that do not block, for other crates of this library. Not a public API.
     pub use crate::client::resolve::{Resolved, Resolver, Target};
     pub use crate::socket::Socket;
 }

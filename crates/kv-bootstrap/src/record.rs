@@ -1,4 +1,4 @@
-//! The JSON of the framework's own routes: a rank record as `PUT /v1/ranks` takes it and `GET /v1/ranks`
+//! The JSON of this library's own routes: a rank record as `PUT /v1/ranks` takes it and `GET /v1/ranks`
 //! returns it, and the bodies of the other requests and answers.
 
 use base64::Engine as _;

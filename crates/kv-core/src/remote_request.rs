@@ -9,7 +9,7 @@ use crate::page_list::PageList;
 /// What a receiver needs from the router if the KV of its request is at an engine that speaks another
 /// framework's protocol: the engine, the request's id there, and what the engine has said of its pages.
 ///
-/// Workers of this framework do not look at these words: between two of them, the room and the
+/// Workers of this library do not look at these words: between two of them, the room and the
 /// [lease references](crate::SessionOptions::lease_refs) say everything. A receiver of another dialect
 /// (crate `kv-interop`) needs them, because vLLM's engines tell a reader nothing more: a reader that does not
 /// know the numbers of the holder's pages cannot ask for them.

@@ -29,7 +29,7 @@ pub struct SessionOptions {
     /// the receiver reads from any sender of the room.
     pub lease_refs: Vec<LeaseRef>,
     /// On a receiver: what the router says of the request at the engine that holds its KV. Workers of this
-    /// framework do not look at this; a receiver from an engine of another framework (kv-interop) needs it.
+    /// library do not look at this; a receiver from an engine of another framework (kv-interop) needs it.
     /// `RemoteKv::reader_options` of kv-transfer fills it in.
     pub remote: Option<Box<RemoteRequest>>,
     /// On a receiver: the role in which the source is registered; `None` for prefill. A prefill

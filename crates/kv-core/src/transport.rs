@@ -328,7 +328,7 @@ pub enum TransportError {
     /// The metadata are of another transport, another version, or another host.
     #[error("the peer's metadata cannot be used: {0}")]
     Metadata(&'static str),
-    /// The description of a program that does not speak this framework's protocol is refused. The text names
+    /// The description of a program that does not speak this library's protocol is refused. The text names
     /// the field and both values.
     #[error("the foreign peer cannot be connected: {0}")]
     Foreign(String),

@@ -49,7 +49,7 @@ pub struct NixlConfig {
     /// Gives the transport's agent a name as vLLM and SGLang name their agents, a random UUID (default no). Such
     /// a transport is a foreign agent for everybody: for transports of this crate, too, which reach it by
     /// [`connect_foreign`](crate::NixlTransport::connect_foreign) only. Workers that speak a foreign dialect need
-    /// such a name where both ends of a connection may be workers of this framework.
+    /// such a name where both ends of a connection may be workers of this library.
     pub uuid_name: bool,
     /// Most posts that were accepted and whose end was not reported yet (default 65 536).
     pub max_posts: usize,

@@ -40,8 +40,9 @@ pub trait AwaitSession: KvSession + Hidden + Sized {
         Until { session: self, state, waiting: self.waiting() }
     }
 
-    /// Resolves when the session takes input: `send` on a sender, `init` on a receiver. Short for
-    /// [`until`](AwaitSession::until) with `WaitingForInput`.
+    /// Resolves when the session waits for its scheduler: for `send` on a sender, for `init` on a receiver. Input may
+    /// be given before, too; a server awaits this to keep pages for other requests until the peer has been found.
+    /// Short for [`until`](AwaitSession::until) with `WaitingForInput`.
     fn ready(&self) -> Until<'_, Self> {
         self.until(KvPoll::WaitingForInput)
     }

@@ -10,7 +10,8 @@ use tokio::runtime::Handle;
 /// The descriptor of a [`PollSet`](crate::PollSet) or an [`EngineGroup`](crate::EngineGroup), registered with the
 /// tokio runtime in which the value was made. A scheduler that handles all changes of a step together awaits
 /// [`drained`](Drained::drained); one that handles them one by one awaits [`changes`](crate::Manager::changes),
-/// which needs no runtime.
+/// which needs no runtime. What is drained here is the poll set; a *worker* drains by
+/// [`begin_drain`](crate::Manager::begin_drain).
 ///
 /// ```
 /// use kv_poll::tokio::Drained;

@@ -10,7 +10,7 @@
 //! First comes a phase of faults: frames are lost, duplicated, delayed and reordered; networks are parted;
 //! processes crash, are paused, and come back as new incarnations; posts fail, are slow, ignore their
 //! cancellation, and write after the death of their poster. Then the world is healed, and must serve requests.
-//! In both phases every step is checked for [`Violation`]s of the five promises of the framework (see the table
+//! In both phases every step is checked for [`Violation`]s of the five promises of this library (see the table
 //! in `kv/invariants/mod.rs`), and [`Planted`] bugs prove that each check can fail.
 //!
 //! Transports know only their own side of a connection. A connection may end for one of its two ends at any
@@ -23,7 +23,7 @@
 //! [`Worlds::Ec`] are worlds of the second service, the encoder cache ([`kv_ec::EcMachine`]): the same network,
 //! with producers that save entries and consumers that fetch them by the hash of their content.
 //!
-//! [`Worlds::Dialect`] are worlds of foreign protocols ([`Dialect`]): this framework's own prefill and decode
+//! [`Worlds::Dialect`] are worlds of foreign protocols ([`Dialect`]): this library's own prefill and decode
 //! machines of vLLM's or SGLang's protocol, over a network of their own, in which side channels behave as ZeroMQ's
 //! sockets and agents as NIXL's. Their promises, and what those protocols cannot promise, stand in
 //! `interop/mod.rs`.

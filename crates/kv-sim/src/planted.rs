@@ -53,7 +53,7 @@ impl Planted {
         self.places().iter().copied().find(|place| !drawn(place))
     }
 
-    /// The dialect in whose worlds the bug shows, if the bug shows in no world of this framework's own protocol.
+    /// The dialect in whose worlds the bug shows, if the bug shows in no world of this library's own protocol.
     pub fn dialect(self) -> Option<Dialect> {
         let name = self.places().first()?;
         Dialect::ALL.iter().copied().find(|dialect| dialect.name() == *name)

@@ -44,7 +44,8 @@ pub struct Lane {
     zero: i128,
 }
 
-/// A phase of a session.
+/// A phase of a session: the states of [`KvPoll`](kv_core::KvPoll) until the end, and what follows the end. (The phases
+/// of causes and of metrics are others.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The session waits for the peer: lookup, handshake, and on a sender the registration.
@@ -55,7 +56,7 @@ pub enum Phase {
     Transferring,
     /// The session has succeeded, and its peer has not heard of that yet.
     Closing,
-    /// The session has failed, and its peer has not heard of that yet.
+    /// The session has failed, and its peer has not heard of that yet. (This has nothing to do with a worker that drains.)
     Draining,
     /// The session has failed, and its pages wait until no data operation can touch them.
     Quarantine,

@@ -10,7 +10,7 @@ pub(super) type Key = (String, WorkerId);
 /// The purpose for which a request was made.
 #[derive(Debug)]
 pub(super) enum Purpose {
-    /// To find ranks in this framework's registry. Equal lookups share the request.
+    /// To find ranks in this library's registry. Equal lookups share the request.
     Lookup { query: RankQuery, lookups: Vec<LookupId> },
     /// To take the step `serial` of a publication.
     Step { key: Key, serial: u64 },

@@ -1,4 +1,4 @@
-//! What a worker tells the framework about itself, once: memory, geometry and limits.
+//! What a worker tells this library about itself, once: memory, geometry and limits.
 
 mod builder;
 mod check;
@@ -9,7 +9,7 @@ use crate::id::WorkerId;
 use crate::layout::{Geometry, Region};
 use crate::lease::TransferMode;
 
-/// What a worker tells the framework about itself (SGLang: `KVArgs`). A `KvArgs` was checked when
+/// What a worker tells this library about itself (SGLang: `KVArgs`). A `KvArgs` was checked when
 /// it was built: every `KvArgs` that exists is valid, and no later code checks again.
 ///
 /// ```

@@ -121,15 +121,16 @@ impl Region {
     }
 
     /// The same region, of whose layers this rank holds `heads` of the model's `total` KV heads: another
-    /// number than [`KvArgsBuilder::heads`](crate::KvArgsBuilder::heads), for models whose layers
-    /// differ.
+    /// number than that of the cache, for models whose layers differ. The second argument is not that of
+    /// [`KvArgsBuilder::heads`](crate::KvArgsBuilder::heads): the elements of a head are
+    /// [`head_dim`](Region::head_dim) here.
     pub fn heads(mut self, heads: u32, total: u32) -> Region {
         self.form.heads = Some((heads, total));
         self
     }
 
-    /// The same region, whose layers have heads of `head_dim` elements: another number than
-    /// [`KvArgsBuilder::heads`](crate::KvArgsBuilder::heads), for models whose layers differ.
+    /// The same region, whose layers have heads of `head_dim` elements: another number than that of the cache
+    /// ([`KvArgsBuilder::heads`](crate::KvArgsBuilder::heads)), for models whose layers differ.
     pub fn head_dim(mut self, head_dim: u32) -> Region {
         self.form.head_dim = Some(head_dim);
         self

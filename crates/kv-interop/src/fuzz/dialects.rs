@@ -77,7 +77,7 @@ fn agent_metadata(bytes: &[u8]) {
 pub fn sglang_message(bytes: &[u8]) {
     let Ok(mut found) = SglangMessage::decode(&parts(bytes)) else { return };
     match &mut found {
-        // Workers of this framework have no state components, and their messages name none.
+        // Workers of this library have no state components, and their messages name none.
         SglangMessage::Registration(registration) => registration.has_state = false,
         SglangMessage::Request(request) => {
             request.has_state = false;

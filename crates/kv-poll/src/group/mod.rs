@@ -66,7 +66,9 @@ use shared::Shared;
 ///   ranks may have a page for the end of the request.
 /// * [`drain`](EngineGroup::drain) takes the place of the ranks' poll sets, which belong to the group from
 ///   now on. `drain` also hands on commands for which the ring of a rank had no room: a scheduler calls
-///   `drain` once per step, whether or not the descriptor is readable.
+///   `drain` once per step, whether or not the descriptor is readable. The stream of
+///   [`changes`](EngineGroup::changes), and a task that awaits a session ([`AwaitSession`](crate::AwaitSession)), do
+///   the same.
 /// * The state of a session is the minimum of the states on its ranks. If the session fails on one rank, the
 ///   group aborts the session on the others, and the pages come back when no data operation of
 ///   any rank can touch them any more.

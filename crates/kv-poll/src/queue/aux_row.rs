@@ -114,7 +114,7 @@ impl AuxLayout {
 
 /// What a prefill server tells a decode server of one request beside the KV, as a row of bytes with checks.
 ///
-/// The form is for servers whose prefill and decode sides both use this framework. It is not the form of a
+/// The form is for servers whose prefill and decode sides both use this library. It is not the form of a
 /// foreign dialect: SGLang's ten metadata buffers have lengths and positions of their own, which the crate
 /// kv-interop writes and reads, and vLLM's protocol moves no rows. A server may also fill rows with a form of
 /// its own; the queues need nothing but the [tag](aux_tag).

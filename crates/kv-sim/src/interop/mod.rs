@@ -1,4 +1,4 @@
-//! Worlds of the dialects: this framework's own prefill and decode machines of vLLM's or SGLang's protocol, over
+//! Worlds of the dialects: this library's own prefill and decode machines of vLLM's or SGLang's protocol, over
 //! ZeroMQ's side channels and NIXL's agents as those behave.
 //!
 //! A world is a few engines of one or two ranks. First comes a phase of faults: engines are killed and come back

@@ -1,4 +1,4 @@
-//! The five promises of the framework, as checks of every step.
+//! The five promises of this library, as checks of every step.
 //!
 //! | invariant | promise it serves |
 //! |---|---|
