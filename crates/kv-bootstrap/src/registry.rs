@@ -1,4 +1,4 @@
-//! The framework's own rank records: which ranks are registered, for how long, and which replicas are
+//! This library's own rank records: which ranks are registered, for how long, and which replicas are
 //! complete. No I/O and no clock: `now` is an argument. The registry does not look into the data of services.
 
 mod engine;

@@ -1,4 +1,4 @@
-//! The framework's own routes.
+//! This library's own routes.
 #![allow(clippy::unwrap_used)]
 
 mod support;

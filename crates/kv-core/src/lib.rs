@@ -1,4 +1,4 @@
-//! The core of the KV transfer framework: its vocabulary, its traits and its protocol.
+//! The core of kv-transfer: its vocabulary, its traits and its protocol.
 //!
 //! What it is: the words that every other crate is written in ([`KvArgs`], [`KvPoll`], [`Room`],
 //! [`Pages`], [`TransferError`] …), the traits that servers program against ([`KvManager`],

@@ -30,7 +30,7 @@
 //! |---|---|---|
 //! | content hash | names the content from which an embedding was computed ([`ContentHash`](kv_core::ContentHash)) | `mm_hash` |
 //! | entry | the embedding of one content, in blocks of the region | an entry of `EmbeddingCache` |
-//! | block | the unit of the region; a page of the transfer framework ([`Pages`](kv_core::Pages)) | block |
+//! | block | the unit of the region; a page of the KV cache ([`Pages`](kv_core::Pages)) | block |
 //! | reservation | the blocks of an entry that is being filled ([`Reservation`]) | an entry that is not ready |
 //! | pin | the right to read an entry ([`Pin`], [`EntryGuard`]) | `pin_count` |
 //!
