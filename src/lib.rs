@@ -3,8 +3,8 @@
 //! and when the pages may be reused.
 //!
 //! What it is: one crate to depend on, which re-exports what a server needs of the layers below, and adds
-//! [`params`] and a [`prelude`]. What it is not: an inference engine, or a router. The crate knows pages but no
-//! tensors, and knows a request only by its room.
+//! [`params`], a [`prelude`], and a [`cookbook`] of recipes. What it is not: an inference engine, or a router.
+//! The crate knows pages but no tensors, and knows a request only by its room.
 //!
 //! | layer | crate | holds |
 //! |---|---|---|
@@ -54,7 +54,7 @@
 //! # A request, from prefill to decode
 //!
 //! Both workers run in one process here; in a service each is a process of its own, and nothing
-//! else changes.
+//! else changes. The sessions are polled; an asynchronous server awaits them ([`AwaitSession`]), on any executor.
 //!
 //! ```
 //! use std::time::Duration;
