@@ -76,7 +76,7 @@ pub struct Lost {
     pub session_events: u64,
     /// Events of no session that were dropped.
     pub other_events: u64,
-    /// Events that the worker itself has lost, because they came faster than the recorder took them.
+    /// Events that the worker itself has lost, because more of them happened in one step than it keeps for its listener.
     pub missed: u64,
 }
 
