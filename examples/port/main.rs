@@ -3,12 +3,13 @@
 //!
 //! The model is a stand-in whose KV and tokens are functions of the prompt ([`cache`]), so every byte that D receives
 //! is compared, and every answer. What a port of a real server would copy is [`adapter`] with [`lines`]; [`prefill`]
-//! and [`decode`] show where a scheduler calls it.
+//! and [`decode`] show where a scheduler calls it. The rest runs them: [`engine`] is one process, [`fleet`] and [`run`]
+//! start the processes and give them requests, and [`bench`] compares them with the old way, [`plain`].
 //!
 //! | operation of the transfer | here |
 //! |---|---|
 //! | D sends a sequence to P, polls for it, copies the KV into its blocks, releases it at P | `Client::transfer_prefill`, `check_prefill_finished`, `receive_kv_cache` (after which P's blocks are released), `release` (gives a request up) |
-//! | P takes a sequence and says how much room it has, sends the KV, asks which sequences are released | `Server::try_receive_prefill`, `transfer_kv_cache`, `released` |
+//! | P takes a sequence and says how much room it has, sends the KV, asks which sequences are released | `Server::try_receive_prefill`, `transfer_kv_cache`, `released`; `refuse` for a prompt that P will not compute |
 //!
 //! What to run to see each thing that the port gains (add `--transport nixl` to a build with `--features nixl`):
 //!
