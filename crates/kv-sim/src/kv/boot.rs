@@ -8,6 +8,7 @@ use crate::kv::params::Params;
 use crate::kv::service::KvWorld;
 use crate::kv::unequal::Lane;
 use crate::net::lives::Slot;
+use crate::violation::Violation;
 
 impl KvWorld {
     /// Starts a new life in a slot.
@@ -34,7 +35,15 @@ impl KvWorld {
             planted.loosen(&mut shown);
         }
         let host = new_host(&shown, (slot, life), (bits, clock), &memory, self.planted);
-        let Ok(host) = host else { return };
+        let host = match host {
+            Ok(host) => host,
+            // The world is drawn wrongly.
+            Err(error) => {
+                let what = format!("slot {slot} cannot start: {error}");
+                self.violation.get_or_insert(Violation { invariant: "requests_are_served", what });
+                return;
+            }
+        };
         self.service.stock.push(Stock::of(&memory));
         self.begin_life(host, memory, clock);
     }

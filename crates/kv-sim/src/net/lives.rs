@@ -27,6 +27,8 @@ pub type HoldId = u32;
 pub struct LifeRecord {
     /// The slot of the host.
     pub slot: Slot,
+    /// True if the slot led to the life when it began; false for a stranger that pretends to be of the slot.
+    pub seated: bool,
     /// The clock of the life.
     pub clock: Clock,
     /// False once the life has ended.
@@ -56,6 +58,7 @@ impl LifeRecord {
     pub fn new(slot: Slot, clock: Clock) -> LifeRecord {
         LifeRecord {
             slot,
+            seated: false,
             clock,
             alive: true,
             shut_down: false,
@@ -73,7 +76,11 @@ impl LifeRecord {
 
 /// True if the last life of a slot drains, or has drained and was not replaced yet.
 pub(crate) fn is_drained(lives: &[LifeRecord], slot: Slot) -> bool {
-    lives.iter().rev().find(|life| life.slot == slot).is_some_and(|life| life.draining.is_some())
+    lives
+        .iter()
+        .rev()
+        .find(|life| life.seated && life.slot == slot)
+        .is_some_and(|life| life.draining.is_some())
 }
 
 /// True if no living host has an open session or holds a page.

@@ -195,6 +195,7 @@ impl<S: Service> World<S> {
             format!("boot      life {life} in slot {slot}, incarnation {}", host.incarnation)
         });
         self.add_host(host, memory, clock);
+        self.lives[life].seated = true;
         self.slots[slot] = Some(life);
         self.publish_later(life);
     }

@@ -1,20 +1,31 @@
 //! Once faults have stopped and every host lives, every new request is served in bounded time. So is every
 //! request of a world whose only faults are frames that are lost, duplicated or late.
 
+use std::collections::BTreeSet;
+
 use kv_core::KvPoll;
 
 use crate::kv::fact::{Check, Fact, KvFact, View};
 use crate::kv::invariant::{Invariant, Verdict};
 
 #[derive(Default, Clone)]
-pub(crate) struct RequestsAreServed;
+pub(crate) struct RequestsAreServed {
+    /// Requests of which a half has failed that was excused. The other halves fail with it, even those that are opened
+    /// after the host that drained was replaced.
+    lost: BTreeSet<usize>,
+}
 
 impl Invariant for RequestsAreServed {
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
         match *fact {
-            Fact::Own(KvFact::Status { leg, to: KvPoll::Failed, failure })
-                if view.ledger.legs[leg].must_succeed && !view.is_excused(leg) =>
-            {
+            Fact::Own(KvFact::Status { leg, to: KvPoll::Failed, failure }) => {
+                let known = &view.ledger.legs[leg];
+                if view.is_excused(leg) {
+                    self.lost.insert(known.request);
+                }
+                if !known.must_succeed || self.lost.contains(&known.request) {
+                    return Ok(());
+                }
                 Err(format!("leg {leg} which must be served, fails: {failure:?}"))
             }
             Fact::Cancelled { flight } => {
@@ -31,7 +42,8 @@ impl Invariant for RequestsAreServed {
             }
             Fact::Own(KvFact::Check(Check::Served { leg })) => {
                 let known = &view.ledger.legs[leg];
-                if known.poll == KvPoll::Success || !known.must_succeed || view.is_excused(leg) {
+                let excused = view.is_excused(leg) || self.lost.contains(&known.request);
+                if known.poll == KvPoll::Success || !known.must_succeed || excused {
                     return Ok(());
                 }
                 Err(format!("leg {leg} ({:?}) which must be served, is still {}", known.side, known.poll))

@@ -126,7 +126,12 @@ impl Unequal {
         let mut more = rng.clone();
         let odd_heads = if latent || !more.chance(250) { heads } else { more.pick(&[1, 2, 4, 8]) };
         for engine in &mut engines {
-            engine.reshape(&mut more, atom);
+            engine.cuts_heads = atom > 1 && more.chance(150);
+        }
+        // An end of the elements that one engine has in a region must not divide a pack of the other.
+        let pack = if engines.iter().any(|engine| engine.cuts_heads) { 1 } else { atom };
+        for engine in &mut engines {
+            engine.reshape(&mut more, pack);
         }
         Unequal { layers, heads, odd_heads, latent, atom, groups, windows, engines }
     }
@@ -202,13 +207,12 @@ impl Engine {
         }
     }
 
-    /// In some engines, the elements of a head are apart, values lie otherwise than keys, or heads are cut.
-    fn reshape(&mut self, rng: &mut Rng, atom: u32) {
-        self.cuts_heads = atom > 1 && rng.chance(150);
-        let pack = if self.cuts_heads { 1 } else { rng.pick(&[1, atom]) };
+    /// In some engines, the elements of a head are apart, in packs of at most `most`, or values lie otherwise than
+    /// keys.
+    fn reshape(&mut self, rng: &mut Rng, most: u32) {
+        let pack = rng.pick(&[1, most]);
         let mut spread = |axes: Axes| {
-            let [first, second, third, fourth, _] = axes.order();
-            let mut order = [first, second, third, fourth, Axis::Dim];
+            let mut order = axes.order();
             rng.shuffle(&mut order);
             if rng.chance(300) { Axes::with_dim(order).packed(pack) } else { axes }
         };
