@@ -117,9 +117,7 @@ impl Engine {
 
     /// Waits until the worker of every rank takes commands again.
     pub async fn command_room(&self) {
-        for rank in self.manager.managers() {
-            rank.command_room().await;
-        }
+        self.manager.command_room().await;
     }
 
     /// Stops the workers: what is left of their sessions ends, and the peers are told.

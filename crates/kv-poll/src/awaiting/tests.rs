@@ -251,6 +251,21 @@ fn a_task_waits_for_room_in_the_ring_and_is_woken_when_the_worker_takes_commands
 }
 
 #[test]
+fn a_task_waits_for_room_in_the_rings_of_all_ranks() {
+    let (links, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| queues(8, 1)).unzip();
+    let group = EngineGroup::new(managers.clone()).unwrap();
+    let (_first, _second) = (open(&managers[0], 1), open(&managers[1], 2));
+    let (task, waker) = Task::new();
+    let mut room = pin!(group.command_room());
+    assert_eq!(look(room.as_mut(), &waker), Poll::Pending);
+    for (link, ended) in links.iter().zip([Poll::Pending, Poll::Ready(())]) {
+        take(link);
+        link.made_room();
+        assert_eq!((task.woken(), look(room.as_mut(), &waker)), (1, ended));
+    }
+}
+
+#[test]
 fn a_session_of_several_ranks_is_awaited_without_a_drain_of_the_group() {
     let (links, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| queues(8, 2)).unzip();
     let group = EngineGroup::new(managers.clone()).unwrap();

@@ -139,6 +139,17 @@ impl EngineGroup {
         &self.shared.managers
     }
 
+    /// Resolves when the worker of every rank has had room for a command, or has stopped, since the call: after
+    /// [`Backpressure`](kv_core::Backpressure), and after an opening that was refused. Room is not reserved.
+    pub fn command_room(&self) -> impl Future<Output = ()> + Send + use<> {
+        let rooms: Vec<_> = self.managers().iter().map(Manager::command_room).collect();
+        async move {
+            for room in rooms {
+                room.await;
+            }
+        }
+    }
+
     /// Tells all ranks to take no new requests and to serve those that they have, and returns at once.
     /// [`worker::Draining`](crate::worker::Draining) says what holds meanwhile.
     pub fn begin_drain(&self) -> EngineDraining {
