@@ -80,6 +80,12 @@ pub(crate) fn all(timeline: &Timeline) -> Vec<Incident> {
         let Some(recorded) = &actor.recorded else { continue };
         for (note, peer) in &recorded.others {
             let Some(kind) = kind(&note.what) else { continue };
+            let recorded_later =
+                peer.and_then(|peer| timeline.actors.get(peer)).is_some_and(|actor| actor.recorded.is_some());
+            if note.what == What::PeerDead && recorded_later {
+                // A worker that is dead gives no record: this one stopped once its record was taken.
+                continue;
+            }
             let at = timeline.time(recorded, note);
             all.push(Incident { at, kind, worker, peer: *peer, request: None, text: note.what.to_string() });
         }

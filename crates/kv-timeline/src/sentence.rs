@@ -14,8 +14,10 @@ impl fmt::Display for Of {
     }
 }
 
+/// A time to three digits: `1.33s`.
 fn time(nanos: u64) -> Duration {
-    Duration::from_nanos(nanos)
+    let last_digit = 10_u64.pow(nanos.checked_ilog10().unwrap_or(0).saturating_sub(2));
+    Duration::from_nanos(nanos.saturating_add(last_digit / 2) / last_digit * last_digit)
 }
 
 impl fmt::Display for What {
@@ -116,5 +118,18 @@ impl fmt::Display for Message {
             Message::Released { attempts } => write!(f, "release of {} heard", Of(*attempts, "attempt")),
             Message::Other { name } => write!(f, "{name}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_to_three_digits() {
+        let shown = |nanos| format!("{:?}", time(nanos));
+        assert_eq!([0, 7, 999].map(shown), ["0ns", "7ns", "999ns"]);
+        assert_eq!([1_332_602_739, 832_499, 9_996].map(shown), ["1.33s", "832µs", "10µs"]);
+        assert!(shown(u64::MAX).ends_with('s'));
     }
 }

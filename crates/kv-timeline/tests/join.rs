@@ -193,6 +193,20 @@ fn a_side_without_a_record_is_shown_as_the_other_side_heard_it() {
 }
 
 #[test]
+fn a_worker_that_stops_after_its_record_was_taken_is_not_shown_as_lost() {
+    let mut both = pair([0, HOUR]);
+    let end = push(&mut both, &Room::Number(7), 1, START, [MS, MS]);
+    both[0].other(Some(1), end + 5 * MS, What::PeerDead);
+    assert!(joined(&both).incidents().is_empty());
+    let [prefill, _] = both;
+    let lost = joined(&[prefill]);
+    assert_eq!(
+        lost.incidents().iter().map(|incident| incident.kind.name()).collect::<Vec<_>>(),
+        ["peer lost"]
+    );
+}
+
+#[test]
 fn phases_follow_one_another_and_a_repeated_registration_is_a_repeat() {
     let [mut sender, mut receiver] = pair([0, 0]);
     let room = Room::request("cmpl-1-0123abcd").unwrap();
