@@ -312,6 +312,12 @@ number_id!(
     /// taken for a frame of the next attempt.
     Attempt(u64)
 );
+
+impl Attempt {
+    /// Stands for all attempts that are not drawn yet. Receivers draw numbers from 1.
+    pub const LATER: Attempt = Attempt(0);
+}
+
 number_id!(
     /// A row of the aux regions: the small per-request data (first token, log-probabilities, room)
     /// that travel with the last chunk.

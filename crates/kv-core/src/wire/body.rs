@@ -179,6 +179,9 @@ bodies! {
     /// Prefill → decode: the attempt has failed. Sent when it fails, when no write of it is in
     /// flight any more, and afterwards for each [`Register`] and [`Heartbeat`] about it.
     /// Acknowledged by [`Release`], or by [`Abort`] while `quiet` is false.
+    ///
+    /// A worker that drains also says so about attempts to come ([`Attempt::LATER`], with the cause
+    /// `WorkerStopped`): once to each peer, and not acknowledged. No attempt fails of it.
     8 Failed {
         /// The attempt that has failed.
         attempt: Attempt,

@@ -233,3 +233,54 @@ fn a_worker_that_is_started_anew_after_a_drain_is_asked_once_for_many_requests_a
     assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
     assert_eq!(pair.node(D).gauges().addresses, 1, "the next life is here to stay");
 }
+
+#[test]
+fn peers_that_remember_a_worker_that_drains_find_its_successor_with_their_next_request() {
+    for moves in [TransferMode::Push, TransferMode::Pull] {
+        let mut pair = Pair::new();
+        // The first room is served before the drain, the second by a sender that was open before the drain.
+        let [first, second] = [OPEN, LATE].map(|room| pair.open_sender_with(room, 1, mode(moves)));
+        for (room, sender, drains_before) in [(OPEN, first, false), (LATE, second, true)] {
+            assert_eq!(pair.node(D).gauges().addresses, 0);
+            let receiver = pair.open_receiver_with(room, mode(moves));
+            pair.init_receiver(receiver, &[0], None);
+            pair.init_sender(sender, 1, None);
+            pair.send(sender, &[3]);
+            pair.complete_posts();
+            pair.run_for(Duration::from_secs(1));
+            assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+            assert_eq!(pair.node(D).gauges().addresses, usize::from(!drains_before));
+            drain(&mut pair, P);
+        }
+        // The peer has not heard that the worker is dead, and no request was refused.
+        pair.restart(P);
+        let room = Room::Number(3);
+        let sender = pair.open_sender_with(room.clone(), 1, mode(moves));
+        pair.init_sender(sender, 1, None);
+        let receiver = pair.open_receiver_with(room, mode(moves));
+        pair.init_receiver(receiver, &[1], None);
+        pair.send(sender, &[4]);
+        pair.complete_posts();
+        pair.run_for(Duration::from_secs(1));
+        assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+        assert_eq!(pair.node(D).gauges().addresses, 1, "{moves}");
+    }
+}
+
+#[test]
+fn a_peer_that_meets_a_worker_while_it_drains_does_not_remember_it() {
+    let mut pair = Pair::new();
+    let (sender, other) = (pair.open_sender(OPEN, 1), pair.open_sender(LATE, 1));
+    drain(&mut pair, P);
+    for (room, sender, page) in [(OPEN, sender, 0), (LATE, other, 1)] {
+        let receiver = pair.open_receiver(room);
+        pair.init_receiver(receiver, &[page], None);
+        pair.init_sender(sender, 1, None);
+        pair.send(sender, &[page]);
+        pair.complete_posts();
+        assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+        assert_eq!(pair.node(D).gauges().addresses, 0);
+    }
+    pair.run_for(Duration::from_secs(3));
+    pair.assert_empty();
+}

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crate::error::PeerCause;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
-use crate::proto::context::Context;
+use crate::proto::context::{Admits, Context};
 use crate::proto::run_set::{self, is_rising};
 use crate::proto::timer::Timer;
 use crate::trace::Dropped;
-use crate::wire::{Body, Heartbeat, HeartbeatAck, Release, Released};
+use crate::wire::{Body, Failed, Heartbeat, HeartbeatAck, Release, Released};
 
 /// Most attempts that one heartbeat asks about, and most attempts about which one heartbeat is
 /// answered.
@@ -90,6 +91,16 @@ impl Context {
     }
 
     // ---- ends -------------------------------------------------------------------------------------
+
+    /// Tells a peer that this worker takes no new requests, if that is so: the peer then asks its bootstrap
+    /// server for each later request, and finds the worker's successor there. The message is not
+    /// acknowledged. A peer that has missed it is told when it asks for a room that is not open.
+    pub(in crate::proto) fn say_if_draining(&mut self, id: PeerId) {
+        if self.admits == Admits::OpenRooms {
+            let cause = PeerCause::WorkerStopped;
+            self.send(id, Body::Failed(Failed { attempt: Attempt::LATER, cause, quiet: true }));
+        }
+    }
 
     /// An attempt is over for which the peer holds nothing. If this message is lost, the low
     /// watermark of a later frame says the same.

@@ -9,7 +9,7 @@ mod service;
 use crate::asked::Asked;
 use crate::command::Command;
 use crate::error::{Cause, Obstacle, PeerCause};
-use crate::id::SessionId;
+use crate::id::{PeerId, SessionId};
 use crate::meter::{each, step};
 use crate::proto::context::{Admits, Context};
 use crate::proto::conversation::{Heard, Peer};
@@ -287,6 +287,10 @@ impl Node {
             Command::Drain if self.cx.admits == Admits::All => {
                 self.cx.admits = Admits::OpenRooms;
                 self.sending.refuse_waiting(&mut self.cx);
+                let peers: Vec<PeerId> = self.cx.peers.iter().map(|(id, _)| id).collect();
+                for peer in each(peers) {
+                    self.cx.say_if_draining(peer);
+                }
             }
             Command::Drain => {}
             Command::Shutdown => {

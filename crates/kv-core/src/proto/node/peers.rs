@@ -36,6 +36,7 @@ impl Node {
         self.cx.fx.tell(id, || KvWhat::Heard(Message::Hello));
         if self.cx.answer_hello(id, from, &hello) {
             self.came_up(id);
+            self.cx.say_if_draining(id);
         }
     }
 

@@ -136,6 +136,9 @@ impl Receiving {
                 peer.leave();
             }
         }
+        if failed.attempt == Attempt::LATER {
+            return;
+        }
         let Some((session, index, source, live)) = self.source_of(cx, id, failed.attempt) else {
             // The attempt is over for this worker: let the peer forget it, too.
             return cx.say_over(id, failed.attempt);
