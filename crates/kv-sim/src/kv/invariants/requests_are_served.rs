@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use kv_core::KvPoll;
+use kv_core::{Cause, KvPoll};
 
 use crate::kv::fact::{Check, Fact, KvFact, View};
 use crate::kv::invariant::{Invariant, Verdict};
+use crate::kv::ledger::{Leg, LegId, Side};
 
 #[derive(Default, Clone)]
 pub(crate) struct RequestsAreServed {
@@ -20,7 +21,9 @@ impl Invariant for RequestsAreServed {
         match *fact {
             Fact::Own(KvFact::Status { leg, to: KvPoll::Failed, failure }) => {
                 let known = &view.ledger.legs[leg];
-                if view.is_excused(leg) {
+                let cause = failure.as_ref().map(|failure| &failure.cause);
+                let missed_the_end = cause == Some(&Cause::PeerLost) && was_served_by_drained(view, leg);
+                if view.is_excused(leg) || missed_the_end {
                     self.lost.insert(known.request);
                 }
                 if !known.must_succeed || self.lost.contains(&known.request) {
@@ -51,4 +54,18 @@ impl Invariant for RequestsAreServed {
             _ => Ok(()),
         }
     }
+}
+
+/// True for a sender of which a receiver has succeeded on a host that was then stopped, because it drained and was empty.
+/// The receiver hears of the last write before the sender's transport says that the write has ended, and does not wait
+/// for the sender to know.
+fn was_served_by_drained(view: &View<'_>, leg: LegId) -> bool {
+    let known = &view.ledger.legs[leg];
+    let mut others = view.ledger.legs.iter().filter(|other| other.request == known.request);
+    let drained = |other: &Leg| {
+        let life = other.life.and_then(|life| view.lives.get(life));
+        life.is_some_and(|life| life.emptied.is_some() && !life.alive)
+    };
+    known.side == Side::Sender
+        && others.any(|other| other.side == Side::Receiver && other.poll == KvPoll::Success && drained(other))
 }
