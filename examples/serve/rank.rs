@@ -2,7 +2,8 @@
 //!
 //! A router sends a request to a prefill engine with `kv_transfer_params: {"do_remote_decode": true}`, and gets
 //! `kv_transfer_params` back. It sends the request with those to a decode engine, which answers the client. The
-//! parameters are those of [`kv_transfer::params`], which vLLM's proxies and llm-d pass on as they are.
+//! parameters are those of [`kv_transfer::params`], which vLLM's proxies and llm-d pass on as they are. A request with
+//! parameters may give the tokens as `prompt` for a chat, too: so our router sends them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -115,9 +116,11 @@ impl Rank {
         let slot = slot.map_err(|_| ApiError::unavailable("the engine is overloaded"))?;
         let id = request_id(request.headers())?;
         let body = http::read_object(request.into_body()).await?;
-        let request = Request::parse(&body, kind, &self.limits)?;
-        let params = match &request.kv_transfer_params {
-            Some(params) => TransferParams::from_value(params),
+        let mut request = Request::parse(&body, kind, &self.limits)?;
+        // What the body says besides may be a hundred times as long in memory.
+        drop(body);
+        let params = match request.kv_transfer_params.take() {
+            Some(params) => TransferParams::from_value(&params),
             None => Err(ApiError::field("kv_transfer_params", "missing", "an object"))?,
         };
         let params = params.map_err(|error| ApiError::field("kv_transfer_params", "wrong", error))?;
@@ -175,6 +178,7 @@ impl Rank {
         let body = http::read_object(request.into_body()).await?;
         let kind = if body.contains_key("messages") { Kind::Chat } else { Kind::Completion };
         let request = Request::parse(&body, kind, &self.limits)?;
+        drop(body);
         Ok(decode.offer(request.tokens).await?.unwrap_or_default())
     }
 

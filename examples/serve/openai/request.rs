@@ -92,6 +92,10 @@ impl Request {
         }
         let tokens = match kind {
             Kind::Completion => fields.prompt(limits)?,
+            // Our router has made tokens of the messages.
+            Kind::Chat if fields.get("messages").is_none() && fields.get("kv_transfer_params").is_some() => {
+                fields.prompt(limits)?
+            }
             Kind::Chat => fields.messages(limits)?,
         };
         let room = limits.max_model_len.saturating_sub(tokens.len());

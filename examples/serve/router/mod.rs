@@ -113,7 +113,9 @@ impl Router {
             let expected = "no such field: this router writes it";
             return Err(ApiError::field("kv_transfer_params", "given", expected));
         }
-        let job = Job::new(kind, body, &request);
+        // What the body says besides may be a hundred times as long in memory.
+        drop(body);
+        let job = Job::new(kind, request);
         let (answer, answered) = oneshot::channel();
         // A task of its own: if the client hangs up, it still has to tell the engines.
         tokio::spawn(self.run(job, running, answer));

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use kv_transfer::params::{KV_RECOMPUTE_THRESHOLD, RemoteKv, TransferParams};
 use kv_transfer::{EngineId, Room, TransferMode};
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use super::passing::Answered;
 use super::{Answer, Router};
@@ -28,12 +28,10 @@ const KEY_TOKENS: usize = 32;
 /// A request on its way.
 pub struct Job {
     kind: Kind,
-    body: Map<String, Value>,
+    /// What the client wants. Of the body of the client nothing is kept, which may be longer in memory by far.
+    request: Request,
     /// The first tokens.
     key: Vec<u32>,
-    /// The number of tokens of the prompt.
-    tokens: usize,
-    stream: bool,
 }
 
 /// What a step has led to: an answer, or an error and the side that it is of.
@@ -70,7 +68,7 @@ impl Router {
             mode => self.in_turn(job, id, mode, (&prefill, &decode), answer).await,
         };
         let outcome = match outcome {
-            Ok(Ok(response)) => or_hung_up(answer, Answered::new(response, job.stream, decode)).await,
+            Ok(Ok(response)) => or_hung_up(answer, Answered::new(response, job.request.stream, decode)).await,
             Ok(Err(error)) => Ok(Err(error)),
             Err(hung_up) => Err(hung_up),
         };
@@ -137,10 +135,10 @@ impl Router {
     /// so, and the prefill engine reads what it lacks.
     async fn earlier_turns(&self, job: &Job, decode: &Picked, mode: TransferMode) -> Value {
         let nothing = TransferParams::prefill(mode).to_value();
-        if job.tokens < KV_RECOMPUTE_THRESHOLD as usize {
+        if job.request.tokens.len() < KV_RECOMPUTE_THRESHOLD as usize {
             return nothing;
         }
-        let body = Value::Object(job.body.clone()).to_string();
+        let body = json!({ "prompt": job.request.tokens }).to_string();
         let asked = async {
             let request = hyper::Request::post(format!("http://{}{KEPT_KV}", decode.addr));
             let request = request.body(Full::from(body)).ok()?;
@@ -202,39 +200,38 @@ impl Router {
     /// Has a decode engine give up the KV of a request that nobody wants any more, so that the pages of the prefill
     /// engine are free before their lease ends.
     async fn give_up(&self, decode: &Picked, job: &Job, id: &str, params: Value) {
-        let mut body = job.body.clone();
-        body.remove("max_completion_tokens");
-        body.insert("max_tokens".to_owned(), 0.into());
-        body.insert("stream".to_owned(), false.into());
-        body.insert("kv_transfer_params".to_owned(), params);
-        let _ = self.post(decode, Side::Decode, job.kind, id, Value::Object(body).to_string().into()).await;
+        let body = job.body(0, false, params);
+        let _ = self.post(decode, Side::Decode, job.kind, id, body).await;
     }
 }
 
 impl Job {
-    /// A request of a client, as it came and as it was understood.
-    pub fn new(kind: Kind, body: Map<String, Value>, request: &Request) -> Job {
+    /// A request of a client.
+    pub fn new(kind: Kind, request: Request) -> Job {
         let key = request.tokens.iter().copied().take(KEY_TOKENS).collect();
-        Job { kind, body, key, tokens: request.tokens.len(), stream: request.stream }
+        Job { kind, request, key }
     }
 
     /// The request for the prefill engine: one token, and the KV is kept.
     fn first_step(&self, params: Value) -> Vec<u8> {
-        let mut body = self.body.clone();
-        for field in ["max_completion_tokens", "stream_options"] {
-            body.remove(field);
-        }
-        body.insert("max_tokens".to_owned(), 1.into());
-        body.insert("stream".to_owned(), false.into());
-        body.insert("kv_transfer_params".to_owned(), params);
-        Value::Object(body).to_string().into()
+        self.body(1, false, params)
     }
 
     /// The request for the decode engine: the client's, and where the KV is.
     fn second_step(&self, params: Value) -> Vec<u8> {
-        let mut body = self.body.clone();
-        body.insert("kv_transfer_params".to_owned(), params);
-        Value::Object(body).to_string().into()
+        self.body(self.request.max_tokens, self.request.stream, params)
+    }
+
+    /// The request for an engine. The prompt stands there as tokens, also that of a chat, so that both engines have the
+    /// same.
+    fn body(&self, max_tokens: usize, stream: bool, params: Value) -> Vec<u8> {
+        let Request { tokens, include_usage, stop, return_token_ids, .. } = &self.request;
+        let body = json!({
+            "prompt": tokens, "max_tokens": max_tokens, "stop": stop, "stream": stream,
+            "stream_options": { "include_usage": include_usage }, "return_token_ids": return_token_ids,
+            "kv_transfer_params": params,
+        });
+        body.to_string().into()
     }
 }
 
@@ -243,5 +240,38 @@ async fn or_hung_up<T>(answer: &mut Answer, work: impl Future<Output = T>) -> Re
     tokio::select! {
         () = answer.closed() => Err(HungUp),
         done = work => Ok(done),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::{Limits, Vocabulary};
+
+    #[test]
+    fn what_a_client_says_besides_is_neither_kept_nor_passed_on_to_engines() {
+        let limits = Limits {
+            model: "demo".to_owned(),
+            vocabulary: Vocabulary::Demonstration,
+            vocab_size: 1024,
+            max_model_len: 64,
+        };
+        let parse = |kind, body: &Value| Request::parse(body.as_object().unwrap(), kind, &limits).unwrap();
+        let junk = vec![json!({ "": 0 }); 10_000];
+        let completion =
+            json!({ "prompt": [1, 2], "max_tokens": 3, "stop": "x", "stream": true, "user": junk });
+        let message = json!({ "role": "user", "content": "hi", "name": junk });
+        let chat =
+            json!({ "messages": [message], "max_completion_tokens": 3, "stop": ["x"], "stream": true });
+        for (kind, body) in [(Kind::Completion, completion), (Kind::Chat, chat)] {
+            let request = parse(kind, &body);
+            let (tokens, stop) = (request.tokens.clone(), request.stop.clone());
+            let job = Job::new(kind, request);
+            let told = job.second_step(json!({ "do_remote_prefill": true }));
+            assert!(told.len() < 1024, "{} bytes of {kind:?}", told.len());
+            let again = parse(kind, &serde_json::from_slice(&told).unwrap());
+            assert_eq!((again.tokens, again.stop), (tokens, stop));
+            assert_eq!((again.max_tokens, again.stream), (3, true));
+        }
     }
 }
