@@ -14,6 +14,7 @@ use super::batch::{self, Running};
 use super::pull_back::let_go;
 use super::store::Taken;
 use super::{Engine, EngineError};
+use crate::ids;
 
 /// A decode engine.
 pub struct DecodeEngine {
@@ -167,12 +168,13 @@ impl DecodeEngine {
         Ok(())
     }
 
-    /// The first token of the answer, from the aux row, if the row is that of the request.
+    /// The first token of the answer, from the aux row, if the row is that of the request and of its prompt.
     fn first_token(&self, request: &Continue, taken: &Taken) -> Result<u32, EngineError> {
         let kv = &self.engine.kv;
         let row = kv.read_aux(taken.aux()).unwrap_or_default();
-        let (expected, found) = (aux_tag(&request.room), kv.aux().tag(&row));
-        match kv.aux().first(&request.room, &row) {
+        let name = ids::of_row(&request.room, &request.tokens).map_err(EngineError::model)?;
+        let (expected, found) = (aux_tag(&name), kv.aux().tag(&row));
+        match kv.aux().first(&name, &row) {
             Some(first) if expected == found => Ok(first.token),
             _ => Err(EngineError::OtherRequest { room: request.room.to_string(), expected, found }),
         }

@@ -25,15 +25,21 @@ pub enum EngineError {
     /// The transfer of the KV has failed.
     #[error(transparent)]
     Transfer(Box<TransferError>),
-    /// The KV that has arrived is not that of the request.
-    #[error("aux row of room {room} carries tag {found:#018x}, expected {expected:#018x}")]
+    /// The KV that has arrived is not that of the request, or not that of its prompt.
+    #[error("aux row of room {room} and its prompt carries tag {found:#018x}, expected {expected:#018x}")]
     OtherRequest {
         /// The room of the request.
         room: String,
-        /// The tag of the room.
+        /// The tag of the room and the prompt.
         expected: u64,
         /// The tag in the row.
         found: u64,
+    },
+    /// What another engine offers is not the KV of the prompt.
+    #[error("room {room} is not an offer of the KV of this prompt")]
+    OtherPrompt {
+        /// The room of the offer.
+        room: String,
     },
     /// The model has failed.
     #[error("the forward pass failed: {0}")]

@@ -15,6 +15,7 @@ use super::forward::{self, Job};
 use super::pull_back;
 use super::store::Taken;
 use super::{Engine, EngineError};
+use crate::ids;
 
 /// A prefill engine.
 pub struct PrefillEngine {
@@ -136,7 +137,8 @@ impl PrefillEngine {
             let last = chunk.computed == tokens.len();
             if let Some(sample) = chunk.sample.filter(|_| last) {
                 let told = row_of(sample, tokens.len(), start);
-                kv.write_aux(taken.aux(), &prompt.room, &told).map_err(EngineError::model)?;
+                let name = ids::of_row(&prompt.room, tokens).map_err(EngineError::model)?;
+                kv.write_aux(taken.aux(), &name, &told).map_err(EngineError::model)?;
                 first = Some(sample.token);
             }
             let sent = list.len() - unsent.len();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kv_transfer::params::{Fetch, FetchPolicy, KV_RECOMPUTE_THRESHOLD, RemoteKv, TransferParams};
 use kv_transfer::{
     AwaitSession, Backpressure, EngineReceiver, KvManager, KvReceiver, KvSender, KvSession, PageList,
-    PagePool, Pages, Room, SessionOptions, TransferMode, WorkerRole,
+    PagePool, Pages, SessionOptions, TransferMode, WorkerRole,
 };
 use serde_json::Value;
 
@@ -43,7 +43,8 @@ impl DecodeEngine {
             // Some pages were evicted meanwhile.
             return Ok(None);
         }
-        let (room, lease) = (Room::request(&ids::new()).map_err(EngineError::model)?, spec.hand_over.lease());
+        let room = ids::of_offer(&known[..held]).map_err(EngineError::model)?;
+        let lease = spec.hand_over.lease();
         let options = SessionOptions::default().with(|options| {
             options.deadline = Some(spec.deadline);
             options.mode = Some(TransferMode::Pull);
@@ -88,6 +89,10 @@ pub async fn read(
 ) -> Result<(), EngineError> {
     let Some(room) = remote.room.clone() else { return Ok(()) };
     let held = (remote.num_tokens.unwrap_or(0) as usize).min(tokens.len());
+    // No aux row comes with the pages that could say whose they are.
+    if !ids::is_of_offer(&room, &tokens[..held]) {
+        return Err(EngineError::OtherPrompt { room: room.to_string() });
+    }
     let options = remote.reader_options(SessionOptions::default().with(|options| {
         options.deadline = Some(engine.spec.deadline);
         options.source = Some(WorkerRole::Decode);

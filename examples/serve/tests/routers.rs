@@ -53,6 +53,39 @@ fn the_router_of_another_project_may_send_the_two_steps_itself() {
     }
 }
 
+#[test]
+fn parameters_of_another_prompt_are_refused_and_spoil_nobodys_answer() {
+    for mode in ["pull", "push"] {
+        let serve = Serve::start(&["--mode", mode]);
+        let addr = |name| serve.rank(name)["addr"].as_str().unwrap().to_owned();
+        let (prefill, decode) = (addr("prefill/0"), addr("decode/0"));
+        let [one, other, third] = [160, 161, 162].map(|seed| prompt(seed)[..160].to_vec());
+        let with = |prompt: &[u32], params: &Value| {
+            let mut body = completion(prompt, 1);
+            body["kv_transfer_params"] = params.clone();
+            body
+        };
+        // The KV of one prompt for another one of the same length.
+        let computed = ask(&prefill, COMPLETIONS, &with(&one, &json!({ "do_remote_decode": true })));
+        let reply = post(&decode, COMPLETIONS, &with(&other, &computed["kv_transfer_params"]).to_string());
+        assert_eq!(reply.status, 503, "{}", String::from_utf8_lossy(&reply.body));
+        assert!(reply.error().contains("prompt"), "{}", reply.error());
+        assert_eq!(tokens(&ask(&serve.addr, COMPLETIONS, &completion(&other, 80))), monolithic(&other, 80));
+
+        // What the decode engine keeps of one chat, for another one.
+        let turn: Vec<u32> = other.iter().copied().chain(monolithic(&other, 80)).collect();
+        let kept = ask(&decode, "/kept_kv", &json!({ "prompt": turn }));
+        let mut params = kept["kv_transfer_params"].clone();
+        assert_eq!(params["remote_num_tokens"], 224, "{kept}");
+        let strange: Vec<u32> = third.iter().copied().chain(turn[160..].iter().copied()).collect();
+        params["transfer_mode"] = "pull".into();
+        ask(&prefill, COMPLETIONS, &with(&strange, &params));
+        let answer = ask(&serve.addr, COMPLETIONS, &completion(&strange, 9));
+        assert_eq!(tokens(&answer), monolithic(&strange, 9), "{mode}");
+        serve.check_pages();
+    }
+}
+
 /// The keys of `kv_transfer_params` that vLLM's own engines have.
 const KEYS_OF_VLLM: [&str; 13] = [
     "do_remote_decode",
