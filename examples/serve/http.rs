@@ -1,13 +1,15 @@
 //! HTTP/1.1 over TCP with bounds: on connections, on the time and size of requests, and on the time to end.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -17,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Map, Value};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::openai::ApiError;
 
@@ -27,6 +29,10 @@ const HEAD_WITHIN: Duration = Duration::from_secs(10);
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Longest body, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
+/// How long a client may take to read a long text.
+const SENT_WITHIN: Duration = Duration::from_secs(30);
+/// Bytes of a long text that are sent at a time.
+const PIECE: usize = 64 << 10;
 /// Bytes of a connection that wait to be read.
 const BUFFER: usize = 64 << 10;
 /// How long connections may go on after the server was told to stop.
@@ -109,6 +115,34 @@ pub fn json(value: &Value) -> Response<Body> {
     response
 }
 
+/// A long text as a response. `until_sent` is dropped when the client has all of it, or has not taken all of it for
+/// [`SENT_WITHIN`]: then the response breaks off. So a client that does not read costs the server one piece.
+pub fn long_text<G: Send + 'static>(text: String, kind: &'static str, until_sent: G) -> Response<Body> {
+    let length = text.len();
+    let mut response = Response::new(in_pieces(text, SENT_WITHIN, until_sent));
+    // A body that is shorter than this is an error for the client.
+    response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+fn in_pieces<G: Send + 'static>(text: String, within: Duration, until_sent: G) -> Body {
+    let (sender, mut receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let sent = async {
+            for piece in text.as_bytes().chunks(PIECE) {
+                // Copies, because a piece that waits must not keep the whole text.
+                if sender.send(Bytes::copy_from_slice(piece)).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(within, sent).await;
+        drop((text, until_sent));
+    });
+    Body::from_stream(stream::poll_fn(move |context| receiver.poll_recv(context)).map(Ok::<_, Infallible>))
+}
+
 /// A client that keeps connections. Dropping a request that it has sent ends the connection of the request, so that
 /// the server aborts the request.
 pub type HttpClient = Client<HttpConnector, Full<Bytes>>;
@@ -141,4 +175,27 @@ pub async fn get_bytes(client: &HttpClient, addr: &str, path: &str) -> Option<By
 /// The same, as a JSON value.
 pub async fn get_json(client: &HttpClient, addr: &str, path: &str) -> Option<Value> {
     serde_json::from_slice(&get_bytes(client, addr, path).await?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_long_text_is_let_go_when_the_client_does_not_read() {
+        let places = Arc::new(Semaphore::new(1));
+        let text: String = (0..4 * PIECE).map(|at| char::from(b'a' + (at % 23) as u8)).collect();
+        let answer = |within: Duration| {
+            let place = Arc::clone(&places).try_acquire_owned().unwrap();
+            in_pieces(text.clone(), within, place)
+        };
+        let read = answer(Duration::MAX).collect().await.unwrap().to_bytes();
+        assert_eq!(read, text.as_bytes());
+        drop(places.acquire().await.unwrap());
+        let unread = answer(Duration::ZERO);
+        // Nobody reads, and the text is let go in spite of that.
+        drop(places.acquire().await.unwrap());
+        let rest = unread.collect().await.unwrap().to_bytes();
+        assert_eq!(rest, text.as_bytes()[..PIECE]);
+    }
 }

@@ -10,13 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, Response, Uri};
+use axum::http::{Response, Uri};
 use axum::routing::get;
 use futures_util::future::join_all;
 use kv_timeline::{Record, RecordError, Recorder, Timeline};
 use kv_transfer::{Incarnation, Room, WorkerId};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::fleet::Fleet;
 use crate::http::{self, HttpClient};
@@ -26,12 +25,23 @@ use crate::openai::ApiError;
 const REQUESTS: (usize, usize) = (200, 2000);
 /// The memory of the recorder of one worker, in bytes.
 const RECORDER_BYTES: usize = 8 << 20;
+/// Most texts that are made or on their way to clients. A text is as long as a few megabytes.
+const TEXTS: usize = 8;
 /// Most workers in one process.
 const MAX_WORKERS: usize = 64;
 
 /// The recorders of the workers of one process.
-#[derive(Clone, Default)]
-pub struct Recorders(Arc<Mutex<Vec<(Recorder, Incarnation)>>>);
+#[derive(Clone)]
+pub struct Recorders {
+    all: Arc<Mutex<Vec<(Recorder, Incarnation)>>>,
+    texts: Arc<Semaphore>,
+}
+
+impl Default for Recorders {
+    fn default() -> Recorders {
+        Recorders { all: Arc::default(), texts: Arc::new(Semaphore::new(TEXTS)) }
+    }
+}
 
 impl Recorders {
     /// A recorder for a worker that is about to start; its listener belongs into the worker's configuration.
@@ -41,12 +51,12 @@ impl Recorders {
 
     /// The worker of this recorder has started.
     pub fn started(&self, recorder: Recorder, incarnation: Incarnation) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((recorder, incarnation));
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).push((recorder, incarnation));
     }
 
     /// What the workers have recorded of their latest sessions: a line for each worker.
     fn lines(&self, sessions: usize) -> Result<String, RecordError> {
-        let recorders = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let recorders = self.all.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut lines = String::new();
         for (recorder, incarnation) in recorders {
             lines.push_str(&recorder.latest(incarnation, sessions).to_json()?);
@@ -63,7 +73,8 @@ pub fn of_rank<S>(recorders: Recorders) -> Router<S> {
 
 /// The routes of the router: `/timeline` and `/timeline.json`.
 pub fn of_router<S>(fleet: Arc<Fleet>, client: HttpClient) -> Router<S> {
-    let joining = Arc::new(Joining { fleet, client, turn: Semaphore::new(1) });
+    let joining =
+        Arc::new(Joining { fleet, client, turn: Semaphore::new(1), texts: Arc::new(Semaphore::new(TEXTS)) });
     Router::new().route("/timeline", get(page)).route("/timeline.json", get(trace)).with_state(joining)
 }
 
@@ -72,6 +83,8 @@ struct Joining {
     client: HttpClient,
     /// One timeline is made at a time, so that many who ask take no more memory than one.
     turn: Semaphore,
+    /// Those that wait for their turn or for their client.
+    texts: Arc<Semaphore>,
 }
 
 impl Joining {
@@ -129,23 +142,28 @@ fn first_try(room: &Room) -> Option<Room> {
 
 async fn record(State(recorders): State<Recorders>, uri: Uri) -> Result<Response<Body>, ApiError> {
     let requests = requests(&uri)?;
+    let permit = room(&recorders.texts)?;
     let lines = tokio::task::spawn_blocking(move || recorders.lines(requests)).await;
     let lines = lines.map_err(ApiError::unavailable)?.map_err(ApiError::unavailable)?;
-    Ok(typed(lines, "application/jsonl"))
+    Ok(http::long_text(lines, "application/jsonl", permit))
 }
 
 async fn page(State(joining): State<Arc<Joining>>, uri: Uri) -> Result<Response<Body>, ApiError> {
-    Ok(typed(joining.make(requests(&uri)?, Timeline::html).await?, "text/html; charset=utf-8"))
+    let (requests, permit) = (requests(&uri)?, room(&joining.texts)?);
+    Ok(http::long_text(joining.make(requests, Timeline::html).await?, "text/html; charset=utf-8", permit))
 }
 
 async fn trace(State(joining): State<Arc<Joining>>, uri: Uri) -> Result<Response<Body>, ApiError> {
-    Ok(typed(joining.make(requests(&uri)?, Timeline::perfetto).await?, "application/json"))
+    let (requests, permit) = (requests(&uri)?, room(&joining.texts)?);
+    Ok(http::long_text(joining.make(requests, Timeline::perfetto).await?, "application/json", permit))
 }
 
-fn typed(text: String, kind: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
+/// A place among the texts that are on their way.
+fn room(texts: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ApiError> {
+    let place = Arc::clone(texts).try_acquire_owned();
+    place.map_err(|_| {
+        ApiError::unavailable(format_args!("{TEXTS} of these texts are on their way, which is the limit"))
+    })
 }
 
 /// How many requests are asked for.
