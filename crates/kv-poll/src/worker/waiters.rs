@@ -98,16 +98,19 @@ impl Waiting {
     fn register(&mut self, waker: &Waker) {
         for (thing, ticket) in &mut self.0 {
             let waiters = thing.waiters();
-            let mut tasks = waiters.lock();
-            let ticket = *ticket.get_or_insert_with(|| {
-                tasks.next += 1;
-                tasks.next
-            });
-            match tasks.wakers.get_mut(&ticket) {
-                Some(known) => known.clone_from(waker),
-                None => drop(tasks.wakers.insert(ticket, waker.clone())),
-            }
-            waiters.any.store(true, Ordering::SeqCst);
+            // Cloned before the lock and dropped after the lock: a waker is the executor's code, and may drop a task
+            // that waits for the same thing.
+            let fresh = waker.clone();
+            let replaced = {
+                let mut tasks = waiters.lock();
+                let ticket = *ticket.get_or_insert_with(|| {
+                    tasks.next += 1;
+                    tasks.next
+                });
+                waiters.any.store(true, Ordering::SeqCst);
+                tasks.wakers.insert(ticket, fresh)
+            };
+            drop(replaced);
         }
     }
 }
@@ -204,6 +207,35 @@ mod tests {
         good.register(&Waker::from(Arc::clone(&task)));
         thing.waiters.wake();
         assert_eq!(task.0.load(Ordering::SeqCst), 1);
+    }
+
+    /// A future may move to another task, and the waker of the first one may be the last that keeps that task, which
+    /// may wait for the same thing.
+    #[test]
+    fn a_waker_whose_drop_drops_a_task_that_waits_finds_no_lock_held() {
+        struct Owns(Mutex<Option<Waiting>>, Arc<Thing>, Arc<AtomicUsize>);
+        impl Wake for Owns {
+            fn wake(self: Arc<Self>) {}
+        }
+        impl Drop for Owns {
+            fn drop(&mut self) {
+                // Asked before, so that a lock that is held fails the test and does not stop it.
+                let free = self.1.waiters.tasks.try_lock().is_ok();
+                self.2.fetch_add(if free { 1 } else { 100 }, Ordering::SeqCst);
+                let inner = self.0.lock().unwrap().take();
+                if free { drop(inner) } else { std::mem::forget(inner) }
+            }
+        }
+        let (thing, dropped) = (Arc::<Thing>::default(), Arc::<AtomicUsize>::default());
+        let mut inner = waiting(&thing);
+        inner.register(Waker::noop());
+        let owner = Arc::new(Owns(Mutex::new(Some(inner)), Arc::clone(&thing), Arc::clone(&dropped)));
+        let mut moved = waiting(&thing);
+        moved.register(&Waker::from(owner));
+        assert_eq!(dropped.load(Ordering::SeqCst), 0);
+        moved.register(Waker::noop());
+        assert_eq!(dropped.load(Ordering::SeqCst), 1, "dropped once, with no lock held");
+        assert_eq!(thing.waiters.lock().wakers.len(), 1);
     }
 
     /// The task sleeps unless it was woken, and each change is made only after the task has seen the former one, so
