@@ -38,7 +38,10 @@ impl Waiters {
         };
         // The lock is released: a waker may run code of the executor.
         for waker in woken.into_values() {
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                // Dropping the payload could panic, too.
+                std::mem::forget(payload);
+            }
         }
     }
 
@@ -209,6 +212,28 @@ mod tests {
         assert_eq!(task.0.load(Ordering::SeqCst), 1);
     }
 
+    #[test]
+    fn a_waker_that_panics_with_a_value_that_panics_harms_nobody_either() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("the value of a panic panics");
+            }
+        }
+        struct PanicsTwice;
+        impl Wake for PanicsTwice {
+            fn wake(self: Arc<Self>) {
+                std::panic::panic_any(Bomb);
+            }
+        }
+        let (thing, task) = (Arc::<Thing>::default(), Arc::<Task>::default());
+        let (mut bad, mut good) = (waiting(&thing), waiting(&thing));
+        bad.register(&Waker::from(Arc::new(PanicsTwice)));
+        good.register(&Waker::from(Arc::clone(&task)));
+        thing.waiters.wake();
+        assert_eq!(task.0.load(Ordering::SeqCst), 1);
+    }
+
     /// A future may move to another task, and the waker of the first one may be the last that keeps that task, which
     /// may wait for the same thing.
     #[test]
@@ -269,8 +294,11 @@ mod tests {
         for change in 1..=CHANGES {
             let mut waiting = waiting(&thing);
             loop {
-                waiting.register(&waker);
-                if thing.value.load(Ordering::SeqCst) >= change {
+                let changed = || match thing.value.load(Ordering::SeqCst) >= change {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                };
+                if waiting.look(&Context::from_waker(&waker), changed).is_ready() {
                     break;
                 }
                 let start = Instant::now();
