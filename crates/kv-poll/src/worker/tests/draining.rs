@@ -2,26 +2,16 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use kv_core::{KvManager, KvPoll, KvSender, KvSession, OpenError, Room, SessionOptions, WorkerRole};
 
-use super::life::{until, until_reported};
+use super::life::{awaited, until_reported};
 use super::script::{SLOW, STUCK};
 use super::{PATIENCE, Rig, Seen, args, pages};
 use crate::kv::{StopReport, WorkerConfig};
 use crate::worker::Publication;
-
-/// Notes that a task was woken.
-struct Woken(AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
 
 /// Has the machine take a word.
 fn say(rig: &Rig, word: &'static str) {
@@ -111,19 +101,14 @@ fn a_drain_is_awaited_and_wakes_its_task_when_the_worker_is_empty_or_stops() {
         let mut open = rig.sender(STUCK);
         open.send(pages(&[1])).unwrap();
         rig.until_seen(&Seen::Sent(0));
-        let woken = Arc::new(Woken(AtomicBool::new(false)));
-        let waker = Waker::from(Arc::clone(&woken));
-        let mut draining = pin!(rig.worker.manager().begin_drain());
-        assert!(draining.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        match stops {
+        let draining = pin!(rig.worker.manager().begin_drain());
+        awaited(draining, || match stops {
             true => drop(rig.worker.stop(Duration::ZERO)),
             false => {
                 rig.wire.say("done");
                 rig.wire.say("release");
             }
-        }
-        until(|| woken.0.load(Ordering::SeqCst) && draining.is_empty());
-        assert_eq!(draining.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(()));
+        });
     }
 }
 
@@ -136,8 +121,7 @@ fn a_drain_that_is_asked_for_twice_or_let_go_of_is_the_same_drain() {
     let manager = rig.worker.manager();
     {
         let mut first = pin!(manager.begin_drain());
-        let waker = Waker::from(Arc::new(Woken(AtomicBool::new(false))));
-        assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(first.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
     let (second, third) = (manager.begin_drain(), manager.begin_drain());
     let refused = manager.sender("", Room::from(1), &[], SessionOptions::default());
