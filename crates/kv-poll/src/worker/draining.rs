@@ -21,7 +21,8 @@ use super::waiters::Waiting;
 ///   Leases run to their end: a fixed one for its duration, and a renewable one until its readers have read, or
 ///   heartbeats stop, or the deadline of its session. The longest deadline of an open session is thus the bound
 ///   of the drain, plus the time until the pages of failed sessions are quiet.
-/// * A peer that asks for a session that is not open here is refused at once, with
+/// * Peers are told at once, and ask the bootstrap server anew for each later request. A peer that asks for a
+///   session that is not open here is refused at once, with
 ///   [`PeerCause::WorkerStopped`](kv_core::PeerCause::WorkerStopped), which older releases know, too: its router
 ///   can send the request elsewhere without waiting for a deadline.
 /// * The worker leaves its bootstrap server as soon as no open session awaits a peer that may still look for
@@ -29,7 +30,10 @@ use super::waiters::Waiting;
 ///
 /// The worker is *empty* when every session has ended, everything lent to sessions is back, and every peer that
 /// answers knows how its requests have ended (peers that have not acknowledged that are given five seconds). An
-/// empty worker stays empty; stopping it loses nothing.
+/// empty worker stays empty, and stopping it loses none of its sessions. A receiver hears of the last write a moment
+/// before the sender's transport says that the write has ended: if its process ends in that moment, the sender's half
+/// fails with [`Cause::PeerLost`](kv_core::Cause::PeerLost), although the bytes are there. The ranks of an engine are
+/// therefore stopped when all of them are empty.
 ///
 /// Dropping this value changes nothing.
 #[must_use = "this tells when the worker is empty"]
