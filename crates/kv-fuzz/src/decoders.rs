@@ -4,6 +4,7 @@ use kv_core::wire::{Body, Frame, hello_transport};
 use kv_core::{MAX_FRAME, Room, TransportOffer};
 use kv_ec::params::EcTransferParams;
 use kv_poll::queue::{AuxLayout, AuxRow, AuxRowError, aux_tag};
+use kv_timeline::{Record, Timeline};
 use kv_transfer::params::TransferParams;
 
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
@@ -77,4 +78,16 @@ pub fn ec_params(bytes: &[u8]) {
     if let Ok(params) = EcTransferParams::parse(text) {
         assert_eq!(EcTransferParams::parse(&params.to_json()), Ok(params));
     }
+}
+
+/// Records of workers, one a line, of which at most eight are read. Accepted records, written again, must mean the same,
+/// and a timeline of any records is drawn.
+pub fn timeline(bytes: &[u8]) {
+    let Ok(records) = Record::from_lines(bytes, 8) else { return };
+    for record in &records {
+        let again = record.to_json().map(|json| Record::from_json(json.as_bytes()));
+        assert!(again.is_ok_and(|again| again.is_ok_and(|again| again == *record)), "{record:?}");
+    }
+    let Ok(timeline) = Timeline::join(records) else { return };
+    assert!(timeline.html().is_ok() && timeline.perfetto().is_ok());
 }

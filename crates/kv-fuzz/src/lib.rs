@@ -12,6 +12,7 @@
 //! | `aux_row` | an aux row that a peer has written, after the layout of the reader and a wish to seal the row |
 //! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
 //! | `ec_host` | what the server of a host's encoder cache and its ranks read |
+//! | `timeline` | what workers have recorded of requests, one record a line |
 //! | `zmtp`, `side_channel` | what the ZeroMQ sockets of foreign dialects read, and the server of vLLM's handshake |
 //! | `vllm_answer`, `vllm_notification` | what vLLM's side channels and agents send |
 //! | `sglang_message` | what SGLang's workers push to each other's sockets |
@@ -57,6 +58,7 @@ pub const DECODERS: &[Target] = &[
     ("params", params),
     ("ec_params", ec_params),
     ("ec_host", ec_host),
+    ("timeline", timeline),
     ("zmtp", zmtp),
     ("side_channel", side_channel),
     ("vllm_answer", vllm_answer),

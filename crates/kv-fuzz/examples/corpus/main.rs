@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
 mod dialects;
+mod timelines;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,7 +33,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 23] = [
+    let targets: [(&str, Vec<Vec<u8>>); 24] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -47,6 +48,7 @@ fn main() {
         ("params", params()),
         ("ec_params", ec_params()),
         ("ec_host", ec_host()),
+        ("timeline", timelines::records()),
         ("zmtp", zmtp()),
         ("side_channel", side_channel()),
         ("vllm_answer", dialects::vllm_answers()),

@@ -10,6 +10,7 @@
 //! the machines of vLLM's and SGLang's dialects.
 
 mod books;
+mod caches;
 mod cost;
 mod dialects;
 mod entries;

@@ -8,7 +8,8 @@ use kv_core::{
     ReadyEventError, RequestCacheGroups, SessionId, SessionOptions, TransferMode,
 };
 
-use super::frames::{self, PAGES};
+use super::caches::PAGES;
+use super::frames;
 use super::script::Script;
 
 /// A command that opens a session, and the amount that it pays for.

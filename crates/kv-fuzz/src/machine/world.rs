@@ -13,6 +13,7 @@ use kv_core::{
 };
 
 use super::books::{self, Books};
+use super::caches;
 use super::cost::{Moment, Paid};
 use super::frames::{self, Peer};
 use super::scheduler;
@@ -75,7 +76,7 @@ impl<'a> World<'a> {
         let variants = [script.byte(), script.byte(), script.byte(), script.byte()];
         let peers = frames::peers(variants, "kv");
         #[allow(clippy::expect_used)]
-        let args = frames::us().expect("the worker's arguments are valid");
+        let args = caches::us().expect("the worker's arguments are valid");
         let us = args.geometry();
         let config = NodeConfig::new(args.clone(), US, "test", Bytes::from_static(&[0]));
         let config = config.with(|config| config.limits = self::limits());
@@ -272,7 +273,7 @@ impl<'a> World<'a> {
         let mut ranks = Vec::new();
         for at in 0..count {
             let Some(peer) = self.peers.get((usize::from(first) + at) % 4) else { continue };
-            let (Some(cache), Some(worker)) = (frames::cache(peer.variant), peer.worker("")) else {
+            let (Some(cache), Some(worker)) = (caches::cache(peer.variant), peer.worker("")) else {
                 continue;
             };
             let incarnation = Incarnation::from_random(peer.incarnation + 64 * (at as u64 / 4));
@@ -368,7 +369,7 @@ impl<'a> World<'a> {
     }
 
     fn check_post(&self, peer: PeerId, post: &Post) {
-        let cache = self.known.get(&peer).and_then(|&(variant, _)| frames::cache(variant));
+        let cache = self.known.get(&peer).and_then(|&(variant, _)| caches::cache(variant));
         assert!(
             !post.descriptors.is_empty() && post.descriptors.len() <= 64,
             "{} descriptors",
