@@ -2,14 +2,17 @@
 //! kv-local and over NIXL, and what cannot be a region is refused by name.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod support;
+
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
+use kv_transfer::bootstrap::{ClientConfig, HttpBootstrapClient};
 use kv_transfer::local::{LocalConfig, LocalError, LocalTransport, MemoryError};
 use kv_transfer::prelude::*;
 use kv_transfer::{ArgsError, MemoryKind, Transport};
+use support::{ended, reclaimed, server};
 
 const PAGES: usize = 8;
 /// No multiple of anything that a transport could need.
@@ -89,17 +92,6 @@ fn pages(pool: &PagePool, pages: [u32; 3]) -> Pages {
     pool.adopt(PageList::from_pages(pages).unwrap()).unwrap()
 }
 
-/// Waits, for longer than any deadline, until the session gives back what it was given.
-fn reclaimed(session: &mut impl KvSession) -> Pages {
-    loop {
-        if let Some(back) = session.reclaim() {
-            assert_eq!(session.failure(), None);
-            return back.pages;
-        }
-        std::thread::yield_now();
-    }
-}
-
 /// The entry point of the other process, the prefill worker. In the test's own process it does nothing.
 #[test]
 fn other() {
@@ -115,7 +107,8 @@ fn other() {
         prefill.manager().sender(addr, Room::Number(ROOM), &[], SessionOptions::default()).unwrap();
     sender.init(3, None).unwrap();
     sender.send(pages(&pool, [6, 1, 2])).unwrap();
-    pool.release(reclaimed(&mut sender)).unwrap();
+    assert_eq!(ended(&sender), KvPoll::Success);
+    pool.release(reclaimed(sender)).unwrap();
     assert_eq!(pool.num_out(), 0);
     // The decode process closes the input once it has compared the bytes.
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
@@ -125,8 +118,7 @@ fn other() {
 }
 
 fn tensors_of_two_processes_exchange_pages(transport: &str) {
-    let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
-    let addr = server.local_addr().to_string();
+    let (_server, addr) = server();
     let mut other = Command::new(std::env::current_exe().unwrap());
     other.args(["--exact", "other", "--nocapture"]).env(OTHER, format!("{transport} {addr}"));
     let mut other = other.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -137,7 +129,8 @@ fn tensors_of_two_processes_exchange_pages(transport: &str) {
     let mut receiver =
         decode.manager().receiver(&addr, Room::Number(ROOM), SessionOptions::default()).unwrap();
     receiver.init(pages(&pool, [0, 7, 3]), None).unwrap();
-    pool.release(reclaimed(&mut receiver)).unwrap();
+    assert_eq!(ended(&receiver), KvPoll::Success);
+    pool.release(reclaimed(receiver)).unwrap();
     assert_eq!((pool.num_out(), pool.lost().len()), (0, 0));
 
     for tensor in [0, 1] {

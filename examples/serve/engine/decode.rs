@@ -135,7 +135,7 @@ impl DecodeEngine {
         let mut pages = taken.lend(prompt_pages.saturating_sub(taken.prefix_pages()));
         while let Err(Backpressure(refused)) = receiver.init(pages, Some(taken.aux())) {
             pages = refused;
-            self.engine.command_room().await;
+            self.engine.manager.command_room().await;
         }
         let received = tokio::select! {
             received = receiver.finished() => received.map(drop).map_err(EngineError::from),

@@ -126,7 +126,7 @@ impl PrefillEngine {
         let mut unsent = lender.adopt(list.clone()).unwrap_or_default();
         let start = taken.prefix_pages() * kv.page_tokens();
         while sender.init(unsent.len(), Some(taken.aux())).is_err() {
-            self.engine.command_room().await;
+            self.engine.manager.command_room().await;
         }
         let (progress, mut chunks) = mpsc::unbounded_channel();
         let job = Job { taken: Arc::clone(taken), tokens: Arc::clone(tokens), start, progress };
@@ -147,7 +147,7 @@ impl PrefillEngine {
             let mut pages = std::mem::replace(&mut unsent, rest);
             while let Err(Backpressure(refused)) = sender.send(pages) {
                 pages = refused;
-                self.engine.command_room().await;
+                self.engine.manager.command_room().await;
             }
         }
         let first = first.ok_or(EngineError::Stopping)?;

@@ -57,11 +57,11 @@ impl DecodeEngine {
         let lender = PagePool::new(spec.cache.pages);
         let mut pages = lender.adopt(list.clone()).unwrap_or_default();
         while sender.init(pages.len(), None).is_err() {
-            self.engine.command_room().await;
+            self.engine.manager.command_room().await;
         }
         while let Err(Backpressure(refused)) = sender.send(pages) {
             pages = refused;
-            self.engine.command_room().await;
+            self.engine.manager.command_room().await;
         }
         let count = u32::try_from(held).unwrap_or(u32::MAX);
         let refs = sender.lease_refs();
@@ -124,7 +124,7 @@ pub async fn read(
     let mut lent = lender.adopt(list.unwrap_or_default()).unwrap_or_default();
     while let Err(Backpressure(refused)) = receiver.init(lent, None) {
         lent = refused;
-        engine.command_room().await;
+        engine.manager.command_room().await;
     }
     let read = tokio::select! {
         read = receiver.finished() => read.map(drop).map_err(EngineError::from),
@@ -147,7 +147,7 @@ pub async fn read(
 /// Ends a session that has no pages in a way of which the other engine hears at once, so that its pages are free.
 pub async fn let_go(engine: &Engine, mut receiver: EngineReceiver) {
     while receiver.init(Pages::none(), None).is_err() {
-        engine.command_room().await;
+        engine.manager.command_room().await;
     }
     // Success or failure: the session is over, and so is the other half.
     let _ = receiver.finished().await;

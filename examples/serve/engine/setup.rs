@@ -115,11 +115,6 @@ impl Engine {
         Ok(Engine { spec, model, kv, store, manager, observing, recorders, workers })
     }
 
-    /// Waits until the worker of every rank takes commands again.
-    pub async fn command_room(&self) {
-        self.manager.command_room().await;
-    }
-
     /// Stops the workers: what is left of their sessions ends, and the peers are told.
     pub async fn stop(&self) {
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));

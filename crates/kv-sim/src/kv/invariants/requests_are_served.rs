@@ -26,10 +26,10 @@ impl Invariant for RequestsAreServed {
                 if view.is_excused(leg) || missed_the_end {
                     self.lost.insert(known.request);
                 }
-                if !known.must_succeed || self.lost.contains(&known.request) {
-                    return Ok(());
+                match self.is_owed(view, leg) {
+                    true => Err(format!("leg {leg} which must be served, fails: {failure:?}")),
+                    false => Ok(()),
                 }
-                Err(format!("leg {leg} which must be served, fails: {failure:?}"))
             }
             Fact::Cancelled { flight } => {
                 let flight = &view.flights[flight];
@@ -45,14 +45,20 @@ impl Invariant for RequestsAreServed {
             }
             Fact::Own(KvFact::Check(Check::Served { leg })) => {
                 let known = &view.ledger.legs[leg];
-                let excused = view.is_excused(leg) || self.lost.contains(&known.request);
-                if known.poll == KvPoll::Success || !known.must_succeed || excused {
+                if known.poll == KvPoll::Success || !self.is_owed(view, leg) {
                     return Ok(());
                 }
                 Err(format!("leg {leg} ({:?}) which must be served, is still {}", known.side, known.poll))
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl RequestsAreServed {
+    fn is_owed(&self, view: &View<'_>, leg: LegId) -> bool {
+        let known = &view.ledger.legs[leg];
+        known.must_succeed && !view.is_excused(leg) && !self.lost.contains(&known.request)
     }
 }
 
