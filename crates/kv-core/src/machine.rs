@@ -88,6 +88,13 @@ pub trait Machine: Send {
         false
     }
 
+    /// True while something is under way that belongs to no session of the worker: a request of a peer is being
+    /// served, or what a given-up transfer used is not quiet yet. A worker that drains is not empty as long as this
+    /// is true, and a worker that stops waits for the end within its grace.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
     /// With `true`, the machine keeps events for [`poll_trace`](Machine::poll_trace) from now on;
     /// with `false`, it stops. A machine begins without a listener. An event then costs one branch
     /// and no memory.
@@ -145,6 +152,10 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
 
     fn owes_answers(&self) -> bool {
         (**self).owes_answers()
+    }
+
+    fn is_busy(&self) -> bool {
+        (**self).is_busy()
     }
 
     fn listen(&mut self, on: bool) {

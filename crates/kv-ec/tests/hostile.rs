@@ -153,6 +153,23 @@ fn a_request_without_patience_pins_nothing_and_takes_no_place_among_answers() {
     assert_eq!((producer.refusals(), producer.answers(), producer.pinned()), (vec![], 1, 1));
 }
 
+/// No session of the producer's worker stands for what a peer reads.
+#[test]
+fn a_producer_that_drains_is_busy_until_its_reader_has_released_and_refuses_later_requests() {
+    let mut producer = Producer::start(|_| ());
+    let hash = producer.save("a", 1);
+    producer.greet(1);
+    assert!(!producer.machine.is_busy());
+    producer.asks(1, 1, &hash, |_| ());
+    producer.input(Input::Command(Command::Drain));
+    assert!(producer.machine.is_busy() && producer.pinned() == 1);
+    producer.asks(1, 2, &hash, |_| ());
+    assert_eq!((producer.refusals(), producer.answers()), (vec![PeerCause::WorkerStopped], 1));
+    let released = Release { low_watermark: Attempt(0), attempts: vec![(1, 1)], answer: true };
+    producer.says(1, Body::Release(released));
+    assert_eq!((producer.machine.is_busy(), producer.pinned()), (false, 0));
+}
+
 /// One peer that asks for more and more, and reads nothing.
 #[test]
 fn a_greedy_peer_leaves_answers_for_others() {

@@ -252,6 +252,10 @@ planted! {
     PinsKept: idle_is_quiet in ENTRIES;
     /// An entry that is being written is called missing.
     RefusedFalsely: refusals_are_true in ENTRIES;
+    /// Machines of the encoder cache are not told that their host drains.
+    DrainUnheardByEntries: drains_lose_nothing in ENTRIES;
+    /// A host is called empty while peers write or read its entries.
+    EmptyWhileItServes: drains_lose_nothing in ENTRIES;
     /// Each of the sessions that want an entry makes a request of its own.
     EachSessionAsks: one_transfer_for_an_entry in ENTRIES;
     /// A descriptor of a post is not moved.

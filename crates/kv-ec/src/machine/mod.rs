@@ -217,6 +217,10 @@ impl Machine for EcMachine {
         self.cx.node.owes_answers()
     }
 
+    fn is_busy(&self) -> bool {
+        self.serving.len() > 0 || self.fetching.transfers() > 0
+    }
+
     fn listen(&mut self, on: bool) {
         self.cx.node.listen(on);
     }

@@ -37,7 +37,8 @@ impl Ebb {
         self.stop.is_some()
     }
 
-    /// True if the worker has just become empty. `quiet`: everything lent is back, and no command waits.
+    /// True if the worker has just become empty. `quiet`: everything lent is back, no command
+    /// waits, and nothing is under way for peers.
     pub(super) fn is_empty(&mut self, now: Time, quiet: bool, owes_answers: impl FnOnce() -> bool) -> bool {
         if self.empty || !quiet || !self.left {
             self.answers_by = None;

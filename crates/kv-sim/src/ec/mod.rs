@@ -6,7 +6,8 @@
 //! boot.rs      one life of one host                 workload.rs  what encoders and schedulers do
 //! ledger.rs    what is known from outside           oracle.rs    what must be true
 //! books.rs     who has which block                  planted.rs   bugs that the oracle must find
-//! rounds.rs    what a healed world must do          stats.rs     counts
+//! rounds.rs    what a healed world must do          drains.rs    what must be true of hosts that drain
+//! stats.rs     counts
 //! ```
 //!
 //! Contents are made from the hash of their entry, so that the oracle knows what every committed entry must
@@ -14,6 +15,7 @@
 
 mod books;
 mod boot;
+mod drains;
 pub(crate) mod ledger;
 mod oracle;
 pub(crate) mod params;

@@ -9,6 +9,7 @@
 //! | `refusals_are_true` | an entry is called missing, or not ready, or of another size, only if it was so |
 //! | `a_lasting_refusal_ends_it` | nobody asks again after a refusal that lasts |
 //! | `one_transfer_for_an_entry` | sessions that want an entry at once cause one transfer |
+//! | `drains_lose_nothing` | a host that drains serves what came before and opens nothing more, and is empty only when nothing moves (`drains.rs`) |
 //! | `requests_are_served` | once faults have stopped, whoever wants an entry that is there gets it |
 //! | `idle_is_quiet` | at rest nothing is pinned, filling, lost or in quarantine, and nobody waits |
 //! | `bounded` | no panic, no frame or post beyond its bound, no timer that rings without end |
@@ -26,7 +27,7 @@ use crate::net::lives::LifeId;
 use crate::net::way::may_write;
 use crate::violation::Violation;
 
-type Verdict = Result<(), Violation>;
+pub(super) type Verdict = Result<(), Violation>;
 
 /// More timeouts of one machine at one moment than any world needs.
 const MAX_TIMEOUTS: u32 = 8;
@@ -82,6 +83,7 @@ impl EcWorld {
         }
         self.entries_have_their_bytes(life)?;
         self.flights_keep_to_their_blocks(life)?;
+        self.empty_is_still(life)?;
         let late = self.service.ledger.open(life).find(|(_, session)| self.is_late(life, session));
         late.map_or(Ok(()), |(id, session)| {
             let what =
@@ -178,6 +180,7 @@ impl EcWorld {
             let what = format!("session {id} of life {life} fails without a fault: {why:?}: {session:?}");
             return broken("requests_are_served", what);
         }
+        self.opened_before_the_drain(life, id, session, to)?;
         why.map_or(Ok(()), |why| self.reason_is_true(life, session, why))
     }
 
@@ -187,6 +190,7 @@ impl EcWorld {
         let untrue = match why {
             EcError::Aborted => !session.aborted,
             EcError::WorkerStopped => !known.shut_down,
+            EcError::Draining => known.draining.is_none_or(|since| session.opened_at < since),
             EcError::Budget { last, .. } => {
                 known.clock.local(self.now) < session.due
                     || last.as_ref().is_some_and(|last| self.is_unheard(life, session, last))
@@ -206,7 +210,10 @@ impl EcWorld {
                     true
                 }
                 Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
-                    self.service.params.lossless
+                    self.service.params.lossless && self.lives.iter().all(|life| life.emptied.is_none())
+                }
+                Cause::ByPeer(kv_core::PeerCause::WorkerStopped) => {
+                    !self.lives.iter().any(|life| life.shut_down || life.draining.is_some())
                 }
                 _ => self.is_unheard(life, session, why),
             },
@@ -300,6 +307,7 @@ impl EcWorld {
             let what = format!("session {id:?} has not ended at rest, or its slot is not back: {session:?}");
             return broken("sessions_end_once_by_their_budget", what);
         }
+        self.drains_have_ended()?;
         self.round_is_served()
     }
 }

@@ -87,6 +87,8 @@ impl EcParams {
             let longest = timing.peer_timeout.max(timing.kv_lease_duration).max(budget);
             chaos.stop_max = longest.as_nanos() as u64 * rng.pick(&[1, 2, 4]);
         }
+        // Of a series of its own, so that a world differs from one without drains in its drains only.
+        chaos.drains = Rng::new(seed ^ 0xd4a1_0ec0).pick(&[0, 0, 1, 2]);
         let largest = rng.pick(&[1, 4, 8]);
         let smallest = *[8, 10, 16, 24].get(rng.index(4)).unwrap_or(&8);
         let physics = Physics {

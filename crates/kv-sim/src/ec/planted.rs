@@ -52,6 +52,10 @@ pub(crate) fn provoke(planted: Planted, params: &mut EcParams) {
             (params.physics.net.tail, params.physics.net.delay_max) = (600, 200 * MS);
         }
         Planted::LeaseFromTheAnswer => provoke_leases(params),
+        Planted::DrainUnheardByEntries | Planted::EmptyWhileItServes => {
+            (params.physics.chaos, params.physics.dma.slow) = (ChaosParams::default(), 600);
+            params.physics.chaos.drains = 3;
+        }
         Planted::HealedInName => params.physics.net.drop = 990,
         _ => {}
     }

@@ -18,6 +18,7 @@ use crate::kv::frames::show;
 use crate::kv::host::held_of;
 use crate::kv::memory::Memory;
 use crate::net::cost::Held;
+use crate::net::drains::Ties;
 use crate::net::fact::Fact;
 use crate::net::lives::{LifeId, Slot};
 use crate::net::service::{InputOf, OutputOf, Service};
@@ -110,9 +111,12 @@ impl EcWorld {
             Body::Progress(progress) => Some(progress.attempt),
             _ => None,
         };
-        let served =
-            served.and_then(|attempt| self.service.ledger.sent.get_mut(&(consumer, producer, attempt.0)));
-        if let Some(sent) = served {
+        let served = served.map(|attempt| (consumer, producer, attempt.0));
+        if let Some(id) = served.filter(|id| self.service.ledger.sent.contains_key(id)) {
+            let verdict = self.serves_what_came_before(producer, self.service.ledger.heard.get(&id));
+            self.break_promise(verdict);
+        }
+        if let Some(sent) = served.and_then(|id| self.service.ledger.sent.get_mut(&id)) {
             sent.served = true;
         }
         let Body::Failed(failed) = &frame.body else { return };
@@ -299,6 +303,17 @@ impl Service for Ec {
 
     fn shut_down(world: &mut EcWorld, life: LifeId) {
         world.command(life, "shutdown", Command::Shutdown);
+    }
+
+    fn drain(world: &mut EcWorld, life: LifeId) {
+        if world.planted != Some(Planted::DrainUnheardByEntries) {
+            world.command(life, "drain", Command::Drain);
+        }
+    }
+
+    fn ties(gauges: &EcGauges) -> Ties {
+        let EcMachineGauges { answers, transfers, node, .. } = gauges.machine;
+        Ties { awaits_peers: false, is_busy: answers + transfers > 0, owes_answers: node.owed > 0 }
     }
 
     fn spoil_outputs(world: &mut EcWorld, life: LifeId, outputs: Vec<OutputOf<Ec>>) -> Vec<OutputOf<Ec>> {

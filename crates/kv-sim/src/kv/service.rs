@@ -226,7 +226,7 @@ impl Service for Kv {
     }
 
     fn ties(gauges: &NodeGauges) -> Ties {
-        Ties { awaits_peers: gauges.awaiting > 0, owes_answers: gauges.owed > 0 }
+        Ties { awaits_peers: gauges.awaiting > 0, is_busy: false, owes_answers: gauges.owed > 0 }
     }
 
     /// A host whose clock limits what it may do (a reader) may have a clock that jumps ahead. A host that

@@ -13,6 +13,8 @@ use crate::planted::Planted;
 pub struct Ties {
     /// Peers may still look for the host at its bootstrap server.
     pub awaits_peers: bool,
+    /// Something is under way that belongs to no session of the host.
+    pub is_busy: bool,
     /// Peers have yet to hear, or to acknowledge, how sessions have ended.
     pub owes_answers: bool,
 }
@@ -36,7 +38,7 @@ impl<S: Service> World<S> {
         if record.draining.is_none() || record.shut_down || !record.alive {
             return;
         }
-        let Ties { awaits_peers, owes_answers } = S::ties(gauges);
+        let Ties { awaits_peers, is_busy, owes_answers } = S::ties(gauges);
         if record.left.is_none() && (!awaits_peers || self.planted == Some(Planted::LeavesAwaited)) {
             self.lives[life].left = Some(self.now);
             let names = self.planted == Some(Planted::NamedAfterLeaving);
@@ -48,7 +50,9 @@ impl<S: Service> World<S> {
         }
         let record = &self.lives[life];
         let owes = owes_answers && self.planted != Some(Planted::StopsInDebt);
-        let done = record.left.is_some() && record.open_sessions == 0 && record.holds_out == 0 && !owes;
+        let is_busy = is_busy && self.planted != Some(Planted::EmptyWhileItServes);
+        let busy = is_busy || owes || record.open_sessions > 0 || record.holds_out > 0;
+        let done = record.left.is_some() && !busy;
         if done && record.emptied.is_none() {
             self.lives[life].emptied = Some(self.now);
             self.counters.drained += 1;

@@ -35,7 +35,11 @@ impl<M: Machine> Driver<M> {
                 self.feed(Input::Command(drain));
             }
         }
-        let Some(ebb) = self.ebb.as_mut().filter(|_| self.stopping.is_none()) else { return };
+        if self.ebb.is_none() || self.stopping.is_some() {
+            return;
+        }
+        let quiet = self.is_quiet();
+        let Some(ebb) = &mut self.ebb else { return };
         ebb.stop_after(now, self.shared.stop_after());
         if !ebb.left && !self.machine.awaits_peers() {
             ebb.left = true;
@@ -45,7 +49,6 @@ impl<M: Machine> Driver<M> {
                 self.shared.set_publication(Publication::Left);
             }
         }
-        let quiet = self.sessions.is_empty() && self.ready_events.is_empty() && !self.shared.has_commands();
         let machine = &self.machine;
         if ebb.is_empty(now, quiet, || machine.owes_answers()) {
             self.shared.set_drained();
@@ -53,6 +56,12 @@ impl<M: Machine> Driver<M> {
         if let Some(grace) = ebb.stops(now) {
             self.shared.request_stop(grace);
         }
+    }
+
+    /// Everything lent is back, no command waits, and nothing is under way for peers.
+    fn is_quiet(&self) -> bool {
+        let sessions = self.sessions.is_empty() && self.ready_events.is_empty();
+        sessions && !self.shared.has_commands() && !self.machine.is_busy()
     }
 
     /// Stops, if the worker was asked to: at the deadline, or when everything lent is back and the
@@ -78,8 +87,7 @@ impl<M: Machine> Driver<M> {
         let stopping = self.stopping.as_ref()?;
         let withdrawn = self.shared.publication() == Publication::None
             || (!self.client_stirred && self.client.next_timeout().is_none());
-        let quiet = self.sessions.is_empty() && self.ready_events.is_empty() && !self.shared.has_commands();
-        let done = quiet && (withdrawn || now >= stopping.withdrawing);
+        let done = self.is_quiet() && (withdrawn || now >= stopping.withdrawing);
         (done || now >= stopping.deadline).then_some(Ended { sessions: stopping.sessions })
     }
 }

@@ -70,6 +70,24 @@ fn a_worker_that_drains_leaves_its_server_when_no_peer_is_awaited_and_is_empty_w
 }
 
 #[test]
+fn a_worker_whose_machine_serves_peers_is_not_empty_and_a_stop_waits_for_them() {
+    let rig = Rig::start();
+    say(&rig, "serve");
+    let draining = rig.worker.manager().begin_drain();
+    rig.until_seen(&Seen::Drain);
+    say(&rig, "look");
+    assert!(!draining.is_empty());
+    say(&rig, "rest");
+    rig.until("emptiness", || draining.is_empty());
+
+    let rig = Rig::start();
+    say(&rig, "serve");
+    let wire = Arc::clone(&rig.wire);
+    let stopping = pin!(rig.worker.begin_stop(PATIENCE));
+    assert_eq!(awaited(stopping, || wire.say("rest")), StopReport::default());
+}
+
+#[test]
 fn a_drain_with_a_deadline_stops_when_it_is_empty_or_when_its_time_is_over() {
     let (done, late) = (("done", PATIENCE, 0), ("look", Duration::from_millis(50), 1));
     for (drains_before, (word, within, sessions_ended)) in

@@ -28,6 +28,7 @@ pub(super) struct Script {
     shutdown: bool,
     awaits: bool,
     owes: bool,
+    busy: bool,
 }
 
 /// In this room the machine waits for the word `done`; in all others it succeeds at once.
@@ -51,6 +52,7 @@ impl Script {
             shutdown: false,
             awaits: false,
             owes: false,
+            busy: false,
         }
     }
 
@@ -150,6 +152,10 @@ impl Script {
                 self.owes = word == b"owe";
                 self.see(Seen::Frame(if self.owes { "owe" } else { "settle" }));
             }
+            b"serve" | b"rest" => {
+                self.busy = word == b"serve";
+                self.see(Seen::Frame(if self.busy { "serve" } else { "rest" }));
+            }
             b"look" => self.see(Seen::Frame("look")),
             b"nothing" => {}
             b"outputs" => {
@@ -242,6 +248,10 @@ impl Machine for Script {
 
     fn owes_answers(&self) -> bool {
         self.owes
+    }
+
+    fn is_busy(&self) -> bool {
+        self.busy
     }
 
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {
