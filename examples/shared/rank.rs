@@ -1,8 +1,8 @@
 //! The parts of an engine that both sides share: memory, transports, workers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kv_transfer::{EngineGroup, EngineId, KvArgs, KvManager, Worker, WorkerId};
+use kv_transfer::{EngineGroup, EngineId, KvArgs, KvManager, Publication, Worker, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use super::cli::{CacheOptions, HandOver, Pace, Parallelism};
@@ -31,6 +31,8 @@ pub fn finish_within(pace: Pace) -> Duration {
         Pace::Fast => Duration::from_secs(5),
     }
 }
+/// How long the bootstrap server may take to accept the workers.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(300);
 /// How long a worker may take to end open sessions when it is stopped.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
@@ -102,7 +104,8 @@ pub struct SetUp {
 }
 
 impl SetUp {
-    /// Loads the model, allocates the cache, registers it with transports, and starts the workers.
+    /// Loads the model, allocates the cache, registers it with transports, starts the workers, and waits until peers
+    /// can find them.
     pub fn new(spec: &RankSpec) -> Result<SetUp, ExampleError> {
         let presence = Presence::new(spec)?;
         let model = spec.model.load()?;
@@ -119,11 +122,29 @@ impl SetUp {
             workers.push(presence.start(spec, rank, rank.describe(args), notes, listener)?);
         }
         let manager = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
+        wait_until_published(&manager)?;
         let worker = manager.args().worker().to_string();
         let (page_bytes, reach) = (kv.page_bytes() as u64, presence.reach());
         let ready = Event::Ready { worker, model: model.fingerprint(), page_bytes, reach };
         Ok(SetUp { model, kv, workers, manager, presence, log, heartbeats, recording, ready })
     }
+}
+
+/// Waits until the bootstrap server, if there is one, knows every rank. A request that comes earlier fails: peers find no
+/// engine, or the one that has drained and whose place this one takes.
+fn wait_until_published(engine: &EngineGroup) -> Result<(), ExampleError> {
+    let end = Instant::now() + PUBLISHED_WITHIN;
+    for rank in engine.managers() {
+        while let Publication::Pending { last } = rank.publication() {
+            if Instant::now() > end {
+                let why = last.map_or_else(|| "the server does not answer".to_owned(), |why| why.to_string());
+                let how = format!("was not registered with the bootstrap server: {why}");
+                return Err(ExampleError::Rank { rank: rank.args().worker().to_string(), how });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
 }
 
 /// Stops the workers of an engine. A router that has disconnected is no error, because that is how engines

@@ -424,7 +424,13 @@ impl Router {
         let Routed { purpose, again, .. } = self.routed[request];
         // A rank that was stopped may answer when somebody else has done so.
         let goes_on = decoded.error.is_none() && purpose != Purpose::Proof && again.is_none();
+        let failed = decoded.error.is_some();
         self.routed[request].decoded = Some(decoded);
+        if failed && plan.harm.is_none() && self.routed[request].prefilled.is_none() {
+            // The prefill rank may wait for a receiver that will not come.
+            let Routed { room, prefill, .. } = self.routed[request];
+            self.ranks[prefill].send(&Command::Cancel { room })?;
+        }
         if goes_on {
             self.next_turn(chats, self.routed[request].chat, plan)?;
         }
