@@ -135,6 +135,25 @@ fn a_served_request_is_owed_until_its_peer_has_heard_of_it() {
     pair.assert_empty();
 }
 
+/// The receiver was given no pages, so that nothing but the acknowledgement keeps its worker.
+#[test]
+fn an_abort_is_owed_until_the_sender_that_waits_in_vain_has_acknowledged_it() {
+    let mut pair = Pair::new();
+    pair.transferring(OPEN, &[3], &[0]);
+    pair.complete_posts();
+    let sender = pair.open_sender(LATE, 1);
+    let receiver = pair.open_receiver(LATE);
+    drain(&mut pair, D);
+    pair.lose(|body| matches!(body, Body::Abort(_)));
+    pair.abort(D, receiver);
+    assert_eq!(pair.failure(D, receiver), Cause::Aborted);
+    assert!(pair.node(D).owes_answers() && !pair.poll(P, sender).is_terminal());
+    pair.lose(|_| false);
+    pair.run_for(Duration::from_secs(3));
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted));
+    assert!(!pair.node(D).owes_answers());
+}
+
 /// The refusal is the one that every release of this version of the wire has told when it was stopping.
 #[test]
 fn a_worker_that_drains_serves_and_refuses_peers_of_the_versions_before_and_after() {

@@ -230,7 +230,8 @@ impl Peer {
     /// True if the peer answers, and has yet to hear that an attempt was served, or to acknowledge the end
     /// of one.
     pub(super) fn is_owed(&self) -> bool {
-        !self.is_out_of_touch() && (self.outgoing.ended_len() > 0 || self.incoming.has_served())
+        let ends = self.outgoing.is_closing() || self.outgoing.ended_len() > 0;
+        !self.is_out_of_touch() && (ends || self.incoming.has_served())
     }
 
     /// True if an attempt of the peer matters here. Results that are kept for a peer that does not
