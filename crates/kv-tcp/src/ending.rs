@@ -1,0 +1,261 @@
+//! How posts, ways and guests end: with proof that no data operation touches memory any more.
+
+use kv_core::{PeerId, Time, TransportError, TransportEvent, WayEnd};
+
+use crate::connection::{ConnectionId, Owner};
+use crate::guest::GuestId;
+use crate::metadata::Token;
+use crate::posts::TransferId;
+use crate::sockets::Over;
+use crate::transport::TcpTransport;
+use crate::way::{Stage, WayId};
+
+impl TcpTransport {
+    /// The way to a peer to whom something can be sent.
+    pub(crate) fn usable(&self, peer: PeerId) -> Result<WayId, TransportError> {
+        let id = self.peers.get(&peer).copied().ok_or(TransportError::PeerGone)?;
+        let usable = self.ways.get(&id).is_some_and(|way| way.is_usable());
+        if usable { Ok(id) } else { Err(TransportError::PeerGone) }
+    }
+
+    /// The life of a peer that is connected, or to whom the way was lost.
+    pub(crate) fn token_of(&self, peer: PeerId) -> Option<Token> {
+        let way = self.peers.get(&peer).and_then(|id| self.ways.get(id));
+        way.map(|way| way.identity.token).or_else(|| self.lost.get(&peer).copied())
+    }
+
+    /// Sends no more of a post. The post ends with this error once its slices are answered, or their time is
+    /// over.
+    pub(crate) fn give_up(&mut self, id: TransferId, error: TransportError) {
+        let Some(transfer) = self.posts.get_mut(id) else { return };
+        let way = transfer.way;
+        transfer.failed.get_or_insert(error);
+        if transfer.is_over() {
+            if let Some(way) = self.ways.get_mut(&way) {
+                way.parked.retain(|(parked, _)| *parked != id);
+            }
+            self.settle(id);
+            if let Some(way) = self.ways.get_mut(&way) {
+                way.shorten_lines(&self.posts);
+            }
+        } else if let Some(at) = self.ways.get(&way).map(|way| way.last_flight()) {
+            self.look_at(way, at);
+        }
+    }
+
+    /// The owner has disconnected a peer: slices under way are awaited, and frames are sent.
+    pub(crate) fn leave(&mut self, id: WayId) {
+        let leave_at = self.now + self.config.slice_time;
+        let Some(way) = self.ways.get_mut(&id) else { return };
+        way.peer = None;
+        way.permitted = Time::ZERO;
+        let at = way.last_flight();
+        match way.stage {
+            Stage::Dialing(_) => return self.finish(id, None),
+            Stage::Open => way.stage = Stage::Leaving { at: leave_at.max(at) },
+            Stage::Proving(_) => return self.end_way(id, WayEnd::Lost, at),
+            Stage::Leaving { .. } | Stage::Ending { .. } => {}
+        }
+        for transfer in self.posts.of_way(id) {
+            self.give_up(transfer, TransportError::PeerGone);
+        }
+        self.stirred.insert(id);
+        self.look_at(id, self.now);
+    }
+
+    /// A connection has ended.
+    pub(crate) fn ended(&mut self, id: ConnectionId, owner: Owner, over: Over) {
+        self.stats.broken += u64::from(over == Over::Broken && owner != Owner::Stranger);
+        match owner {
+            Owner::Stranger => {
+                self.strangers.remove(&id);
+                self.stats.refused += 1;
+            }
+            Owner::Guest(guest) => self.guest_lost(guest, id, over),
+            Owner::Dialed(way, 0) | Owner::Greeted(way, 0) => self.dial_failed(way, id, over),
+            Owner::Dialed(way, _) | Owner::Greeted(way, _) | Owner::Lane(way, _) => {
+                self.way_failed(way, over)
+            }
+        }
+    }
+
+    /// A connection of a guest has ended. Frames on its first connection may still be of use.
+    fn guest_lost(&mut self, id: GuestId, connection: ConnectionId, over: Over) {
+        let Some(guest) = self.guests.get_mut(id) else { return };
+        let is_first = guest.connections.get(&0) == Some(&connection);
+        guest.connections.retain(|_, other| *other != connection);
+        if is_first || over != Over::Closed || guest.connections.is_empty() {
+            self.drop_guest(id);
+        }
+    }
+
+    /// Closes the connections of a guest: nothing of it lands here or is sent from here any more.
+    pub(crate) fn drop_guest(&mut self, id: GuestId) {
+        for connection in
+            self.guests.remove(id).map(|guest| guest.connections).unwrap_or_default().into_values()
+        {
+            self.close(connection);
+        }
+    }
+
+    /// A connection of an open way has ended.
+    pub(crate) fn way_failed(&mut self, id: WayId, over: Over) {
+        let Some(way) = self.ways.get_mut(&id) else { return };
+        let (at, open) = (way.last_flight(), matches!(way.stage, Stage::Open));
+        if !open && !matches!(way.stage, Stage::Leaving { .. }) {
+            return;
+        }
+        for connection in way.connections() {
+            self.close(connection);
+        }
+        match over {
+            Over::Closed | Over::Gone if open => self.prove(id),
+            _ => self.end_way(id, WayEnd::Lost, at),
+        }
+    }
+
+    /// A way ends: at once, or when no slice of it can touch memory any more.
+    pub(crate) fn end_way(&mut self, id: WayId, end: WayEnd, at: Time) {
+        let Some(way) = self.ways.get_mut(&id) else { return };
+        let connections = way.connections();
+        way.stage = Stage::Ending { end, at };
+        for connection in connections {
+            self.close(connection);
+        }
+        self.look_at(id, at.max(self.now));
+    }
+
+    /// Removes a way. Its posts end, and then the owner is told of the peer's end, if it asked for the peer.
+    fn finish(&mut self, id: WayId, end: Option<WayEnd>) {
+        let Some(mut way) = self.ways.remove(&id) else { return };
+        for connection in way.connections() {
+            self.close(connection);
+        }
+        if let Some(due) = way.due {
+            self.timers.remove(&(due, id));
+        }
+        self.stirred.remove(&id);
+        for transfer in self.posts.of_way(id) {
+            let failed = self.posts.get_mut(transfer).and_then(|transfer| transfer.failed.take());
+            self.posts.end(transfer, Err(failed.unwrap_or(TransportError::PeerGone)));
+        }
+        let token = way.identity.token;
+        match end {
+            // What the peer has sent before may still be read; after this, nothing of it arrives any more.
+            Some(WayEnd::Dead { .. }) => self.close_guests(token),
+            Some(WayEnd::Lost) => {
+                if let Some(peer) = way.peer {
+                    self.lost.insert(peer, token);
+                }
+            }
+            None => {}
+        }
+        if let (Some(peer), Some(end)) = (way.peer, end) {
+            self.peers.remove(&peer);
+            self.posts.tell(TransportEvent::PeerGone { peer, end });
+        }
+    }
+
+    /// Takes the last frames of a transport that has ended, and closes its connections.
+    fn close_guests(&mut self, token: Token) {
+        for id in self.guests.of(token) {
+            let first = self.guests.get(id).and_then(|guest| guest.connections.get(&0).copied());
+            if let Some(first) = first {
+                self.ready(first, rustix::event::epoll::EventFlags::IN);
+            }
+            self.drop_guest(id);
+        }
+    }
+
+    /// Looks at a way at this time, or before.
+    pub(crate) fn look_at(&mut self, id: WayId, at: Time) {
+        let Some(way) = self.ways.get_mut(&id) else { return };
+        match way.due {
+            Some(due) if due <= at => {}
+            due => {
+                if let Some(due) = due {
+                    self.timers.remove(&(due, id));
+                }
+                way.due = Some(at);
+                self.timers.insert((at, id));
+            }
+        }
+    }
+
+    /// Does what is due.
+    pub(crate) fn serve_timers(&mut self) {
+        self.serve_listener();
+        // Ways that are looked at may be due again at once: each is looked at once in a call.
+        let mut due = Vec::new();
+        while let Some((at, id)) = self.timers.first().copied()
+            && at <= self.now
+        {
+            self.timers.remove(&(at, id));
+            if let Some(way) = self.ways.get_mut(&id) {
+                way.due = None;
+                due.push(id);
+            }
+        }
+        for id in due {
+            self.look(id);
+        }
+    }
+
+    fn look(&mut self, id: WayId) {
+        let Some(way) = self.ways.get(&id) else { return };
+        match way.stage {
+            Stage::Dialing(_) | Stage::Proving(_) => self.dial_on(id),
+            Stage::Open => self.release(id),
+            Stage::Leaving { at } => {
+                self.release(id);
+                let Some(way) = self.ways.get(&id) else { return };
+                let ids = way.lanes.iter().filter_map(|lane| lane.connection);
+                let mut open = ids.filter_map(|id| self.connections.get(&id));
+                let drained = way.frames.is_empty()
+                    && way.last_flight() == Time::ZERO
+                    && open.all(|connection| connection.outbound.is_empty());
+                if drained || at <= self.now { self.finish(id, None) } else { self.look_at(id, at) }
+            }
+            Stage::Ending { end, at } => {
+                if at <= self.now {
+                    self.finish(id, Some(end));
+                } else {
+                    self.look_at(id, at);
+                }
+            }
+        }
+    }
+
+    /// Gives up slices of posts that were given up, whose time is over: they can touch no memory any more.
+    fn release(&mut self, id: WayId) {
+        let Some(way) = self.ways.get_mut(&id) else { return };
+        let (mut released, mut next) = (Vec::new(), None);
+        for flight in way.lanes.iter_mut().flat_map(|lane| &mut lane.flights) {
+            let Some(transfer) = flight.transfer else { continue };
+            if self.posts.get(transfer).is_none_or(|transfer| transfer.failed.is_some()) {
+                if flight.until <= self.now {
+                    flight.transfer = None;
+                    released.push(transfer);
+                } else {
+                    next = Some(next.unwrap_or(flight.until).min(flight.until));
+                }
+            }
+        }
+        for transfer in released {
+            if let Some(transfer) = self.posts.get_mut(transfer) {
+                transfer.under_way -= 1;
+            }
+            self.settle(transfer);
+        }
+        if let Some(at) = next {
+            self.look_at(id, at);
+        }
+    }
+
+    /// When `serve_timers` has something to do, if nothing else happens before.
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        let way = self.timers.first().map(|(at, _)| *at);
+        let stranger = self.oldest_stranger().map(|(_, due)| due);
+        [way, stranger, self.listen_at].into_iter().flatten().min()
+    }
+}

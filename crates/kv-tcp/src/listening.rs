@@ -1,0 +1,144 @@
+//! New connections: strangers until their hello has come, guests afterwards.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::Time;
+use kv_host::clock;
+use rustix::io::Errno;
+
+use crate::connection::{Connection, ConnectionId, Owner};
+use crate::guest::Guest;
+use crate::hello::{HELLO, Hello, Welcome};
+use crate::inbound::Received;
+use crate::metadata::{Identity, Token};
+use crate::socket;
+use crate::sockets::Over;
+use crate::transport::TcpTransport;
+
+/// Most connections accepted at once.
+const ACCEPTS: usize = 32;
+/// The pause in accepting when the process has no descriptor left.
+const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+/// Most ways of one peer: an old one may not have ended when the peer opens a new one.
+const MAX_WAYS: usize = 8;
+/// Most connections of one way, beside the first.
+const MAX_NUMBER: u32 = 16;
+
+impl TcpTransport {
+    pub(crate) fn accept_some(&mut self) {
+        for _ in 0..ACCEPTS {
+            match socket::accept(self.watch.listener(), &self.config) {
+                Ok(socket) => {
+                    self.stats.accepted += 1;
+                    if self.strangers.len() >= self.config.max_strangers
+                        && let Some(oldest) = self.strangers.first().copied()
+                    {
+                        self.stats.refused += 1;
+                        self.close(oldest);
+                    }
+                    let id = self.next_id();
+                    self.strangers.insert(id);
+                    self.keep(id, Connection::new(socket, Owner::Stranger, self.now));
+                }
+                Err(Errno::WOULDBLOCK) => return,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    self.watch.ignore_listener();
+                    self.listen_at = Some(self.now + LISTEN_AGAIN);
+                    return;
+                }
+                // The connection has ended while it waited.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads the hello of a stranger, and nothing beyond it.
+    pub(crate) fn read_stranger(
+        &mut self,
+        id: ConnectionId,
+        connection: &mut Connection,
+    ) -> Result<(), Over> {
+        match self.receive_up_to(connection, HELLO)? {
+            Received::Bytes(_) | Received::Last(_) => {}
+            Received::Nothing => return Ok(()),
+            Received::End => return Err(Over::Closed),
+        }
+        if !Hello::may_begin_with(&connection.inbound.bytes) {
+            return Err(Over::Broken);
+        }
+        let Some(bytes) = connection.inbound.bytes.first_chunk::<HELLO>() else { return Ok(()) };
+        let hello = Hello::decode(bytes).ok_or(Over::Broken)?;
+        connection.inbound.bytes.clear();
+        let ours = self.given.identity().map_err(|_| Over::Failed)?;
+        if hello.to != ours {
+            // Says that the transport that was asked for is not here, and not which one is.
+            let nobody = Identity { token: Token::from_bytes([0; Token::LEN]), hash: [0; Identity::HASH] };
+            self.welcome(connection, nobody, &hello);
+            let _ = self.write(connection);
+            return Err(Over::Gone);
+        }
+        let guest = self.guest_for(id, &hello).ok_or(Over::Failed)?;
+        self.strangers.remove(&id);
+        connection.owner = Owner::Guest(guest);
+        self.welcome(connection, ours, &hello);
+        Ok(())
+    }
+
+    fn welcome(&mut self, connection: &mut Connection, from: Identity, hello: &Hello) {
+        let welcome = Welcome { from, way: hello.way, clock: clock::now() };
+        connection.outbound.push(Bytes::copy_from_slice(&welcome.encode()));
+    }
+
+    /// The guest to whom a connection with this hello belongs, if it is accepted.
+    fn guest_for(&mut self, id: ConnectionId, hello: &Hello) -> Option<u64> {
+        if hello.from.token == self.given.token() || hello.number > MAX_NUMBER {
+            return None;
+        }
+        let known = self.guests.by_way(hello.from.token, hello.way);
+        if hello.number > 0 {
+            let guest = self.guests.get_mut(known?)?;
+            if guest.from != hello.from || guest.connections.contains_key(&hello.number) {
+                return None;
+            }
+            guest.connections.insert(hello.number, id);
+            return known;
+        }
+        if known.is_some() || self.guests.len() >= self.config.max_guests {
+            return None;
+        }
+        let same = self.guests.of(hello.from.token);
+        if same.len() >= MAX_WAYS
+            && let Some(oldest) = same.first()
+        {
+            self.drop_guest(*oldest);
+        }
+        let guest = self.next_id();
+        let connections = [(0, id)].into();
+        self.guests.insert(guest, Guest { from: hello.from, way: hello.way, connections, revoked: false });
+        Some(guest)
+    }
+
+    /// Drops strangers whose time is over, and accepts again after a pause.
+    pub(crate) fn serve_listener(&mut self) {
+        if self.listen_at.is_some_and(|at| at <= self.now) {
+            self.listen_at = match self.watch.watch_listener() {
+                Ok(()) => None,
+                Err(_) => Some(self.now + LISTEN_AGAIN),
+            };
+        }
+        while let Some((id, due)) = self.oldest_stranger()
+            && due <= self.now
+        {
+            self.stats.refused += 1;
+            self.close(id);
+        }
+    }
+
+    /// The stranger who has been here for longest, and until when.
+    pub(crate) fn oldest_stranger(&self) -> Option<(ConnectionId, Time)> {
+        let id = *self.strangers.first()?;
+        let since = self.connections.get(&id).map_or(Time::ZERO, |connection| connection.since);
+        Some((id, since + self.config.handshake_timeout))
+    }
+}
