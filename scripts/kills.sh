@@ -3,7 +3,7 @@
 #
 #   scripts/kills.sh                              for three minutes, with a new seed, over every installed transport
 #   scripts/kills.sh --seconds 1800 --seed 7      for half an hour, with the runs of seed 7
-#   scripts/kills.sh --transport local            over the embedded transport only (or: nixl)
+#   scripts/kills.sh --transport local            over the embedded transport only (or: tcp, nixl)
 #
 # Each run is the example pd with 2 prefill and 2 decode processes, and with timeouts of a second at most. One
 # process is killed, stopped for ever, or stopped for longer than every timeout and then resumed, at a moment drawn
@@ -23,7 +23,7 @@ number() { [[ $2 =~ ^[0-9]{1,9}$ ]] || { printf 'error: %s needs a number of at 
 
 seconds=180
 seed=$((RANDOM << 15 | RANDOM))
-transport=both
+transport=all
 while [ $# -gt 0 ]; do
     [ $# -gt 1 ] || usage
     case $1 in
@@ -34,7 +34,7 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-case $transport in local | nixl | both) ;; *) usage ;; esac
+case $transport in local | tcp | nixl | all) ;; *) usage ;; esac
 
 # A run that takes longer than this many seconds hangs. The slowest runs, stops on a busy machine, take about ten.
 limit=90
@@ -44,10 +44,11 @@ stopped=3000
 step() { printf '== %s\n' "$*" >&2; }
 step "seed $seed, $seconds s"
 transports=()
-[ "$transport" = nixl ] || transports+=(local)
+case $transport in local | all) transports+=(local) ;; esac
+case $transport in tcp | all) transports+=(tcp) ;; esac
 features=()
 untested=
-if [ "$transport" != local ]; then
+if [ "$transport" = nixl ] || [ "$transport" = all ]; then
     if settings=$(scripts/setup-nixl.sh --print); then
         eval "$settings"
         transports+=(nixl)

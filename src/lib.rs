@@ -268,6 +268,7 @@ pub use kv_local as local;
 pub use kv_nixl as nixl;
 #[cfg(feature = "observe")]
 pub use kv_observe as observe;
+pub use kv_tcp as tcp;
 #[cfg(feature = "timeline")]
 pub use kv_timeline as timeline;
 pub use kv_ways as ways;

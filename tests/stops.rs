@@ -42,6 +42,11 @@ fn stopped_processes_of_the_embedded_transport_write_into_no_page_that_was_given
     stop_each_side(TransportKind::Local);
 }
 
+#[test]
+fn stopped_processes_of_the_tcp_transport_write_into_no_page_that_was_given_back() {
+    stop_each_side(TransportKind::Tcp);
+}
+
 #[cfg(feature = "nixl")]
 #[test]
 fn stopped_processes_of_the_nixl_transport_write_into_no_page_that_was_given_back() {

@@ -1,8 +1,8 @@
 //! WRITE and READ between two processes over the embedded transport, by block size and count, against a
-//! plain memcpy of the same blocks in the same run.
+//! plain memcpy of the same blocks in the same run; and over the TCP transport, against plain blocking sockets.
 //!
 //! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with
-//! `-- nixl` after it, only that. Criterion's figures come first; then a table of ratios, each from
+//! `-- nixl` after it, only that; with `-- tcp`, only TCP. Criterion's figures come first; then a table of ratios, each from
 //! pairs of measurements taken in turn, so that they hold on a machine whose speed drifts.
 
 #![allow(clippy::print_stdout)]
@@ -10,6 +10,7 @@
 #[cfg(feature = "nixl")]
 mod nixl;
 mod peer;
+mod tcp;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -41,11 +42,17 @@ fn main() -> Result<(), Error> {
     if peer::is_peer() {
         return peer::serve();
     }
+    if tcp::is_peer() {
+        return tcp::serve();
+    }
     let testing = std::env::args().any(|arg| arg == "--test");
     let region = if testing { 8 << 20 } else { REGION };
     #[cfg(feature = "nixl")]
     if std::env::args().skip(1).any(|arg| arg == "nixl") {
         return nixl.as_ref().map_or(Ok(()), |nixl| nixl::tables(nixl, region));
+    }
+    if std::env::args().skip(1).any(|arg| arg == "tcp") {
+        return tcp::table(region);
     }
     let mut pair = Pair::start(region)?;
     let mut copy = Memcpy::new(region);
@@ -55,9 +62,10 @@ fn main() -> Result<(), Error> {
     if !testing {
         ratios(&mut pair, &mut copy, region)?;
     }
+    drop((pair, copy));
+    tcp::table(region)?;
     #[cfg(feature = "nixl")]
     if let Some(nixl) = &nixl {
-        drop((pair, copy));
         nixl::tables(nixl, region)?;
     }
     criterion.final_summary();

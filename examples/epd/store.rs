@@ -234,6 +234,11 @@ fn start(spec: &StoreSpec, config: EcConfig, region: &EcRegion) -> Result<EcWork
             }
             Ok(EcWorker::start(config, region, transport, client)?)
         }
+        TransportKind::Tcp => {
+            let mut transport = transport::tcp(spec.timing)?;
+            transport.add_memory(region.memory()).map_err(ExampleError::Tcp)?;
+            Ok(EcWorker::start(config, region, transport, client)?)
+        }
         #[cfg(feature = "nixl")]
         TransportKind::Nixl => {
             let mut transport = transport::nixl(spec.timing)?;

@@ -28,6 +28,9 @@ pub const DEFAULT_REQUESTS: &str = "127.0.0.1:8997";
 pub enum TransportKind {
     /// kv-local: shared memory and copies between processes of one host. Needs nothing installed.
     Local,
+    /// kv-tcp: TCP between hosts, or within one. Needs nothing installed. The variable KV_TCP_ADDRESS has the address
+    /// by which other hosts reach this one, with port 0 (default: 127.0.0.1:0).
+    Tcp,
     /// NVIDIA NIXL: RDMA, shared memory, TCP. Needs a build with --features nixl.
     Nixl,
 }

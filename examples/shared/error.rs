@@ -31,6 +31,17 @@ pub enum ExampleError {
     /// The transport could not be set up.
     #[error(transparent)]
     Local(#[from] LocalError),
+    /// The TCP transport could not be set up.
+    #[error(transparent)]
+    Tcp(#[from] kv_transfer::tcp::TcpError),
+    /// A variable does not hold an address.
+    #[error("{variable} is {got:?}; it must be an address with a port, as 10.0.0.1:0 or [fd00::1]:0")]
+    Variable {
+        /// The name of the environment variable.
+        variable: &'static str,
+        /// The value of the variable.
+        got: String,
+    },
     /// NIXL could not be loaded.
     #[cfg(feature = "nixl")]
     #[error(transparent)]

@@ -2,6 +2,7 @@
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
+use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::{Transport, Worker, WorkerConfig};
 
 use super::cli::{Pace, TransportKind};
@@ -13,7 +14,7 @@ use super::wire::{TimedTransport, WireLog};
 /// possible only before there are other threads.
 pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
     match kind {
-        TransportKind::Local => Ok(()),
+        TransportKind::Local | TransportKind::Tcp => Ok(()),
         #[cfg(feature = "nixl")]
         TransportKind::Nixl => {
             kv_transfer::nixl::Nixl::load(&kv_transfer::nixl::Search::default())?;
@@ -29,9 +30,11 @@ pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
 pub enum Memory {
     /// Memory for kv-local, which peers map.
     Arena(Arena),
+    /// Memory for kv-tcp.
+    Host(HostMemory),
     /// Memory for NIXL.
     #[cfg(feature = "nixl")]
-    Pool(kv_transfer::nixl::HostMemory),
+    Pool(HostMemory),
 }
 
 impl Memory {
@@ -39,8 +42,9 @@ impl Memory {
     pub fn new(kind: TransportKind, len: usize) -> Result<Memory, ExampleError> {
         match kind {
             TransportKind::Local => Ok(Memory::Arena(Arena::new(len)?)),
+            TransportKind::Tcp => Ok(Memory::Host(HostMemory::new(len)?)),
             #[cfg(feature = "nixl")]
-            TransportKind::Nixl => Ok(Memory::Pool(kv_transfer::nixl::HostMemory::new(len)?)),
+            TransportKind::Nixl => Ok(Memory::Pool(HostMemory::new(len)?)),
             #[cfg(not(feature = "nixl"))]
             TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
         }
@@ -50,6 +54,7 @@ impl Memory {
     pub fn addr(&self) -> u64 {
         match self {
             Memory::Arena(arena) => arena.addr(),
+            Memory::Host(memory) => memory.addr(),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => pool.addr(),
         }
@@ -59,6 +64,7 @@ impl Memory {
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), ExampleError> {
         match self {
             Memory::Arena(arena) => Ok(arena.read(offset, out)?),
+            Memory::Host(memory) => Ok(memory.read(offset, out)?),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => Ok(pool.read(offset, out)?),
         }
@@ -68,6 +74,7 @@ impl Memory {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), ExampleError> {
         match self {
             Memory::Arena(arena) => Ok(arena.write(offset, bytes)?),
+            Memory::Host(memory) => Ok(memory.write(offset, bytes)?),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => Ok(pool.write(offset, bytes)?),
         }
@@ -87,6 +94,11 @@ pub fn start(
         Memory::Arena(arena) => {
             let mut transport = local(pace)?;
             transport.add_arena(arena)?;
+            start_over(transport, config, notes, client)
+        }
+        Memory::Host(memory) => {
+            let mut transport = tcp(pace)?;
+            transport.add_memory(memory)?;
             start_over(transport, config, notes, client)
         }
         #[cfg(feature = "nixl")]
@@ -118,6 +130,18 @@ pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
     let config = LocalConfig::default();
     let handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
     Ok(LocalTransport::new(config.with(|config| config.handshake_timeout = handshake_timeout))?)
+}
+
+/// The variable with the address by which this host's processes are reached over TCP, port 0 for any port.
+const TCP_ADDRESS: &str = "KV_TCP_ADDRESS";
+
+/// A transport over TCP, without memory: on the address in `KV_TCP_ADDRESS`, or between processes of this host.
+pub fn tcp(pace: Pace) -> Result<TcpTransport, ExampleError> {
+    let address = std::env::var(TCP_ADDRESS).unwrap_or_else(|_| "127.0.0.1:0".to_owned());
+    let bad = |_| ExampleError::Variable { variable: TCP_ADDRESS, got: address.clone() };
+    let config = TcpConfig::new(address.parse().map_err(bad)?);
+    let handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
+    Ok(TcpTransport::new(config.with(|config| config.handshake_timeout = handshake_timeout))?)
 }
 
 /// A transport over NIXL, without memory.

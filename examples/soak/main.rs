@@ -70,6 +70,8 @@ struct Options {
 enum TransportKind {
     /// kv-local: shared memory and copies between processes of one host.
     Local,
+    /// kv-tcp: TCP, here within one host.
+    Tcp,
     /// NVIDIA NIXL. Needs a build with --features nixl.
     Nixl,
 }

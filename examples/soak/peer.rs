@@ -45,6 +45,7 @@ impl Peer {
     ) -> Result<Peer, Error> {
         let transport = match transport {
             TransportKind::Local => "local",
+            TransportKind::Tcp => "tcp",
             TransportKind::Nixl => "nixl",
         };
         let process = Command::new(std::env::current_exe()?)

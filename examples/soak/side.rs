@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
 #[cfg(feature = "nixl")]
-use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport};
+use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
+use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::unstable::random::SplitMix64;
 use kv_transfer::{Manager, Publication, Receiver, Sender};
 
@@ -24,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// thread.
 pub fn prepare(kind: TransportKind) -> Result<(), Error> {
     match kind {
-        TransportKind::Local => Ok(()),
+        TransportKind::Local | TransportKind::Tcp => Ok(()),
         #[cfg(feature = "nixl")]
         TransportKind::Nixl => {
             Nixl::load(&kv_transfer::nixl::Search::default())?;
@@ -38,7 +39,6 @@ pub fn prepare(kind: TransportKind) -> Result<(), Error> {
 /// Memory that a transport reaches.
 enum Memory {
     Arena(Arena),
-    #[cfg(feature = "nixl")]
     Pool(HostMemory),
 }
 
@@ -75,6 +75,13 @@ impl Side {
                 transport.add_arena(&arena)?;
                 let worker = Worker::start(config(arena.addr())?, transport, client)?;
                 (Memory::Arena(arena), worker)
+            }
+            TransportKind::Tcp => {
+                let pool = HostMemory::new(len)?;
+                let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse()?))?;
+                transport.add_memory(&pool)?;
+                let worker = Worker::start(config(pool.addr())?, transport, client)?;
+                (Memory::Pool(pool), worker)
             }
             #[cfg(feature = "nixl")]
             TransportKind::Nixl => {
@@ -122,7 +129,6 @@ impl Side {
             let offset = page as usize * PAGE;
             match &self.memory {
                 Memory::Arena(arena) => arena.write(offset, &bytes)?,
-                #[cfg(feature = "nixl")]
                 Memory::Pool(pool) => pool.write(offset, &bytes)?,
             }
         }
@@ -136,7 +142,6 @@ impl Side {
             let offset = page as usize * PAGE;
             match &self.memory {
                 Memory::Arena(arena) => arena.read(offset, &mut bytes)?,
-                #[cfg(feature = "nixl")]
                 Memory::Pool(pool) => pool.read(offset, &mut bytes)?,
             }
             content(room, position, &mut wanted);

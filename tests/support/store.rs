@@ -1,8 +1,9 @@
 //! Memory that a transport reaches, and the transport that reaches it.
 
 #[cfg(feature = "nixl")]
-use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport};
+use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
+use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::ways::{Member, Ways};
 
 use super::overheard::{Log, Overheard};
@@ -13,6 +14,7 @@ pub enum TransportKind {
     Local,
     /// Two local transports as one: `near`, which is preferred, and `local`.
     Several,
+    Tcp,
     #[cfg(feature = "nixl")]
     Nixl,
 }
@@ -22,6 +24,7 @@ pub enum Store {
     Local(Arena),
     /// Memory for two transports as one, with notes on how peers are reached.
     Several(Arena, Log),
+    Tcp(HostMemory),
     #[cfg(feature = "nixl")]
     Nixl(HostMemory),
 }
@@ -32,6 +35,7 @@ impl TransportKind {
         match name {
             "Local" => TransportKind::Local,
             "Several" => TransportKind::Several,
+            "Tcp" => TransportKind::Tcp,
             #[cfg(feature = "nixl")]
             "Nixl" => TransportKind::Nixl,
             _ => panic!("no such transport in this binary: {name}"),
@@ -44,6 +48,7 @@ impl Store {
         match transport {
             TransportKind::Local => Store::Local(Arena::new(len).unwrap()),
             TransportKind::Several => Store::Several(Arena::new(len).unwrap(), Log::default()),
+            TransportKind::Tcp => Store::Tcp(HostMemory::new(len).unwrap()),
             #[cfg(feature = "nixl")]
             TransportKind::Nixl => Store::Nixl(HostMemory::new(len).unwrap()),
         }
@@ -52,6 +57,7 @@ impl Store {
     pub fn addr(&self) -> u64 {
         match self {
             Store::Local(arena) | Store::Several(arena, _) => arena.addr(),
+            Store::Tcp(memory) => memory.addr(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.addr(),
         }
@@ -60,6 +66,7 @@ impl Store {
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         match self {
             Store::Local(arena) | Store::Several(arena, _) => arena.read(offset, out).unwrap(),
+            Store::Tcp(memory) => memory.read(offset, out).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.read(offset, out).unwrap(),
         }
@@ -68,6 +75,7 @@ impl Store {
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         match self {
             Store::Local(arena) | Store::Several(arena, _) => arena.write(offset, bytes).unwrap(),
+            Store::Tcp(memory) => memory.write(offset, bytes).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.write(offset, bytes).unwrap(),
         }
@@ -81,6 +89,12 @@ impl Store {
                 let near = Member::named("near", Box::new(local(arena)));
                 let ways = Ways::new(vec![near, Member::new(Box::new(local(arena)))]).unwrap();
                 let transport = Overheard { inner: ways, log: log.clone() };
+                Worker::start(config, transport, Box::new(client)).unwrap()
+            }
+            Store::Tcp(memory) => {
+                let address = "127.0.0.1:0".parse().unwrap();
+                let mut transport = TcpTransport::new(TcpConfig::new(address)).unwrap();
+                transport.add_memory(memory).unwrap();
                 Worker::start(config, transport, Box::new(client)).unwrap()
             }
             #[cfg(feature = "nixl")]

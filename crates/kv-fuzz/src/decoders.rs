@@ -15,6 +15,9 @@ pub use kv_local::fuzz::{hello as local_hello, messages as local_messages, metad
 pub use kv_nixl::fuzz::{
     agent_metadata as nixl_agent, metadata as nixl_metadata, notification as nixl_notification,
 };
+pub use kv_tcp::fuzz::{
+    greetings as tcp_greetings, metadata as tcp_metadata, replies as tcp_replies, requests as tcp_requests,
+};
 
 /// How many times larger a geometry may be with the names of its fields than without them.
 const NAMED: usize = 8;

@@ -106,6 +106,9 @@ mod contract;
 mod dialing;
 mod ending;
 mod error;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod given;
 mod guest;
 mod hello;

@@ -40,7 +40,7 @@ impl DialectOptions {
             return Err(ExampleError::NotBuilt { feature: "nixl,interop" });
         }
         if cache.transport != TransportKind::Nixl {
-            return refuse("transport", "local".to_owned(), "--transport nixl");
+            return refuse("transport", format!("{:?}", cache.transport).to_lowercase(), "--transport nixl");
         }
         for (option, size) in [("pp", parallelism.pp), ("cp", parallelism.cp), ("dcp", parallelism.dcp)] {
             if size > 1 {

@@ -33,7 +33,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 24] = [
+    let targets: [(&str, Vec<Vec<u8>>); 28] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -41,6 +41,10 @@ fn main() {
         ("local_metadata", vec![local_metadata(0), local_metadata(3)]),
         ("local_hello", vec![local_hello()]),
         ("local_messages", messages()),
+        ("tcp_metadata", vec![tcp_metadata(0), tcp_metadata(2)]),
+        ("tcp_greetings", tcp_greetings()),
+        ("tcp_requests", tcp_requests()),
+        ("tcp_replies", vec![tcp_replies()]),
         ("nixl_metadata", vec![nixl_metadata(0), nixl_metadata(2)]),
         ("nixl_notification", notifications()),
         ("nixl_agent", vec![nixl_agent(0), nixl_agent(3)]),
@@ -254,6 +258,50 @@ fn messages() -> Vec<Vec<u8>> {
     };
     let all = [message(1, &local_hello()), message(2, b"frame"), message(2, &[9; 5000]), message(3, b"")];
     vec![[vec![255], all.concat()].concat(), [vec![6], all[..2].concat()].concat()]
+}
+
+fn tcp_metadata(regions: usize) -> Vec<u8> {
+    let addresses = ["10.0.0.1:9000", "[fd00::1]:9001"];
+    let addresses = addresses.map(|address| address.parse::<std::net::SocketAddr>().unwrap());
+    let mut bytes = b"KVT\x01".to_vec();
+    let all = ((4_u64, 5_u64), addresses, vec![4096_u64; regions]);
+    rmp_serde::encode::write(&mut bytes, &all).unwrap();
+    bytes
+}
+
+fn tcp_greetings() -> Vec<Vec<u8>> {
+    let (identity, way) = ([7; 48], [9; 16]);
+    let hello = [&b"KVt\x01"[..], &1_u32.to_le_bytes(), &identity, &identity, &way].concat();
+    let welcome = [&b"KVw\x01"[..], &[0; 4], &identity, &way, &77_u64.to_le_bytes()].concat();
+    vec![hello, welcome]
+}
+
+/// The beginning of a message: kind and verdict, ranges, length of the frame, bytes, time, number.
+fn tcp_header(kind: [u8; 2], ranges: u16, frame: u32, bytes: u64, number: u32) -> Vec<u8> {
+    let (ranges, frame, bytes) = (ranges.to_le_bytes(), frame.to_le_bytes(), bytes.to_le_bytes());
+    let (time, number) = ((1_u64 << 60).to_le_bytes(), u64::from(number).to_le_bytes());
+    [&kind[..], &ranges, &frame, &bytes, &time, &number].concat()
+}
+
+fn tcp_requests() -> Vec<Vec<u8>> {
+    let range = |region: u32, len: u32, offset: u64| {
+        [&region.to_le_bytes()[..], &len.to_le_bytes(), &offset.to_le_bytes()].concat()
+    };
+    let frame = [tcp_header([1, 0], 0, 5, 0, 0), b"frame".to_vec()].concat();
+    let ranges = [range(0, 100, 900), range(1, 200, 69_000)].concat();
+    let write = [tcp_header([2, 0], 2, 6, 300, 1), ranges, vec![8; 300], b"notify".to_vec()].concat();
+    let read = [tcp_header([3, 0], 1, 0, 70_000, 2), range(1, 70_000, 0)].concat();
+    let all = [frame.clone(), write.clone(), read, frame.clone()].concat();
+    vec![
+        [vec![255], all].concat(),
+        [vec![5], write.clone(), write].concat(),
+        [vec![0], frame.clone(), frame].concat(),
+    ]
+}
+
+fn tcp_replies() -> Vec<u8> {
+    let answers = [0, 1, 2].map(|verdict| tcp_header([4, verdict], 0, 0, 0, 3));
+    [answers.concat(), tcp_header([5, 0], 0, 0, 1000, 4)].concat()
 }
 
 fn nixl_metadata(regions: usize) -> Vec<u8> {

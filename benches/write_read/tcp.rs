@@ -1,0 +1,235 @@
+//! WRITE and READ over the TCP transport, between two processes, beside plain blocking sockets that move the
+//! same blocks: one thread on each side, `write_all` of each block, `read_exact` into each place.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use kv_conformance::{boottime, rest};
+use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
+use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
+use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
+
+use crate::peer::{bytes, hex};
+use crate::{Error, Moves, timed};
+
+/// The variable that tells the child the length of its region and the metadata of its parent.
+const PEER: &str = "KV_BENCH_TCP_PEER";
+const OTHER: PeerId = PeerId(1);
+const MAX_SGE: usize = 1024;
+const MAX_INFLIGHT: usize = 16;
+const ROUNDS: usize = 9;
+
+pub(crate) fn is_peer() -> bool {
+    std::env::var_os(PEER).is_some()
+}
+
+/// The settings; `KV_BENCH_TCP` changes them: `lanes=2 slice=1048576 window=4194304 buffer=1048576`.
+fn config() -> Result<TcpConfig, Error> {
+    let mut config = TcpConfig::new("127.0.0.1:0".parse()?);
+    for word in std::env::var("KV_BENCH_TCP").unwrap_or_default().split_whitespace() {
+        let (name, value) = word.split_once('=').ok_or("KV_BENCH_TCP has name=value")?;
+        let value = value.parse()?;
+        match name {
+            "lanes" => config.data_connections = value,
+            "slice" => config.slice_bytes = value,
+            "window" => config.window_bytes = value,
+            "buffer" => (config.send_buffer, config.receive_buffer) = (Some(value), Some(value)),
+            other => return Err(format!("KV_BENCH_TCP has no {other}").into()),
+        }
+    }
+    Ok(config)
+}
+
+fn transport(region: usize) -> Result<(TcpTransport, HostMemory), Error> {
+    let memory = HostMemory::new(region)?;
+    let mut transport = TcpTransport::new(config()?)?;
+    transport.add_memory(&memory)?;
+    transport.register(&Region::dram(RegionRole::Kv, memory.addr(), memory.len() as u64, 4096))?;
+    Ok((transport, memory))
+}
+
+/// Runs the child: a transport that serves, and a thread with a plain socket, until standard input ends.
+pub(crate) fn serve() -> Result<(), Error> {
+    let told = std::env::var(PEER)?;
+    let (region, parent) = told.split_once(' ').ok_or("the parent has told too little")?;
+    let region = region.parse()?;
+    let (mut transport, _memory) = transport(region)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    println!("{} {}", hex(&transport.metadata()?), listener.local_addr()?);
+    std::io::stdout().flush()?;
+    std::thread::spawn(move || {
+        let failed =
+            listener.accept().map_err(Error::from).and_then(|(socket, _)| plain_child(socket, region));
+        // The parent sees the end of the connection, too.
+        drop(failed);
+    });
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    transport.connect(OTHER, &bytes(parent)?)?;
+    let mut events = Vec::new();
+    loop {
+        transport.poll(boottime(), &mut events);
+        if let Some(TransportEvent::PeerGone { end, .. }) = events.pop() {
+            return Err(format!("the child has lost its way to the parent: {end:?}").into());
+        }
+        rest(&transport, Duration::from_secs(1));
+    }
+}
+
+/// Answers a plain socket: `w` or `r`, then the length of a block and the number of blocks.
+fn plain_child(mut socket: TcpStream, region: usize) -> Result<(), Error> {
+    socket.set_nodelay(true)?;
+    let mut memory = vec![1; region];
+    let mut asked = [0; 17];
+    loop {
+        socket.read_exact(&mut asked)?;
+        let [kind, numbers @ ..] = asked;
+        let (block, count) = numbers.split_at(8);
+        let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).map(|number| number as usize);
+        let moves = Moves::random(number(block)?, number(count)?, region);
+        for descriptor in moves.descriptors() {
+            let place = &mut memory[descriptor.remote_offset as usize..][..moves.block];
+            if kind == b'w' { socket.read_exact(place)? } else { socket.write_all(place)? }
+        }
+        if kind == b'w' {
+            socket.write_all(b"!")?;
+        }
+    }
+}
+
+/// This process and its child, with both kinds of connections.
+struct Pair {
+    transport: TcpTransport,
+    _memory: HostMemory,
+    plain: TcpStream,
+    buffer: Vec<u8>,
+    child: Child,
+    _stdin: Option<ChildStdin>,
+    next: u64,
+}
+
+impl Pair {
+    fn start(region: usize) -> Result<Pair, Error> {
+        let (mut transport, memory) = transport(region)?;
+        let mut child = Command::new(std::env::current_exe()?)
+            .env(PEER, format!("{region} {}", hex(&transport.metadata()?)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
+        let (metadata, plain) = line.trim().split_once(' ').ok_or("the child has told too little")?;
+        transport.connect(OTHER, &bytes(metadata)?)?;
+        transport.permit(OTHER, Time::MAX);
+        let plain = TcpStream::connect(plain)?;
+        plain.set_nodelay(true)?;
+        let stdin = child.stdin.take();
+        let buffer = vec![2; region];
+        Ok(Pair { transport, _memory: memory, plain, buffer, child, _stdin: stdin, next: 0 })
+    }
+
+    /// Moves the blocks by the plain socket.
+    fn plain(&mut self, op: Op, moves: &Moves) -> Result<(), Error> {
+        let mut asked = vec![if op == Op::Write { b'w' } else { b'r' }];
+        asked.extend((moves.block as u64).to_le_bytes());
+        asked.extend((moves.descriptors().len() as u64).to_le_bytes());
+        self.plain.write_all(&asked)?;
+        for descriptor in moves.descriptors() {
+            let place = &mut self.buffer[descriptor.local_offset as usize..][..moves.block];
+            if op == Op::Write { self.plain.write_all(place)? } else { self.plain.read_exact(place)? }
+        }
+        if op == Op::Write {
+            self.plain.read_exact(&mut [0])?;
+        }
+        Ok(())
+    }
+
+    /// Moves the blocks by the transport.
+    fn run(&mut self, op: Op, descriptors: &[Descriptor]) -> Result<(), Error> {
+        let mut posts = descriptors.chunks(MAX_SGE);
+        let (mut in_flight, mut events) = (0, Vec::new());
+        loop {
+            while in_flight < MAX_INFLIGHT
+                && let Some(descriptors) = posts.next()
+            {
+                self.next += 1;
+                let id = PostId(self.next);
+                self.transport
+                    .post(OTHER, Post { id, op, descriptors: descriptors.to_vec(), notify: None })?;
+                in_flight += 1;
+            }
+            if in_flight == 0 {
+                return Ok(());
+            }
+            self.transport.poll(boottime(), &mut events);
+            for event in events.drain(..) {
+                match event {
+                    TransportEvent::Posted { result, .. } => {
+                        result?;
+                        in_flight -= 1;
+                    }
+                    TransportEvent::PeerGone { end, .. } => return Err(format!("{end:?}").into()),
+                    TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
+                }
+            }
+            if in_flight > 0 {
+                rest(&self.transport, Duration::from_secs(1));
+            }
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Medians of throughput and of the ratio to plain sockets, measured in turn.
+pub(crate) fn table(region: usize) -> Result<(), Error> {
+    let mut pair = Pair::start(region)?;
+    println!(
+        "\nTCP: {} MiB in blocks at random places, medians of {ROUNDS} rounds, in which each row has its turn",
+        region >> 20
+    );
+    println!(
+        "{:>9} {:>14} {:>14} {:>11} {:>11} {:>12} {:>12}",
+        "block", "sockets W GB/s", "sockets R GB/s", "WRITE GB/s", "READ GB/s", "WRITE/plain", "READ/plain"
+    );
+    for block in [16 << 10, 64 << 10, 256 << 10, 1 << 20] {
+        let moves = Moves::random(block, region / block, region);
+        let mut rounds = Vec::new();
+        for round in 0..=ROUNDS {
+            let plain_write = timed(|| pair.plain(Op::Write, &moves))?;
+            let write = timed(|| pair.run(Op::Write, moves.descriptors()))?;
+            let plain_read = timed(|| pair.plain(Op::Read, &moves))?;
+            let read = timed(|| pair.run(Op::Read, moves.descriptors()))?;
+            if round > 0 {
+                rounds.push([plain_write, plain_read, write, read]);
+            }
+        }
+        let median = |value: &dyn Fn(&[f64; 4]) -> f64| {
+            let mut values: Vec<f64> = rounds.iter().map(value).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let rate = |at: usize| region as f64 / median(&|round| round[at]) / 1e9;
+        println!(
+            "{:>5} KiB {:>14.2} {:>14.2} {:>11.2} {:>11.2} {:>12.2} {:>12.2}",
+            block >> 10,
+            rate(0),
+            rate(1),
+            rate(2),
+            rate(3),
+            median(&|round| round[0] / round[2]),
+            median(&|round| round[1] / round[3]),
+        );
+    }
+    println!("{:?}", pair.transport.stats());
+    Ok(())
+}
