@@ -13,6 +13,7 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::net::SocketAddr;
 
 use kv_core::{PeerId, Time};
@@ -33,7 +34,6 @@ use crate::way::{Way, WayId};
 const SCRATCH: usize = 16 << 10;
 
 /// One worker's end of the TCP transport. The [crate's page](crate) says what it does, with an example.
-#[derive(Debug)]
 pub struct TcpTransport {
     pub(crate) config: TcpConfig,
     pub(crate) given: Given,
@@ -146,5 +146,16 @@ impl TcpTransport {
     pub(crate) fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
+    }
+}
+
+impl fmt::Debug for TcpTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TcpTransport { bound, peers, stats, .. } = self;
+        f.debug_struct("TcpTransport")
+            .field("bound", bound)
+            .field("peers", &peers.len())
+            .field("stats", stats)
+            .finish_non_exhaustive()
     }
 }

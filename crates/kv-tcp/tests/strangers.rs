@@ -104,7 +104,8 @@ fn addresses_that_no_peer_could_connect_to_are_refused_by_name() {
         Err(TcpError::Advertise { address }) => assert!(address.ip().is_unspecified()),
         other => panic!("{other:?}"),
     }
-    let taken = TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    let other = TcpListener::bind(loopback()).unwrap();
+    let taken = other.local_addr().unwrap();
     match TcpTransport::new(TcpConfig::new(taken)) {
         Err(TcpError::Bind { address, .. }) => assert_eq!(address, taken),
         other => panic!("{other:?}"),
