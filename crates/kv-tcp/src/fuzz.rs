@@ -50,7 +50,7 @@ pub fn requests(bytes: &[u8]) {
     let regions: Vec<_> = parts.into_iter().flatten().collect();
     let len_of = |region: u32| regions.get(region as usize).map(|memory| memory.len() as u64);
     let mut inbound = Inbound::default();
-    let mut scratch = vec![0; 1 + usize::from(cut)];
+    let mut scratch = vec![0; 64 + 16 * usize::from(cut)];
     if ours.set_nonblocking(true).is_err() {
         return;
     }
@@ -58,7 +58,7 @@ pub fn requests(bytes: &[u8]) {
         if theirs.write_all(piece).is_err() {
             return;
         }
-        let most = 1 + 16 * usize::from(cut);
+        let most = scratch.len();
         while let Ok(Received::Bytes(_) | Received::Last(_)) =
             inbound.receive(ours.as_fd(), &regions, &mut scratch, most)
         {

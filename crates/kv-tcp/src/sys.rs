@@ -35,7 +35,7 @@ fn piece(memory: &Memory, at: usize, len: usize) -> Option<libc::iovec> {
 
 impl<'a> Gather<'a> {
     pub(crate) fn new() -> Gather<'a> {
-        Gather { pieces: Vec::with_capacity(64), bytes: 0, memory: PhantomData }
+        Gather { pieces: Vec::new(), bytes: 0, memory: PhantomData }
     }
 
     /// True if no more pieces can be added.
@@ -79,7 +79,7 @@ impl<'a> Gather<'a> {
 
 impl<'a> Scatter<'a> {
     pub(crate) fn new() -> Scatter<'a> {
-        Scatter { pieces: Vec::with_capacity(64), bytes: 0, memory: PhantomData }
+        Scatter { pieces: Vec::new(), bytes: 0, memory: PhantomData }
     }
 
     /// True if only one more piece can be added.
