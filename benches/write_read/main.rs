@@ -7,6 +7,7 @@
 
 #![allow(clippy::print_stdout)]
 
+mod child;
 #[cfg(feature = "nixl")]
 mod nixl;
 mod peer;

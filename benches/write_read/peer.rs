@@ -1,13 +1,13 @@
 //! Two processes with a region each: this process, which moves the bytes, and its child, which only serves.
 //! Each connects to the other, because a connection that only one side knows is closed after a while.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::Write;
 
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
+use crate::child::{Served, end_with_the_parent};
 use crate::{Error, fill};
 
 /// The variable that tells the child the length of its region, and how to reach its parent.
@@ -40,10 +40,7 @@ pub(crate) fn serve() -> Result<(), Error> {
     println!("{}", hex(&transport.metadata()?));
     std::io::stdout().flush()?;
     transport.connect(OTHER, &bytes(parent)?)?;
-    std::thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
+    end_with_the_parent();
     let start = std::time::Instant::now();
     let mut events = Vec::new();
     loop {
@@ -61,10 +58,10 @@ pub(crate) fn serve() -> Result<(), Error> {
 
 /// This process and its child, connected to each other.
 pub(crate) struct Pair {
+    /// First, so that it ends before what it reaches.
+    child: Served,
     transport: LocalTransport,
     _arena: Arena,
-    child: Child,
-    _stdin: Option<ChildStdin>,
     next: u64,
 }
 
@@ -72,17 +69,10 @@ impl Pair {
     pub(crate) fn start(region: usize) -> Result<Pair, Error> {
         let (mut transport, arena) = transport(region)?;
         fill(&arena)?;
-        let mut child = Command::new(std::env::current_exe()?)
-            .env(PEER, format!("{region} {}", hex(&transport.metadata()?)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
-        transport.connect(OTHER, &bytes(line.trim())?)?;
+        let (child, line) = Served::start(PEER, format!("{region} {}", hex(&transport.metadata()?)))?;
+        transport.connect(OTHER, &bytes(&line)?)?;
         transport.permit(OTHER, Time::MAX);
-        let stdin = child.stdin.take();
-        let mut pair = Pair { transport, _arena: arena, child, _stdin: stdin, next: 0 };
+        let mut pair = Pair { transport, _arena: arena, child, next: 0 };
         // The first transfer waits for the connection; all pages of the peer are present after it.
         let everything = Descriptor {
             local_region: 0,
@@ -145,18 +135,7 @@ impl Pair {
 
     /// An error with what was seen here, and what became of the child.
     fn cause(&mut self, seen: String) -> Error {
-        match self.child.try_wait() {
-            Ok(Some(status)) => format!("{seen}; the child has ended with {status}").into(),
-            Ok(None) => format!("{seen}; the child runs").into(),
-            Err(error) => format!("{seen}; the child cannot be asked: {error}").into(),
-        }
-    }
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        format!("{seen}; {}", self.child.state()).into()
     }
 }
 

@@ -1,9 +1,8 @@
 //! WRITE and READ over the TCP transport, between two processes, beside plain blocking sockets that move the
 //! same blocks: one thread on each side, `write_all` of each block, `read_exact` into each place.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use kv_conformance::{boottime, rest};
@@ -11,6 +10,7 @@ use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
+use crate::child::{Served, end_with_the_parent};
 use crate::peer::{bytes, hex};
 use crate::{Error, Moves, timed};
 
@@ -65,10 +65,7 @@ pub(crate) fn serve() -> Result<(), Error> {
         // The parent sees the end of the connection, too.
         drop(failed);
     });
-    std::thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
+    end_with_the_parent();
     transport.connect(OTHER, &bytes(parent)?)?;
     let mut events = Vec::new();
     loop {
@@ -103,33 +100,26 @@ fn plain_child(mut socket: TcpStream, region: usize) -> Result<(), Error> {
 
 /// This process and its child, with both kinds of connections.
 struct Pair {
+    /// First, so that it ends before what it reaches.
+    _child: Served,
     transport: TcpTransport,
     _memory: HostMemory,
     plain: TcpStream,
     buffer: Vec<u8>,
-    child: Child,
-    _stdin: Option<ChildStdin>,
     next: u64,
 }
 
 impl Pair {
     fn start(region: usize) -> Result<Pair, Error> {
         let (mut transport, memory) = transport(region)?;
-        let mut child = Command::new(std::env::current_exe()?)
-            .env(PEER, format!("{region} {}", hex(&transport.metadata()?)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
-        let (metadata, plain) = line.trim().split_once(' ').ok_or("the child has told too little")?;
+        let (child, line) = Served::start(PEER, format!("{region} {}", hex(&transport.metadata()?)))?;
+        let (metadata, plain) = line.split_once(' ').ok_or("the child has told too little")?;
         transport.connect(OTHER, &bytes(metadata)?)?;
         transport.permit(OTHER, Time::MAX);
         let plain = TcpStream::connect(plain)?;
         plain.set_nodelay(true)?;
-        let stdin = child.stdin.take();
         let buffer = vec![2; region];
-        Ok(Pair { transport, _memory: memory, plain, buffer, child, _stdin: stdin, next: 0 })
+        Ok(Pair { transport, _memory: memory, plain, buffer, _child: child, next: 0 })
     }
 
     /// Moves the blocks by the plain socket.
@@ -180,13 +170,6 @@ impl Pair {
                 rest(&self.transport, Duration::from_secs(1));
             }
         }
-    }
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -9,9 +9,8 @@ mod beside;
 mod ratios;
 mod raw;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::os::fd::BorrowedFd;
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
@@ -20,6 +19,7 @@ use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 use nixl_sys::NotificationMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::child::{Served, end_with_the_parent};
 use crate::peer::{bytes, hex};
 use crate::{Error, Moves};
 use raw::Raw;
@@ -90,10 +90,7 @@ pub(crate) fn serve(nixl: &Nixl) -> Result<(), Error> {
     println!("{} {}", hex(&ends.transport.metadata()?), hex(&ends.raw.metadata()?));
     std::io::stdout().flush()?;
     ends.transport.connect(OTHER, &parent)?;
-    std::thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
+    end_with_the_parent();
     let mut notifications = NotificationMap::new()?;
     let mut events = Vec::new();
     loop {
@@ -148,12 +145,12 @@ impl Ends {
 
 /// This process and its child, connected in both directions.
 struct Pair {
+    /// First, so that it ends before what it reaches.
+    _child: Served,
     ends: Ends,
     route: Route,
     /// The address of the child's pool.
     there: u64,
-    child: Child,
-    _stdin: Option<ChildStdin>,
     next: u64,
 }
 
@@ -162,22 +159,16 @@ impl Pair {
     fn start(nixl: &Nixl, region: usize, route: Route, item: u64) -> Result<Pair, Error> {
         let mut ends = Ends::new(nixl, "raw-parent", region, route, item)?;
         let name = if route == Route::Tcp { "tcp" } else { "default" };
-        let mut child = Command::new(std::env::current_exe()?)
-            .env(PEER, format!("{name} {region} {item} {}", hex(&ends.transport.metadata()?)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().ok_or("no output of the peer")?).read_line(&mut line)?;
-        let (transport, raw) = line.trim().split_once(' ').ok_or("no metadata from the peer")?;
+        let (child, line) =
+            Served::start(PEER, format!("{name} {region} {item} {}", hex(&ends.transport.metadata()?)))?;
+        let (transport, raw) = line.split_once(' ').ok_or("no metadata from the peer")?;
         let raw = bytes(raw)?;
         ends.transport.connect(OTHER, &bytes(transport)?)?;
         ends.transport.permit(OTHER, Time::MAX);
         ends.raw.connect(&raw)?;
         // The one registered section of NIXL's metadata: its address is the child's pool.
         let there = address(&raw, region as u64).ok_or("the peer's metadata has no such section")?;
-        let stdin = child.stdin.take();
-        let mut pair = Pair { ends, route, there, child, _stdin: stdin, next: 0 };
+        let mut pair = Pair { ends, route, there, _child: child, next: 0 };
         let first = Moves::random(64 << 10, 16, region);
         pair.transport(Op::Write, first.descriptors())?;
         pair.raw(Op::Write, first.descriptors())?;
@@ -218,13 +209,6 @@ impl Pair {
             }
         }
         Ok(())
-    }
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -1,0 +1,53 @@
+//! This program once more, as the process that serves the other one's transfers.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use crate::Error;
+
+/// A process that serves, and is killed when this is dropped.
+pub(crate) struct Served {
+    process: Child,
+    _stdin: Option<ChildStdin>,
+}
+
+impl Served {
+    /// Starts the process, which finds `told` in this variable. Returns it with the line by which it says how to reach it.
+    pub(crate) fn start(variable: &str, told: String) -> Result<(Served, String), Error> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .env(variable, told)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdin = process.stdin.take();
+        let output = process.stdout.take();
+        let served = Served { process, _stdin: stdin };
+        let mut line = String::new();
+        BufReader::new(output.ok_or("no output of the peer")?).read_line(&mut line)?;
+        Ok((served, line.trim().to_owned()))
+    }
+
+    /// What has become of the process, in words.
+    pub(crate) fn state(&mut self) -> String {
+        match self.process.try_wait() {
+            Ok(Some(status)) => format!("the child has ended with {status}"),
+            Ok(None) => "the child runs".to_owned(),
+            Err(error) => format!("the child cannot be asked: {error}"),
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// In the process that serves: ends it when the other process has ended, which closes standard input.
+pub(crate) fn end_with_the_parent() {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+}
