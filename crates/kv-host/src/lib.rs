@@ -61,6 +61,7 @@ mod parked;
 mod process;
 mod random;
 mod sys;
+mod token;
 
 pub use arena::Arena;
 pub use error::{Limit, MemoryError, OsError, PeerError};
@@ -72,3 +73,4 @@ pub use parked::Parked;
 pub use process::{Process, check_user};
 pub use random::random;
 pub use sys::{Mapping, Memory};
+pub use token::Token;

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use kv_core::{MemoryKind, Region, TransportError};
-use kv_host::{Arena, Frozen, Host, Memory, OsError, ProcessIdentity};
+use kv_host::{Arena, Frozen, Host, Memory, OsError, ProcessIdentity, Token};
 
 use crate::error::LocalError;
-use crate::metadata::{MAX_ARENAS, Metadata, Place, Token};
+use crate::metadata::{MAX_ARENAS, Metadata, Place};
 
 /// This transport as its peers see it. Nothing changes after the metadata has been asked for.
 #[derive(Debug)]

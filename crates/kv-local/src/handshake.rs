@@ -19,9 +19,9 @@
 use std::os::fd::OwnedFd;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use kv_host::{MemoryFile, OsError};
+use kv_host::{MemoryFile, OsError, Token};
 
-use crate::metadata::{MAX_METADATA, Metadata, Token};
+use crate::metadata::{MAX_METADATA, Metadata};
 use crate::remote::PeerMemory;
 use crate::right::{RIGHT_LEN, Right};
 

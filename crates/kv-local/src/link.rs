@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use kv_core::{PeerId, PostId, Time};
-use kv_host::{Parked, Process};
+use kv_host::{Parked, Process, Token};
 use rustix::event::epoll::EventFlags;
 
 use crate::connection::Connection;
 use crate::handshake::Lent;
-use crate::metadata::{Metadata, Token};
+use crate::metadata::Metadata;
 use crate::remote::PeerMemory;
 use crate::right::Right;
 

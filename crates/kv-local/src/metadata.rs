@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, TransportError};
-use kv_host::{Host, OsError, ProcessIdentity, random};
+use kv_host::{Host, OsError, ProcessIdentity, Token, random};
 use serde::{Deserialize, Serialize};
 
 /// Most arenas of one transport: their descriptors travel in one message, which carries 253 at most.
@@ -18,28 +18,6 @@ pub(crate) const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 const MAX_SOCKET_NAME: usize = 107;
 /// "KV local", version 2.
 const MAGIC: [u8; 4] = *b"KVL\x02";
-
-/// 128 random bits that name one life of one transport. A peer that knows the token has been given the
-/// transport's metadata.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Token(u64, u64);
-
-impl Token {
-    pub(crate) const LEN: usize = 16;
-
-    pub(crate) fn random() -> Result<Token, OsError> {
-        Ok(Token::from_bytes(random()?))
-    }
-
-    pub(crate) fn from_bytes(bytes: [u8; Token::LEN]) -> Token {
-        let number = u128::from_le_bytes(bytes);
-        Token(number as u64, (number >> 64) as u64)
-    }
-
-    pub(crate) fn to_bytes(self) -> [u8; Token::LEN] {
-        (u128::from(self.0) | u128::from(self.1) << 64).to_le_bytes()
-    }
-}
 
 /// A socket name that nobody can guess or occupy in advance.
 pub(crate) fn random_socket_name() -> Result<String, OsError> {

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use kv_core::{PeerId, Time};
-use kv_host::Process;
+use kv_host::{Process, Token};
 
 use crate::link::{Link, LinkId, Lost};
-use crate::metadata::Token;
 use crate::table::Links;
 
 /// First pause before a revocation that waits for the end of a slice is checked again; the pause doubles.

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
 
 use kv_core::{PeerId, TransportError};
+use kv_host::Token;
 
 use crate::link::{Link, LinkId, Stage};
-use crate::metadata::Token;
 
 /// Links by their numbers. An accepted link is a stranger's at first, is unclaimed once its hello has been
 /// accepted, and serves a peer once `connect` claims it. A dialed link serves its peer from the beginning.

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use kv_core::{MemoryKind, Region, TransportError};
-use kv_host::{Frozen, Memory};
+use kv_host::{Frozen, Memory, Token};
 
 use crate::error::TcpError;
-use crate::metadata::{Identity, Metadata, Token};
+use crate::metadata::{Identity, Metadata};
 
 /// This transport as its peers see it. Nothing changes after the metadata has been asked for.
 #[derive(Debug)]

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use kv_host::Token;
+
 use crate::connection::ConnectionId;
-use crate::metadata::{Identity, Token};
+use crate::metadata::Identity;
 
 /// Number of a guest; never used again. The owner of the transport knows it as the origin of frames.
 pub(crate) type GuestId = u64;

@@ -11,8 +11,9 @@
 //! | number of the way, random | 16 | its clock, in nanoseconds | 8 |
 
 use kv_core::Time;
+use kv_host::Token;
 
-use crate::metadata::{Identity, Token};
+use crate::metadata::Identity;
 
 /// Length of a hello, in bytes.
 pub(crate) const HELLO: usize = 8 + 2 * Identity::LEN + Token::LEN;

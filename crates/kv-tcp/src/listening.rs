@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::Time;
-use kv_host::clock;
+use kv_host::{Token, clock};
 use rustix::io::Errno;
 
 use crate::connection::{Connection, ConnectionId, Owner};
 use crate::guest::Guest;
 use crate::hello::{HELLO, Hello, Welcome};
 use crate::inbound::Received;
-use crate::metadata::{Identity, Token};
+use crate::metadata::Identity;
 use crate::socket;
 use crate::sockets::Over;
 use crate::transport::TcpTransport;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, TransportError};
-use kv_host::{OsError, random};
+use kv_host::Token;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -16,27 +16,6 @@ pub(crate) const MAX_ADDRESSES: usize = 16;
 const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 /// "KV TCP", version 1.
 const MAGIC: [u8; 4] = *b"KVT\x01";
-
-/// 128 random bits that name one life of one transport: its incarnation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) struct Token(u64, u64);
-
-impl Token {
-    pub(crate) const LEN: usize = 16;
-
-    pub(crate) fn random() -> Result<Token, OsError> {
-        Ok(Token::from_bytes(random()?))
-    }
-
-    pub(crate) fn from_bytes(bytes: [u8; Token::LEN]) -> Token {
-        let number = u128::from_le_bytes(bytes);
-        Token(number as u64, (number >> 64) as u64)
-    }
-
-    pub(crate) fn to_bytes(self) -> [u8; Token::LEN] {
-        (u128::from(self.0) | u128::from(self.1) << 64).to_le_bytes()
-    }
-}
 
 /// One life of a transport, and a hash of the metadata that it has given out. Two sides that name each other
 /// alike use the same tables of regions and addresses.

@@ -17,14 +17,13 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use kv_core::{PeerId, Time};
-use kv_host::{Memory, OsError};
+use kv_host::{Memory, OsError, Token};
 
 use crate::config::TcpConfig;
 use crate::connection::{Connection, ConnectionId};
 use crate::error::TcpError;
 use crate::given::Given;
 use crate::guest::Guests;
-use crate::metadata::Token;
 use crate::posts::Posts;
 use crate::socket;
 use crate::watch::Watch;

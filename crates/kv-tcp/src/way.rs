@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{Op, PeerId, Time, WayEnd};
+use kv_host::Token;
 
 use crate::clocks::{Latency, PeerClock};
 use crate::connection::ConnectionId;
-use crate::metadata::{Identity, Token};
+use crate::metadata::Identity;
 use crate::posts::{Posts, TransferId};
 use crate::transfer::Slice;
 

@@ -16,12 +16,12 @@ use kv_core::{
     Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
     TransportEvent, WayEnd,
 };
-use kv_host::{Arena, Host, ProcessIdentity};
+use kv_host::{Arena, Host, ProcessIdentity, Token};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::config::LocalConfig;
 use crate::handshake::Hello;
-use crate::metadata::{Metadata, Place, Token, random_socket_name};
+use crate::metadata::{Metadata, Place, random_socket_name};
 use crate::revoking::DYING;
 use crate::right::Right;
 use crate::transport::LocalTransport;
