@@ -60,7 +60,7 @@ cargo fetch --locked
 step "building"
 cargo test "${what[@]}" --locked --no-run
 # Tests start the example programs.
-cargo build "${what[@]}" --locked --examples
+cargo build "${what[@]}" --profile test --locked --examples
 
 step "running the tests"
 log=$(mktemp)

@@ -207,7 +207,11 @@ fn pages_of_a_stopped_prefill_process_come_back_when_it_cannot_write_any_more() 
     prefill.signal(Signal::CONT);
     assert_eq!(recover(&mut host, session, 10), MANY);
     let end = prefill.end_of(1);
-    assert!(end.contains("OtherRankLost") || end.contains("PeerUnresponsive"), "{end}");
+    // Its next slice may find out before it reads what its peer has said.
+    assert!(
+        ["OtherRankLost", "PeerUnresponsive", "Revoked"].iter().any(|cause| end.contains(cause)),
+        "{end}"
+    );
     host.check_idle("after the stop");
     // It is the same process, and serves again.
     prefill.tell(&format!("send 3 {MANY} 0 11"));

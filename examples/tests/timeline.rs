@@ -59,9 +59,11 @@ fn the_page_of_a_run_with_a_rank_that_hangs_tells_what_happened() {
     );
     let kinds: Vec<&str> =
         data["incidents"].as_array().unwrap().iter().map(|one| one["kind"].as_str().unwrap()).collect();
-    for kind in ["lease expired", "failed", "peer trouble", "peer lost"] {
+    for kind in ["lease expired", "failed", "peer trouble"] {
         assert!(kinds.contains(&kind), "{kind} is not among {kinds:?}");
     }
+    // A rank without pages for the killed one may end before it has seen the death.
+    let seen_dead = kinds.contains(&"peer lost");
     assert!(data["requests"].as_array().unwrap().iter().any(|request| request["retry_of"].is_number()));
     // All ranks read the clock of one host.
     for record in data["workers"].as_array().unwrap().iter().filter_map(|worker| worker["record"].as_object())
@@ -77,9 +79,10 @@ fn the_page_of_a_run_with_a_rank_that_hangs_tells_what_happened() {
     assert!(summary.contains("sent again") && summary.contains("(1 without a record)"), "{summary}");
     let incidents = browser.text("#incidents");
     let killed = remarks.split_whitespace().nth(3).unwrap().to_owned();
-    for text in [format!("{killed} is dead"), "has expired".to_owned(), "sent again".to_owned()] {
-        assert!(incidents.contains(&text), "{text} is not said: {incidents}");
+    for text in ["has expired", "sent again"] {
+        assert!(incidents.contains(text), "{text} is not said: {incidents}");
     }
+    assert_eq!(incidents.contains(&format!("{killed} is dead")), seen_dead, "{incidents}");
     let failures = browser.text("#failures");
     assert!(failures.contains("LeaseExpired"), "{failures}");
     assert!(browser.text("#workers").contains("no record"));
