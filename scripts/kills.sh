@@ -4,6 +4,7 @@
 #   scripts/kills.sh                              for three minutes, with a new seed, over every installed transport
 #   scripts/kills.sh --seconds 1800 --seed 7      for half an hour, with the runs of seed 7
 #   scripts/kills.sh --transport local            over the embedded transport only (or: tcp, nixl)
+#   scripts/kills.sh --pd FILE                    with this build of the example, instead of a new one
 #
 # Each run is the example pd with 2 prefill and 2 decode processes, and with timeouts of a second at most. One
 # process is killed, stopped for ever, or stopped for longer than every timeout and then resumed, at a moment drawn
@@ -24,12 +25,14 @@ number() { [[ $2 =~ ^[0-9]{1,9}$ ]] || { printf 'error: %s needs a number of at 
 seconds=180
 seed=$((RANDOM << 15 | RANDOM))
 transport=all
+pd=
 while [ $# -gt 0 ]; do
     [ $# -gt 1 ] || usage
     case $1 in
     --seconds) number "$1" "$2"; seconds=$2 ;;
     --seed) number "$1" "$2"; seed=$2 ;;
     --transport) transport=$2 ;;
+    --pd) pd=$2 ;;
     *) usage ;;
     esac
     shift 2
@@ -59,12 +62,15 @@ if [ "$transport" = nixl ] || [ "$transport" = all ]; then
         [ "$transport" != nixl ] || exit 1
     fi
 fi
-step "building"
-cargo build --release --locked "${features[@]}" --example pd
+if [ -z "$pd" ]; then
+    step "building"
+    cargo build --release --locked "${features[@]}" --example pd
+    pd=${CARGO_TARGET_DIR:-target}/release/examples/pd
+fi
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 # A copy, so that another build in the meantime does not change what runs.
-cp "${CARGO_TARGET_DIR:-target}/release/examples/pd" "$out/pd"
+cp "$pd" "$out/pd"
 
 # Random numbers from the seed (Lehmer's generator), so that the same seed has the same runs.
 state=$((seed % 2147483646 + 1))
