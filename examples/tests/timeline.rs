@@ -26,7 +26,8 @@ fn pd(options: &[&str], file: &Path) {
 }
 
 /// A decode rank is stopped while requests wait there for room: their leases expire, and the requests are sent again.
-/// After a minute the router kills the rank.
+/// At the end, or after a minute, the router kills the rank. So many requests that some wait for longer than half a
+/// lease on a fast machine, too.
 const STOPPED: [&str; 15] = [
     "--mode",
     "pull",
@@ -39,9 +40,9 @@ const STOPPED: [&str; 15] = [
     "--prompt-tokens",
     "64",
     "--max-new-tokens",
-    "60",
+    "90",
     "--requests",
-    "9",
+    "24",
     "--json",
 ];
 
