@@ -22,7 +22,7 @@ use kv_transfer::{Attempt, AuxIndex, Change, Geometry, Manager, PageRun, Paralle
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut criterion = Criterion::default().configure_from_args();
-    let testing = std::env::args().any(|arg| arg == "--test");
+    let testing = kv_benches::is_trial();
     sessions(&mut criterion, testing)?;
     plans(&mut criterion)?;
     uneven_plans(&mut criterion)?;

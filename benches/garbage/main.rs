@@ -39,8 +39,7 @@ fn main() -> Result<ExitCode, Error> {
         return Ok(ExitCode::SUCCESS);
     }
     let has = |wanted: &str| std::env::args().skip(1).any(|arg| arg == wanted);
-    // `cargo bench` says `--bench`; `cargo test` does not.
-    let testing = has("--test") || !has("--bench");
+    let testing = kv_benches::is_trial();
     let extent = if testing {
         Extent { rounds: 1, settle: Duration::from_millis(20), each: Duration::from_millis(50) }
     } else {

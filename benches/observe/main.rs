@@ -81,7 +81,7 @@ fn watchers() -> Result<Vec<Watcher>, Error> {
 
 fn main() -> Result<(), Error> {
     let mut criterion = Criterion::default().configure_from_args();
-    let testing = std::env::args().any(|arg| arg == "--test");
+    let testing = kv_benches::is_trial();
     let mut watchers = watchers()?;
     let mut pair = Pair::new()?;
     let mut failure = None;

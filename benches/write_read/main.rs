@@ -46,7 +46,7 @@ fn main() -> Result<(), Error> {
     if tcp::is_peer() {
         return tcp::serve();
     }
-    let testing = std::env::args().any(|arg| arg == "--test");
+    let testing = kv_benches::is_trial();
     let region = if testing { 8 << 20 } else { REGION };
     #[cfg(feature = "nixl")]
     if std::env::args().skip(1).any(|arg| arg == "nixl") {
