@@ -23,17 +23,17 @@ step() { printf '\n==== %s (%s s)\n' "$*" "$SECONDS"; }
 
 seeds() {
     step "simulator, seeds from $start on"
-    cargo run --release --locked -p kv-sim -- --worlds kv --seeds 1000000 --start "$start"
-    cargo run --release --locked -p kv-sim -- --worlds ec --seeds 500000 --start "$start"
-    cargo run --release --locked -p kv-sim -- --worlds interop --seeds 10000 --start "$start"
+    cargo run --profile bench --locked -p kv-sim -- --worlds kv --seeds 1000000 --start "$start"
+    cargo run --profile bench --locked -p kv-sim -- --worlds ec --seeds 500000 --start "$start"
+    cargo run --profile bench --locked -p kv-sim -- --worlds interop --seeds 10000 --start "$start"
 }
 fuzz() {
     step "fuzzing, seed $seed"
-    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=2000000 cargo test --release --locked -p kv-fuzz --test machine -- --nocapture
-    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=500000 cargo test --release --locked -p kv-fuzz --test entries -- --nocapture
-    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=300000 cargo test --release --locked -p kv-fuzz --test dialects -- --nocapture
-    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-fuzz --test decoders -- --nocapture
-    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --release --locked -p kv-core --test hostile
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=2000000 cargo test --profile bench --locked -p kv-fuzz --test machine -- --nocapture
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=500000 cargo test --profile bench --locked -p kv-fuzz --test entries -- --nocapture
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=300000 cargo test --profile bench --locked -p kv-fuzz --test dialects -- --nocapture
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --profile bench --locked -p kv-fuzz --test decoders -- --nocapture
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --profile bench --locked -p kv-core --test hostile
     if cargo +nightly fuzz --version >/dev/null 2>&1; then
         mkdir -p target/found
         cargo +nightly fuzz run -s none machine target/found fuzz/corpus/machine -- -max_len=2048 -max_total_time=600
@@ -58,7 +58,7 @@ stops() {
 }
 layouts() {
     step "layouts, seed $seed"
-    KV_LAYOUT_SEED=$seed KV_LAYOUT_CASES=200000 cargo test --release --locked -p kv-core --test layouts
+    KV_LAYOUT_SEED=$seed KV_LAYOUT_CASES=200000 cargo test --profile bench --locked -p kv-core --test layouts
 }
 garbage() {
     step "garbage at full speed"
