@@ -47,14 +47,15 @@ kills() {
 }
 stops() {
     step "stops in the middle of copies, seed $seed"
-    local features=()
+    local what=()
     if settings=$(scripts/setup-nixl.sh --print); then
         eval "$settings"
-        features=(--features nixl)
+        # The build of scripts/test.sh.
+        what=(--workspace --all-features)
     else
         echo "NOT TESTED: stops over NIXL, for the reason that scripts/setup-nixl.sh gives above"
     fi
-    SEED=$seed KV_STOPS=50 cargo test --locked "${features[@]}" --test stops -- --nocapture --test-threads=1
+    SEED=$seed KV_STOPS=50 cargo test --locked "${what[@]}" --test stops -- --nocapture --test-threads=1
 }
 layouts() {
     step "layouts, seed $seed"
