@@ -397,12 +397,13 @@ impl Actor {
         watch.pages.append(pages).unwrap();
     }
 
-    /// Sessions that have ended and given their pages back.
+    /// Sessions that have ended and given their pages back. How a session ended is read after its pages came
+    /// back: before, the worker's thread may end it between the two calls.
     fn reap(&mut self) {
         for (room, (mut sender, mut rest)) in std::mem::take(&mut self.senders) {
-            let end = end(&sender);
             match sender.reclaim() {
                 Some(back) => {
+                    let end = end(&sender);
                     rest.append(back.pages).unwrap();
                     self.back(rest);
                     self.said.push_back(format!("ended {room} {end}"));
@@ -411,9 +412,9 @@ impl Actor {
             }
         }
         for (room, (mut receiver, content)) in std::mem::take(&mut self.receivers) {
-            let end = end(&receiver);
             match receiver.reclaim() {
                 Some(Reclaimed { pages, .. }) => {
+                    let end = end(&receiver);
                     let reader = self.readers.remove(&room);
                     match end.as_str() {
                         "Success" => self.host.arrived(pages.list(), content, &format!("room {room}")),

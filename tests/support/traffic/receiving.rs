@@ -122,11 +122,11 @@ impl Receiving {
 
     fn take_end(&mut self, job: &Job, host: &mut Host, tally: &mut Tally) -> bool {
         let Some(session) = &mut self.session else { return false };
+        let Some(Reclaimed { mut pages, .. }) = session.reclaim() else { return false };
         let end = match session.failure() {
             Some(failure) => End::Failed(failure.cause),
             None => End::Success,
         };
-        let Some(Reclaimed { mut pages, .. }) = session.reclaim() else { return false };
         self.session = None;
         if self.given {
             assert_eq!(*pages.list(), self.list, "{job}: the receiver's pages, in the order given");

@@ -134,11 +134,11 @@ impl Sending {
 
     fn take_end(&mut self, job: &Job, host: &mut Host, tally: &mut Tally) -> bool {
         let Some(session) = &mut self.session else { return false };
+        let Some(Reclaimed { mut pages, .. }) = session.reclaim() else { return false };
         let end = match session.failure() {
             Some(failure) => End::Failed(failure.cause),
             None => End::Success,
         };
-        let Some(Reclaimed { mut pages, .. }) = session.reclaim() else { return false };
         self.session = None;
         let given = self.list.slice(0, self.sent);
         assert_eq!(Some(pages.list()), given.as_ref(), "{job}: the sender's pages, in the order given");
