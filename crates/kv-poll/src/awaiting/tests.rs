@@ -8,7 +8,8 @@ use std::task::{Context, Wake, Waker};
 use futures_core::Stream;
 use kv_core::machine::SessionCommand;
 use kv_core::proto::Resource;
-use kv_core::{KvManager, KvSender, OpenError, Room, SessionId, SessionOptions};
+use kv_core::{KvManager, KvSender, OpenError, Room, SessionOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::kv::{Changes, KvMachine, Manager, Sender};
@@ -177,7 +178,6 @@ fn a_stream_of_changes_wakes_its_task_and_reports_each_change_once() {
     };
     assert_eq!((next(&mut changes, &waker), next(&mut changes, &waker)), (told(1), told(0)));
     assert!(next(&mut changes, &waker).is_pending());
-    // A session that the stream has taken out, and not reported yet, changes again.
     set(&link, &cells[0], KvPoll::Success);
     set(&link, &cells[1], KvPoll::Success);
     let over = |number: usize| {
@@ -189,21 +189,43 @@ fn a_stream_of_changes_wakes_its_task_and_reports_each_change_once() {
     assert!(next(&mut changes, &waker).is_pending());
 }
 
+/// A task may hold a stream for long before it looks again.
 #[test]
-fn changes_that_a_dropped_stream_has_not_reported_are_reported_by_the_next_drain() {
+fn a_stream_that_is_kept_and_not_polled_keeps_no_change_from_drains_and_other_streams() {
     let (link, manager) = idle();
-    let senders = [1, 2, 3].map(|room| open(&manager, room));
-    for _ in &senders {
-        let (cell, _) = take(&link);
-        set(&link, &cell, KvPoll::WaitingForInput);
-    }
-    let (_, waker) = Task::new();
-    let mut changes = manager.changes();
-    assert!(next(&mut changes, &waker).is_ready(), "it has taken out all three");
-    drop(changes);
-    let mut drained: Vec<SessionId> = Vec::new();
-    assert_eq!(manager.poll_set().drain(|change| drained.push(change.session)), 2);
-    assert_eq!(drained, [senders[1].id(), senders[2].id()]);
+    let senders = [1, 2, 3, 4].map(|room| open(&manager, room));
+    let cells = senders.each_ref().map(|_| take(&link).0);
+    let (task, waker) = Task::new();
+    let (mut kept, mut other) = (manager.changes(), manager.changes());
+    assert!(next(&mut other, &waker).is_pending());
+    cells[..3].iter().for_each(|cell| set(&link, cell, KvPoll::WaitingForInput));
+    assert_eq!(task.woken(), 1);
+    let told = |number: usize, poll: KvPoll| Change {
+        session: senders[number].id(),
+        poll,
+        reclaimable: poll.is_terminal(),
+    };
+    assert_eq!(next(&mut kept, &waker), Poll::Ready(Some(told(0, KvPoll::WaitingForInput))));
+    let readable = || {
+        let mut fds = [PollFd::new(manager.poll_set(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    };
+    assert!(readable(), "two sessions are left");
+    // One of them changes once more.
+    set(&link, &cells[1], KvPoll::Success);
+    assert_eq!(next(&mut other, &waker), Poll::Ready(Some(told(1, KvPoll::Success))));
+    assert!(readable(), "one session is left");
+    // Another comes.
+    set(&link, &cells[3], KvPoll::Transferring);
+    let mut drained = Vec::new();
+    assert_eq!(manager.poll_set().drain(|change| drained.push(change)), 2);
+    assert_eq!(drained, [told(2, KvPoll::WaitingForInput), told(3, KvPoll::Transferring)]);
+    assert!(!readable() && next(&mut kept, &waker).is_pending() && next(&mut other, &waker).is_pending());
+    // And the last one that a stream takes leaves nothing to read.
+    set(&link, &cells[3], KvPoll::Success);
+    assert!(readable());
+    assert_eq!(next(&mut kept, &waker), Poll::Ready(Some(told(3, KvPoll::Success))));
+    assert!(!readable());
 }
 
 #[test]

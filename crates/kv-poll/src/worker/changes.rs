@@ -1,6 +1,5 @@
 //! The changes of a worker's sessions, as a stream.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,7 +8,6 @@ use std::task::{Context, Poll};
 use futures_core::Stream;
 use kv_core::machine::Machine;
 
-use super::cell::Cell;
 use super::poll_set::Change;
 use super::shared::Shared;
 use super::waiters::{Awaited, Waiters, Waiting};
@@ -17,18 +15,17 @@ use super::waiters::{Awaited, Waiters, Waiting};
 /// The changes that [`PollSet::drain`](super::PollSet::drain) reports, one by one, on any executor. The stream has
 /// no end: a worker that has stopped may still report that the last sessions can be reclaimed.
 ///
-/// A dropped stream loses no change: what the stream has not reported is reported by the next drain, or by the next
-/// stream. Several streams and drains of one worker share the changes: each change is reported to one of them.
+/// Several streams and drains of one worker share the changes: each change is reported to one of them. A stream takes
+/// one change at a time, so that one that is kept and not polled, or dropped, keeps no change from the others.
 pub struct Changes<M: Machine> {
     shared: Arc<Shared<M>>,
-    batch: VecDeque<Arc<Cell<M>>>,
     waiting: Waiting,
 }
 
 impl<M: Machine + 'static> Changes<M> {
     pub(super) fn new(shared: Arc<Shared<M>>) -> Changes<M> {
         let waiting = Waiting::on([Arc::new(Set(Arc::clone(&shared))) as Arc<dyn Awaited>]);
-        Changes { shared, batch: VecDeque::new(), waiting }
+        Changes { shared, waiting }
     }
 }
 
@@ -45,22 +42,16 @@ impl<M: Machine> Stream for Changes<M> {
     type Item = Change<M::Status>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Change<M::Status>>> {
-        let Changes { shared, batch, waiting } = self.get_mut();
+        let Changes { shared, waiting } = self.get_mut();
         waiting.look(cx, || {
-            let change = shared.poll_set.next_of(batch);
+            let change = shared.poll_set.next();
             change.map_or(Poll::Pending, |change| Poll::Ready(Some(change)))
         })
     }
 }
 
-impl<M: Machine> Drop for Changes<M> {
-    fn drop(&mut self) {
-        self.shared.poll_set.put_back(&mut self.batch);
-    }
-}
-
 impl<M: Machine> fmt::Debug for Changes<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changes").field("taken_out", &self.batch.len()).finish_non_exhaustive()
+        f.debug_struct("Changes").field("of", &self.shared.poll_set).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,5 @@
 //! The poll set: the sessions that have changed since the scheduler last looked.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -89,31 +88,24 @@ impl<M: Machine> PollSet<M> {
         changes
     }
 
-    /// The next change for a [stream](super::Changes) that has taken out `batch` before, and takes out what has
-    /// changed meanwhile when the batch is empty. Sessions of the batch count as being in the set. `None` if there
-    /// is no change, or if a drain is under way, at whose end the tasks that wait for the set are woken.
-    pub(super) fn next_of(&self, batch: &mut VecDeque<Arc<Cell<M>>>) -> Option<Change<M::Status>> {
-        if batch.is_empty() && self.is_quiet() {
+    /// The next change for a [stream](super::Changes), which leaves all others in the set. `None` if there is no
+    /// change, or if a drain is under way, at whose end the tasks that wait for the set are woken.
+    pub(super) fn next(&self) -> Option<Change<M::Status>> {
+        if self.is_quiet() {
             return None;
         }
         let _draining = self.enter()?;
         loop {
-            if batch.is_empty() {
+            let cell = self.queue.pop();
+            // The descriptor stays readable while there is more.
+            if self.queue.is_empty() {
                 self.reset();
-                batch.extend((0..self.queue.len()).map_while(|_| self.queue.pop()));
             }
-            let cell = batch.pop_front()?;
-            if let Some(change) = report(&cell) {
-                return Some(change);
+            match cell.map(|cell| report(&cell)) {
+                Some(Some(change)) => return Some(change),
+                None if self.queue.is_empty() => return None,
+                None | Some(None) => {}
             }
-        }
-    }
-
-    /// Puts sessions back that were taken out and not reported.
-    pub(super) fn put_back(&self, batch: &mut VecDeque<Arc<Cell<M>>>) {
-        if !batch.is_empty() {
-            batch.drain(..).for_each(|cell| self.push(cell));
-            self.signal();
         }
     }
 
@@ -133,11 +125,11 @@ impl<M: Machine> PollSet<M> {
         Some(Draining(self))
     }
 
-    /// Makes the descriptor unreadable, before the sessions in the set are counted. A notifier pushes, fences, and
-    /// looks at the signal: if it saw `SIGNALLED`, its fence came before ours, so `len` counts its push; if it did
-    /// not, it signals anew. If there is nothing to read, the write is yet to come: nothing is reset, and the next
-    /// drain will find it, perhaps with nothing left to do. Once the write is there, a drain always resets: an event
-    /// loop that watches edges is woken by the next write only.
+    /// Makes the descriptor unreadable, before the sessions in the set are counted, or looked for once more. A
+    /// notifier pushes, fences, and looks at the signal: if it saw `SIGNALLED`, its fence came before ours, so `len`
+    /// counts its push; if it did not, it signals anew. If there is nothing to read, the write is yet to come: nothing
+    /// is reset, and the next drain will find it, perhaps with nothing left to do. Once the write is there, a drain
+    /// always resets: an event loop that watches edges is woken by the next write only.
     fn reset(&self) {
         if self.signal.load(Ordering::SeqCst) == SIGNALLED
             && rustix::io::read(&self.event, &mut [0_u8; 8]).is_ok()
@@ -200,11 +192,13 @@ impl<M: Machine> Drop for Draining<'_, M> {
         let Draining(set) = self;
         set.draining.store(false, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if !set.queue.is_empty() {
-            set.signal.store(SIGNALLED, Ordering::SeqCst);
+        let turned_away = set.turned_away.swap(false, Ordering::SeqCst);
+        // A stream leaves the rest of the set, and the descriptor as it is. The drain that was turned away may have
+        // been woken by the last edge.
+        if !set.queue.is_empty() && (set.signal.swap(SIGNALLED, Ordering::SeqCst) == QUIET || turned_away) {
             let _ = rustix::io::write(&set.event, &1_u64.to_ne_bytes());
         }
-        if set.turned_away.swap(false, Ordering::SeqCst) {
+        if turned_away {
             set.waiters.wake();
         }
     }
