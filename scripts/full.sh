@@ -47,14 +47,9 @@ kills() {
 }
 stops() {
     step "stops in the middle of copies, seed $seed"
-    local what=()
-    if settings=$(scripts/setup-nixl.sh --print); then
-        eval "$settings"
-        # The build of scripts/test.sh.
-        what=(--workspace --all-features)
-    else
-        echo "NOT TESTED: stops over NIXL, for the reason that scripts/setup-nixl.sh gives above"
-    fi
+    # The build of scripts/test.sh.
+    . scripts/lib/natives.sh
+    set_up_natives
     SEED=$seed KV_STOPS=50 cargo test --locked "${what[@]}" --test stops -- --nocapture --test-threads=1
 }
 layouts() {

@@ -5,10 +5,10 @@
 #   scripts/test.sh push       only tests whose name contains "push"
 #
 # Needs: a Rust toolchain (https://rustup.rs), a C compiler and linker (gcc), and 2.5 GB of disk. Cargo fetches
-# everything else, in the versions that Cargo.lock pins. The embedded transport has no native dependency. For the
-# NIXL transport, scripts/setup-nixl.sh downloads NIXL into target/nixl. Where that is not possible (no g++, no pip),
-# the tests of the NIXL transport are left out, and the last line of the output says so. The same holds for the browser
-# that looks at the page of a timeline, which scripts/setup-chromium.sh downloads into target/chromium.
+# everything else, in the versions that Cargo.lock pins. The embedded transport and TCP have no native dependency. For
+# the NIXL transport, scripts/setup-nixl.sh downloads NIXL into target/nixl. Where that is not possible (no g++, no
+# pip), the tests of the NIXL transport are left out, and the last line of the output says so. The same holds for the
+# browser that looks at the page of a timeline, which scripts/setup-chromium.sh downloads into target/chromium.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,16 +35,11 @@ if [ $((free + built)) -lt 2500 ]; then
 fi
 [ "$(uname -s)" = Linux ] || missing Linux "The embedded transport uses memfd, pidfd and Unix sockets of Linux."
 
-step "setting up NIXL"
-if settings=$(scripts/setup-nixl.sh --print); then
-    eval "$settings"
-    export KV_NIXL_REQUIRED=1
-    what=(--workspace --all-features)
-else
-    without="; the NIXL transport was not tested, for the reason that scripts/setup-nixl.sh gave above"
-    printf 'NOT TESTED: the NIXL transport, for the reason that scripts/setup-nixl.sh gives above\n' >&2
-    what=(--workspace --exclude kv-nixl --features kv-examples/checkpoint)
-fi
+step "setting up the libraries of transports"
+. scripts/lib/natives.sh
+set_up_natives
+# A test that looks for a library that is there must not be skipped.
+for library in "${natives[@]}"; do export "KV_${library^^}_REQUIRED=1"; done
 
 step "setting up a browser"
 if KV_CHROMIUM=$(scripts/setup-chromium.sh); then
