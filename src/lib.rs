@@ -12,6 +12,7 @@
 //! | sessions | [`Worker`], [`PollSet`] (kv-poll) | one thread per rank, status cells, bounded rings |
 //! | protocol | [`unstable`] (kv-core) | the sans-IO machine, frames, pages → descriptors |
 //! | transport | [`local`] (kv-local) | one-sided copies between processes of one host |
+//! | transport | [`tcp`] (kv-tcp) | pages and frames between hosts, with nothing installed |
 //! | transport | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
 //! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |

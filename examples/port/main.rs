@@ -11,7 +11,8 @@
 //! | D sends a sequence to P, polls for it, copies the KV into its blocks, releases it at P | `Client::transfer_prefill`, `check_prefill_finished`, `receive_kv_cache` (after which P's blocks are released), `release` (gives a request up) |
 //! | P takes a sequence and says how much room it has, sends the KV, asks which sequences are released | `Server::try_receive_prefill`, `transfer_kv_cache`, `released`; `refuse` for a prompt that P will not compute |
 //!
-//! What to run to see each thing that the port gains (add `--transport nixl` to a build with `--features nixl`):
+//! What to run to see each thing that the port gains (add `--transport tcp`, or `--transport nixl`
+//! to a build with `--features nixl`):
 //!
 //! | | what | `cargo run --release --example port --` … |
 //! |---|---|---|

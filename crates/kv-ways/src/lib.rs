@@ -3,7 +3,7 @@
 //!
 //! What this crate is: [`Ways`], a [`Transport`](kv_core::Transport) over one to sixteen other transports,
 //! its *members*. An engine whose peers are partly on the same host and partly on others gives `Ways` the
-//! embedded transport (kv-local) and the NIXL transport, in this order, and each peer is reached by the first
+//! transports of kv-local and of kv-tcp or kv-nixl, in this order, and each peer is reached by the first
 //! one that can reach that peer. What this crate is not: a bond of several connections. A transfer is not
 //! striped over members, and a conversation does not move to another member when its own fails: the frames,
 //! posts, permissions and write fences of a conversation all belong to one member, because only that member
@@ -11,10 +11,10 @@
 //!
 //! * **How peers meet.** Each member has an [offer](kv_core::TransportOffer) of its own in the rank record
 //!   and in hellos. So a worker with several transports can meet a worker that has only one of them, which
-//!   does not need this crate. The decode side chooses the transport, in the order of its list of members
-//!   ([`Ways::new`]); the prefill side answers over the transport that the hello names. A member that cannot
-//!   reach the peer, because the peer is on another host, refuses to connect, and the next common one is
-//!   tried.
+//!   does not need this crate. The decode side chooses the transport, in the order of its list of members,
+//!   but members that recommend one direction only (NIXL over TCP) come last; the prefill side answers over
+//!   the transport that the hello names. A member that cannot reach the peer, because the peer is on another
+//!   host, refuses to connect, and the next common one is tried.
 //! * **How a conversation ends.** The owner is told [`PeerGone`](kv_core::TransportEvent::PeerGone), and what
 //!   fences the peer's last writes, as the member of the conversation reports them. What other members know
 //!   about the same process does not count: their connections carry nothing of this conversation.
@@ -28,7 +28,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let near = LocalTransport::new(LocalConfig::default())?;
-//! let far = LocalTransport::new(LocalConfig::default())?; // in a real engine: the NIXL transport
+//! let far = LocalTransport::new(LocalConfig::default())?; // in a real engine: that of kv-tcp or kv-nixl
 //! let ways = Ways::new(vec![Member::new(Box::new(near)), Member::named("far", Box::new(far))])?;
 //! let standing = ways.standing();
 //! // let worker = Worker::start(config, ways, client)?;

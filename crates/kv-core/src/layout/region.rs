@@ -19,8 +19,8 @@ pub const MAX_REGIONS: usize = 4096;
 /// # Memory that a server owns
 ///
 /// A server whose tensors exist already describes each of them by address, length and device, builds its
-/// [`KvArgs`](crate::KvArgs), and lets the transport adopt them all (`adopt_regions` of kv-local and of
-/// kv-nixl). Then:
+/// [`KvArgs`](crate::KvArgs), and lets the transport adopt them all (`adopt_regions` of kv-local,
+/// kv-tcp and kv-nixl). Then:
 ///
 /// - **Lifetime.** The server keeps the memory allocated, at the same address, until the worker has stopped:
 ///   until `Stopping` of kv-poll gives its `StopReport`. If the report counts pages or items in quarantine, or
@@ -36,7 +36,8 @@ pub const MAX_REGIONS: usize = 4096;
 ///   tokens, parts and layers that the item is said to hold ([`ArgsError`](crate::ArgsError) names the field
 ///   and both values).
 /// - **Devices.** `device` is the number by which this process knows the GPU: behind `CUDA_VISIBLE_DEVICES`,
-///   the number within that list. Peers may have other numbers. kv-local moves host memory only.
+///   the number within that list. Peers may have other numbers. kv-local and kv-tcp
+///   move host memory only.
 /// - **Children.** A child that is forked, and does not `exec`, has copies of the bytes and not the cache: it
 ///   must use neither the worker nor the pages. Where a network card has pinned the memory (NIXL over RDMA),
 ///   the memory should be kept from children (`MADV_DONTFORK`), or the parent's next write may go to another
@@ -56,7 +57,8 @@ pub struct Region {
     pub item_len: u64,
     /// Kind of the memory: host, device or file.
     pub memory: MemoryKind,
-    /// Number of the device: a GPU index, a NUMA node, or the number of a file; 0 for host memory.
+    /// Number of the device: a GPU index, or the number of a file. For host memory 0, or a NUMA node, which
+    /// is only a remark.
     pub device: u64,
     /// The model layer whose KV the items hold, or the first of several (page-major); `None` if the
     /// server does not say.
@@ -196,6 +198,7 @@ pub enum MemoryKind {
     Dram,
     /// Memory of a device, such as a GPU.
     Vram,
-    /// A file: `addr` is an offset in the file, and `device` the file descriptor.
+    /// A file: `addr` is an offset in the file, and `device` the number that the transport gave the file
+    /// (`add_file` of kv-nixl).
     File,
 }

@@ -99,7 +99,7 @@ impl Worker {
     }
 
     /// As [`begin_stop`](Worker::begin_stop), and waits for the end. Blocks the caller for `grace` at most,
-    /// and then while the transport closes: 100 ms at most for kv-local, 2 s for NIXL.
+    /// and then while the transport closes: two seconds at most, over NIXL.
     pub fn stop(self, grace: Duration) -> StopReport {
         self.begin_stop(grace).wait()
     }

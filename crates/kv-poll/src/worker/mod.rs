@@ -71,7 +71,7 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 /// | [`stop`](Worker::stop) | for the grace at most, and while the transport closes | everything else |
 /// | dropping the worker | as `stop` with a grace of one second | the way out of an error |
 ///
-/// A transport closes in 100 ms (kv-local) or 2 s (NIXL) at most.
+/// A transport closes at once (kv-tcp), in 100 ms (kv-local) or in 2 s (NIXL) at most.
 ///
 /// A drop waits because the memory that the transport was given is often dropped next, while the thread may
 /// still copy into it. A server that must not block calls `begin_stop`, and keeps the memory until that has
@@ -145,8 +145,7 @@ impl<M: Machine + 'static> Worker<M> {
     }
 
     /// Stops the worker as [`begin_stop`](Worker::begin_stop) does, and blocks the caller until the thread has
-    /// ended: for `grace` at most, and then while the transport closes (100 ms at most for kv-local, 2 s for
-    /// NIXL).
+    /// ended: for `grace` at most, and then while the transport closes.
     pub fn stop(self, grace: Duration) -> StopReport {
         self.begin_stop(grace).wait()
     }
