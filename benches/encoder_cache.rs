@@ -100,7 +100,7 @@ fn blocks(criterion: &mut Criterion) -> Result<(), Failure> {
 
 // ---- workers ------------------------------------------------------------------------------------
 
-/// A worker over the embedded transport, with room for some large entries.
+/// A worker over kv-local, with room for some large entries.
 fn worker(engine: &str, publish: Option<&str>) -> Result<(EcWorker, EcConnector), Failure> {
     let region = EcRegion::create(8 * BLOCKS, BLOCK)?;
     let mut transport = LocalTransport::new(LocalConfig::default())?;

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench garbage`; with `-- prefill` or `-- decode` after it, only the worker of that role.
 //!
-//! The bench runs three processes on the embedded transport: a worker that serves, a healthy peer (this process)
+//! The bench runs three processes over kv-local: a worker that serves, a healthy peer (this process)
 //! that makes push requests of 64 KiB one after the other, and a third process. In each round the third process
 //! idles, then spins, then sends garbage to the worker over a connection of its own. A process that spins takes a
 //! processor from the others, and nothing more. Garbage may cost the healthy peer at most half as much again. The

@@ -1,4 +1,4 @@
-//! WRITE and READ between two processes over the embedded transport, by block size and count, against a
+//! WRITE and READ between two processes over kv-local, by block size and count, against a
 //! plain memcpy of the same blocks in the same run; and over the TCP transport, against plain blocking sockets.
 //!
 //! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with

@@ -50,7 +50,7 @@
 //! use kv_ec::{EcConfig, EcRegion, EcWorker, RequestPoll, Want};
 //! use kv_local::{LocalConfig, LocalTransport};
 //!
-//! /// A worker with a region of 64 blocks of 4096 bytes, over the embedded transport.
+//! /// A worker with a region of 64 blocks of 4096 bytes, over kv-local.
 //! fn start(config: EcConfig) -> Result<EcWorker, Box<dyn std::error::Error>> {
 //!     let region = EcRegion::create(64, 4096)?;
 //!     let mut transport = LocalTransport::new(LocalConfig::default())?;

@@ -1,4 +1,4 @@
-//! Entries go from a producer to consumers over the embedded transport: real workers, real threads, real
+//! Entries go from a producer to consumers over kv-local: real workers, real threads, real
 //! bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 

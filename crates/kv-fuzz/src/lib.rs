@@ -7,9 +7,9 @@
 //! | `entries` | the same for the machine of the encoder cache: entries are saved, wanted, asked for and refused |
 //! | `vllm_machine`, `sglang_machine` | the same for the machines of foreign dialects, whose peers are vLLM's and SGLang's engines |
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
-//! | `local_metadata`, `local_hello`, `local_messages` | what the embedded transport reads |
-//! | `tcp_metadata`, `tcp_greetings`, `tcp_requests`, `tcp_replies` | what the TCP transport reads |
-//! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what the NIXL transport reads (feature `nixl`) |
+//! | `local_metadata`, `local_hello`, `local_messages` | what kv-local reads |
+//! | `tcp_metadata`, `tcp_greetings`, `tcp_requests`, `tcp_replies` | what kv-tcp reads |
+//! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what kv-nixl reads (feature `nixl`) |
 //! | `aux_row` | an aux row that a peer has written, after the layout of the reader and a wish to seal the row |
 //! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
 //! | `ec_host` | what the server of a host's encoder cache and its ranks read |

@@ -1,4 +1,4 @@
-//! The embedded transport: moves KV pages between processes of one Linux host, without a native library
+//! The transport of one host: moves KV pages between processes of one Linux host, without a native library
 //! ([`LocalTransport`]).
 //!
 //! A worker puts its pages into an [`Arena`], a sealed memory file. When two workers connect, each

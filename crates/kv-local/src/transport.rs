@@ -21,7 +21,7 @@ use crate::watch::Watch;
 /// Most bytes read from one socket in one call.
 const READ_SCRATCH: usize = 64 << 10;
 
-/// One worker's end of the embedded transport. The [crate's page](crate) says what it does, with an example.
+/// One worker's end of the transport of one host. The [crate's page](crate) says what it does, with an example.
 #[derive(Debug)]
 pub struct LocalTransport {
     pub(crate) config: LocalConfig,

@@ -1,4 +1,4 @@
-//! Hosts with an encoder cache over the embedded transport, and the bytes of their entries.
+//! Hosts with an encoder cache over kv-local, and the bytes of their entries.
 #![allow(dead_code)]
 
 pub mod process;
