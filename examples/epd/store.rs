@@ -8,11 +8,10 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use kv_core::ContentHash;
 use kv_ec::params::{EcTransferParams, Held, Item};
 use kv_ec::{
-    Availability, Compatibility, EcConfig, EcConnector, EcError, EcGauges, EcPoll, EcRegion, EcWorker,
-    EntryGuard, Fetch, FetchFailure, ReserveError, Want,
+    Availability, Compatibility, ContentHash, EcConfig, EcConnector, EcError, EcGauges, EcPoll, EcRegion,
+    EcWorker, EntryGuard, Fetch, FetchFailure, ReserveError, Want,
 };
 use kv_examples::cli::{Mode, TransportKind};
 use kv_examples::control::NamedError;

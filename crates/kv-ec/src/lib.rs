@@ -22,17 +22,7 @@
 //!
 //! What this crate is not: an encoder, or a second protocol. Peers are met, bytes are moved, leases are
 //! kept, and blocks of lost peers are quarantined by `kv-core`, as for the KV cache. vLLM's own wire for
-//! encoder caches is not spoken.
-//!
-//! # Words
-//!
-//! | word | what it is | vLLM |
-//! |---|---|---|
-//! | content hash | names the content from which an embedding was computed ([`ContentHash`](kv_core::ContentHash)) | `mm_hash` |
-//! | entry | the embedding of one content, in blocks of the region | an entry of `EmbeddingCache` |
-//! | block | the unit of the region; a page of the KV cache ([`Pages`](kv_core::Pages)) | block |
-//! | reservation | the blocks of an entry that is being filled ([`Reservation`]) | an entry that is not ready |
-//! | pin | the right to read an entry ([`Pin`], [`EntryGuard`]) | `pin_count` |
+//! encoder caches is not spoken. `docs/GLOSSARY.md` of the repository explains the words (entry, block, reservation, pin).
 //!
 //! # What the caller can rely on
 //!
@@ -46,8 +36,7 @@
 //!
 //! ```
 //! use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
-//! use kv_core::ContentHash;
-//! use kv_ec::{EcConfig, EcRegion, EcWorker, RequestPoll, Want};
+//! use kv_ec::{ContentHash, EcConfig, EcRegion, EcWorker, RequestPoll, Want};
 //! use kv_local::{LocalConfig, LocalTransport};
 //!
 //! /// A worker with a region of 64 blocks of 4096 bytes, over kv-local.
@@ -110,6 +99,7 @@ pub use compatibility::Compatibility;
 pub use connector::{
     Availability, EcConnector, EcGauges, EcPollSet, EcPort, Fetch, FetchFailure, NotSaved, SaveError,
 };
+pub use kv_core::ContentHash;
 pub use kv_poll::worker::StopReport;
 pub use machine::{
     Command, EC_SERVICE, EcError, EcMachine, EcMachineGauges, EcPoll, MachineConfig, Resource, Want,
