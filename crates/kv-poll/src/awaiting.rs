@@ -17,13 +17,16 @@ use crate::worker::waiters::Waiting;
 /// session itself is dropped. So the futures are fit for `select!` and for timeouts.
 ///
 /// ```
-/// use kv_core::{KvReceiver, KvSession, Pages, Reclaimed, TransferError};
-/// use kv_poll::{AwaitSession, Receiver};
+/// use kv_core::{Backpressure, KvReceiver, KvSession, Pages, Reclaimed, TransferError};
+/// use kv_poll::{AwaitSession, Manager, Receiver};
 ///
 /// /// Receives into the pages; the decode can begin when this has returned.
-/// async fn receive(receiver: &mut Receiver, pages: Pages) -> Result<(), TransferError> {
+/// async fn receive(manager: &Manager, receiver: &mut Receiver, mut pages: Pages) -> Result<(), TransferError> {
 ///     receiver.ready().await?;
-///     receiver.init(pages, None).expect("a worker with room for commands");
+///     while let Err(Backpressure(refused)) = receiver.init(pages, None) {
+///         pages = refused; // the worker has no room for commands
+///         manager.command_room().await;
+///     }
 ///     receiver.finished().await.map(drop)
 /// }
 ///

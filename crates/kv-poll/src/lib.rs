@@ -1,4 +1,5 @@
-//! Threads, status cells, change notification, page allocators, rank agreement and scheduler queues.
+//! What a scheduler holds of a transfer: workers with their sessions, and the queues, allocators and rank agreement
+//! of a server that has none of its own.
 //!
 //! A [`Worker`] is the thread that runs the protocol machine of `kv-core` over a transport. No other thread
 //! touches the transport. A scheduler uses the worker through a [`Manager`], which opens [`Sender`]s and
@@ -46,6 +47,7 @@
 //!     }
 //! }
 //! ```
+//!
 //! # Overlap with the forward pass
 //!
 //! Pages may be given before they are computed, and are moved as layers of them become final, at once

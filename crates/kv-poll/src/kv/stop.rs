@@ -16,13 +16,13 @@ use crate::worker;
 /// * New sessions are refused; sessions that had not ended fail, and the peers are told.
 /// * Pages come back through `reclaim` of their sessions, or through
 ///   [`Manager::orphans`](crate::Manager::orphans), as ever: once no data operation can touch them any more,
-///   and not before. Pages that are not quiet when the grace is over come back never, and are counted in the
-///   report.
+///   and not before. Pages that are not quiet when the grace is over never come back, and the report counts
+///   them.
 /// * The transport lives on the thread. Memory that was given to the transport must stay mapped until
 ///   [`poll`](Stopping::poll) returns the report; and until the process ends, if the report counts anything in
 ///   quarantine or a panic, or if this value is dropped without a report.
 ///
-/// Dropping this value waits for nothing and changes nothing of that: the thread ends by itself, without a
+/// Dropping this value does not wait and does not stop the thread earlier: the thread ends by itself, without a
 /// report.
 ///
 /// No descriptor becomes readable at the end. A server awaits this value, on any executor; or calls

@@ -6,7 +6,8 @@
 //! the server's request type, open sessions with a [`KvManager`](kv_core::KvManager), and are driven by one
 //! `step` per scheduler iteration with the [`Change`](crate::Change)s that the worker's `PollSet` reports.
 //! They are not a scheduler: the server decides which requests run and how batches are made. They have no
-//! threads, no locks and no clock.
+//! threads, no locks and no clock. SGLang's prealloc queue is two stages here, which counts and metrics name:
+//! `handshake` until the prefill side is known, then `ready` until there are pages.
 //!
 //! ```text
 //! prefill   push → bootstrap → waiting → pop_waiting → forward: init, send_chunk…, finish → inflight → drain_finished

@@ -29,7 +29,7 @@ use super::waiters::Waiting;
 ///   it. A replica is found until all of its ranks have left.
 ///
 /// The worker is *empty* when every session has ended, everything lent to sessions is back, and every peer that
-/// answers knows how its requests have ended (peers that have not acknowledged that are given five seconds). An
+/// answers knows how its requests have ended (a peer that does not acknowledge an end is given five seconds). An
 /// empty worker stays empty, and stopping it loses none of its sessions. A receiver hears of the last write a moment
 /// before the sender's transport says that the write has ended: if its process ends in that moment, the sender's half
 /// fails with [`Cause::PeerLost`](kv_core::Cause::PeerLost), although the bytes are there. The ranks of an engine are

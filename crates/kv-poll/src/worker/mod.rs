@@ -66,7 +66,7 @@ const DROP_GRACE: Duration = Duration::from_secs(1);
 ///
 /// | call | blocks | use |
 /// |---|---|---|
-/// | [`drain_then_stop`](Worker::drain_then_stop) | never | rolling restarts: open sessions end as ever first |
+/// | [`drain_then_stop`](Worker::drain_then_stop) | never | rolling restarts: open sessions end as they would have, first |
 /// | [`begin_stop`](Worker::begin_stop) | never | event loops and async servers; several workers at once |
 /// | [`stop`](Worker::stop) | for the grace at most, and while the transport closes | everything else |
 /// | dropping the worker | as `stop` with a grace of one second | the way out of an error |

@@ -1,4 +1,4 @@
-//! The queues of a decode scheduler: prealloc → transfer → waiting → running.
+//! The queues of a decode scheduler: prealloc (handshake → ready) → transfer → waiting → running.
 
 mod admit;
 mod cache;
