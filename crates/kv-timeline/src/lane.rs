@@ -56,8 +56,8 @@ pub enum Phase {
     Transferring,
     /// The session has succeeded, and its peer has not heard of that yet.
     Closing,
-    /// The session has failed, and its peer has not heard of that yet. (This has nothing to do with a worker that drains.)
-    Draining,
+    /// The session has failed, and its peer has not heard of that yet.
+    Failing,
     /// The session has failed, and its pages wait until no data operation can touch them.
     Quarantine,
 }
@@ -190,10 +190,10 @@ impl Lane {
                 What::Failed(failure) => {
                     self.outcome = Outcome::Failed(failure.clone());
                     unleased = unleased.or(Some(at));
-                    Phase::Draining
+                    Phase::Failing
                 }
                 What::QuarantineBegan { .. } => Phase::Quarantine,
-                What::QuarantineEnded { .. } => Phase::Draining,
+                What::QuarantineEnded { .. } => Phase::Failing,
                 What::Closed => {
                     closed = true;
                     self.push(phase, at);

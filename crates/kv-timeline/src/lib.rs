@@ -54,8 +54,9 @@
 //!
 //! Workers read the clocks of their hosts, which differ by anything. The difference is estimated from messages that one
 //! worker has said and the other has heard, in both directions, as in NTP; see [`Clock`]. The uncertainty is half of
-//! what the fastest messages there and back took, and what the clocks may have drifted in between. Bars of a shifted clock have whiskers of that length, and where two
-//! events of two workers are closer than the uncertainty, the list of events says `≈ order not known` between them.
+//! what the fastest messages there and back took, and what the clocks may have drifted in between. Bars of a shifted
+//! clock have whiskers of that length, and where two events of two workers are closer than the uncertainty, the list of
+//! events says `≈ order not known` between them.
 //!
 //! # While a server serves
 //!

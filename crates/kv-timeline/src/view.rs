@@ -248,7 +248,7 @@ pub(crate) fn phase_name(phase: Phase) -> &'static str {
         Phase::WaitingForInput => "WaitingForInput",
         Phase::Transferring => "Transferring",
         Phase::Closing => "Closing",
-        Phase::Draining => "Draining",
+        Phase::Failing => "Failing",
         Phase::Quarantine => "Quarantine",
     }
 }

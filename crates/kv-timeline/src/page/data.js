@@ -17,7 +17,7 @@ window.addEventListener("error", (event) => {
     WaitingForInput: ["--input", "waits for its scheduler to give pages"],
     Transferring: ["--transfer", "has its pages: bytes move, or wait to be read under a lease"],
     Closing: ["--closing", "has succeeded, tells its peer"],
-    Draining: ["--draining", "has failed, tells its peer"],
+    Failing: ["--failing", "has failed, tells its peer"],
     Quarantine: ["--quarantine", "has failed, pages still in reach of its peer"],
   };
   const kinds = {

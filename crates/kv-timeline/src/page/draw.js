@@ -182,7 +182,7 @@
       pen.moveTo(x(when) - 4, y + 2); pen.lineTo(x(when) + 4, y + 2); pen.lineTo(x(when), y + 9);
       pen.fill();
     }
-    const end = lane.spans.filter(([phase]) => phases[phase] && !["Closing", "Draining", "Quarantine"].includes(phase)).reduce((last, [, , to]) => Math.max(last, to), lane.from);
+    const end = lane.spans.filter(([phase]) => phases[phase] && !["Closing", "Failing", "Quarantine"].includes(phase)).reduce((last, [, , to]) => Math.max(last, to), lane.from);
     if (lane.outcome === "failed") {
       cross(pen, x(end), y + ROW / 2, color("--bad"));
       const again = row.first && request.retriedBy !== undefined ? " → sent again as " + data.requests[request.retriedBy].short : "";
