@@ -21,7 +21,7 @@ use super::lines::{self, Heard};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Line {
     /// P → D: the bootstrap server of P's ranks, and how many tokens P has room for. First, and after each change.
-    Room { bootstrap: String, tokens: usize },
+    Capacity { bootstrap: String, tokens: usize },
     /// D → P: compute the KV of this prompt.
     Prefill { room: Room, tokens: Vec<u32> },
     /// P → D: the KV of the prompt may be read.
@@ -159,7 +159,7 @@ impl Client {
         self.ranks.drain(|_| {});
         while let Ok((p, heard)) = self.heard.try_recv() {
             match heard {
-                Heard::Line(Line::Room { bootstrap, tokens }, lines) => {
+                Heard::Line(Line::Capacity { bootstrap, tokens }, lines) => {
                     self.ps.insert(p, (lines, bootstrap, tokens));
                 }
                 Heard::Line(Line::Finished { room }, _) => {
@@ -214,14 +214,14 @@ impl Server {
 
     /// The next prompt to compute, with P's own number for it. Clients hear how many tokens there is room for.
     pub fn try_receive_prefill(&mut self, available: usize) -> Option<(u64, Vec<u32>)> {
-        let room = Line::Room { bootstrap: self.bootstrap.clone(), tokens: available };
+        let capacity = Line::Capacity { bootstrap: self.bootstrap.clone(), tokens: available };
         if std::mem::replace(&mut self.available, available) != available {
-            self.ds.values().for_each(|d| drop(d.try_send(room.clone())));
+            self.ds.values().for_each(|d| drop(d.try_send(capacity.clone())));
         }
         while let Ok((d, heard)) = self.heard.try_recv() {
             match heard {
                 Heard::New(lines) => {
-                    let _ = lines.try_send(room.clone());
+                    let _ = lines.try_send(capacity.clone());
                     self.ds.insert(d, lines);
                 }
                 Heard::Line(Line::Prefill { room, tokens }, _) => {

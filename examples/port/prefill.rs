@@ -83,10 +83,10 @@ impl Scheduler for Prefill {
             _ => 0,
         };
         let promised: usize = self.sequences.values().map(promised).sum();
-        let room = self.blocks.available().saturating_sub(promised) * block;
+        let capacity = self.blocks.available().saturating_sub(promised) * block;
         let server = &mut self.server;
         if let Some((id, tokens)) =
-            self.calls.time("try_receive_prefill", || server.try_receive_prefill(room))
+            self.calls.time("try_receive_prefill", || server.try_receive_prefill(capacity))
         {
             if self.cache.blocks_of(tokens.len()) > self.blocks.capacity() {
                 self.calls.time("refuse", || server.refuse(id));
