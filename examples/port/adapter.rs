@@ -184,6 +184,8 @@ impl Client {
 struct Task {
     d: usize,
     sender: EngineSender,
+    /// The number of blocks was announced, which is done once.
+    announced: bool,
     /// True while D has to be told that the KV may be read.
     untold: bool,
 }
@@ -229,7 +231,7 @@ impl Server {
                     // A worker with too many sessions takes no more, and D computes the prompt at its deadline.
                     let Ok(sender) = self.ranks.sender(&self.bootstrap, room, &[], options) else { continue };
                     self.next += 1;
-                    self.tasks.insert(self.next, Task { d, sender, untold: false });
+                    self.tasks.insert(self.next, Task { d, sender, announced: false, untold: false });
                     return Some((self.next, tokens));
                 }
                 Heard::Gone => {
@@ -250,9 +252,10 @@ impl Server {
             task.sender.abort(); // and D computes the prompt itself
             return Err(pages);
         }
-        if task.sender.init(pages.len(), Some(row)).is_err() {
+        if !task.announced && task.sender.init(pages.len(), Some(row)).is_err() {
             return Err(pages);
         }
+        task.announced = true;
         task.sender.send(pages).map_err(|refused| refused.0)?;
         task.untold = true;
         Ok(())
