@@ -91,9 +91,9 @@ pub enum Cause {
         /// How many pages `init` announced.
         announced: usize,
     },
-    /// The server called `init` a second time with other values, or gave pages without calling
-    /// `init` at all.
-    #[error("init was called again with other values, or pages were sent before init was called")]
+    /// The server called `init` or `give_groups` a second time, gave pages before `init`, or called
+    /// `give_groups` too late: on a sender after the last chunk, on a receiver after `init`.
+    #[error("init was called again, pages came before init, or cache groups were given twice or too late")]
     InitOrder,
     /// The list of pages names pages that this cache does not have, or names a page twice.
     #[error(transparent)]

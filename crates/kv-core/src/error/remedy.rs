@@ -22,6 +22,7 @@ const SLOW: &str = "retry; if it happens often, raise the deadline or add worker
 const RETRY: &str = "retry, or recompute";
 const UPGRADE: &str = "recompute, or retry on another peer; upgrade the older side";
 const OF_SERVER: &str = "a bug in the server: both sides must agree on the request's pages";
+const OF_CALLS: &str = "a bug in the server: correct the call that the cause names";
 const LONGER: &str = "recompute; if it happens often, raise kv_lease_duration";
 const RESTARTED: &str = "recompute: the pages went with the sender's worker, which was restarted";
 const OF_ROUTER: &str = "a bug in the router: recompute, and check its transfer parameters";
@@ -92,7 +93,7 @@ impl Cause {
             | Cause::Layers(_)
             | Cause::BadAux { .. }
             | Cause::UnknownGroup { .. }
-            | Cause::BadGroup { .. } => (Told::BadArguments, OF_SERVER, Fail),
+            | Cause::BadGroup { .. } => (Told::BadArguments, OF_CALLS, Fail),
             Cause::ReadyEvent { .. } => {
                 (Told::Internal, "recompute; look for the error in the log of the device", Recompute)
             }
