@@ -30,7 +30,8 @@ earlier=${1:-HEAD}
 [ $# -gt 0 ] || [ -n "$(git status --porcelain --untracked-files=normal)" ] || earlier=HEAD~1
 commit=$(git rev-parse --verify --quiet "$earlier^{commit}") || die "there is no commit $earlier"
 
-crates=(kv-core kv-host kv-conformance kv-poll kv-local kv-bootstrap kv-ways kv-ec kv-observe kv-transfer)
+crates=(kv-core kv-host kv-conformance kv-poll kv-local kv-tcp kv-bootstrap kv-ways kv-ec kv-interop kv-observe kv-timeline kv-candle
+    kv-transfer)
 if [ -n "${LIBCLANG_PATH:-}" ] || [ -e target/nixl/env.sh ]; then
     # shellcheck disable=SC1091
     [ -n "${LIBCLANG_PATH:-}" ] || . target/nixl/env.sh

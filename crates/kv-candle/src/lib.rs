@@ -1,13 +1,13 @@
 //! From the KV cache tensors of [candle](candle_core) to the regions of kv-transfer ([`KvTensors`]).
 //!
 //! What it is: a check that tensors are contiguous, equal in shape and element type, and in memory whose address is
-//! known; their description as regions; and a value that keeps them allocated. What it is not: a dependency of
-//! kv-transfer. A server whose candle is another version or a fork describes its tensors by address and length
-//! ([`Region`]) and needs nothing of this crate.
+//! known; their description as regions; and a value that keeps them allocated. What it is not: necessary. A server
+//! whose candle is another version or a fork, or whose tensors have other axes, describes them by address and length
+//! ([`Region`]; the cookbook of kv-transfer has the recipe "The caches of vllm.rs") and needs nothing of this crate.
 //!
 //! The tensors here are those of vllm.rs and candle-vllm with flash attention: for each layer a pair of keys and values,
-//! each `[blocks, block, heads, head_dim]`, on the CPU. For a tensor of a GPU, `kv-candle-cuda` says where the tensor lies;
-//! that crate is built only where CUDA's compiler is. A server with another version of cudarc says so itself
+//! each `[blocks, block, heads, head_dim]`, on the CPU. For tensors of a GPU there is `kv-candle-cuda`, which is built
+//! only where CUDA's compiler is; a server with another version of cudarc says itself where its tensors lie
 //! ([`KvTensors::placed`]).
 //!
 //! ```

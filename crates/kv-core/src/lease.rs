@@ -34,8 +34,9 @@ pub enum TransferMode {
     Pull,
     /// On a sender: whatever its receivers do. On a receiver: the direction that the transport
     /// recommends for the peer ([`Directions`](crate::Directions)). Where the transport recommends
-    /// both, the receiver pulls if the router carried a [`LeaseRef`], and else pushes. Over UCX and
-    /// TCP that is push: reads are slow there, and a reader that dies takes its source down.
+    /// both, the receiver pulls if the router carried a [`LeaseRef`], and else pushes. On NIXL's
+    /// route over TCP that is push: reads are slow there, and a reader that dies may take its source
+    /// down.
     Auto,
 }
 

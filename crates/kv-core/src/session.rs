@@ -176,7 +176,8 @@ pub trait KvSender: KvSession {
     }
 
     /// Announces the request: how many pages will be sent in all, and the aux row that goes with
-    /// the last page. Called once, before the first `send`. A full queue returns [`Backpressure`].
+    /// the last page. Called once, before the first `send`; a second call fails the session. A full queue
+    /// returns [`Backpressure`], and counts as no call.
     fn init(&mut self, num_pages: usize, aux: Option<AuxIndex>) -> Result<(), Backpressure<()>> {
         let command = Command::InitSender { session: self.id(), num_pages, aux };
         self.submit(command).map_err(|_| Backpressure(()))
