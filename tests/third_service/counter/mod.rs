@@ -5,8 +5,8 @@
 //! Client and holder agree on time without comparing clocks: the holder says how long a lease lasts from
 //! its answer on, and the client counts that from the moment of the question that is answered, which was earlier.
 //!
-//! `machine.rs` is the machine, `wire.rs` its two messages, `world.rs` what a simulated world of the service
-//! promises, and `simulated.rs` runs such worlds.
+//! `machine.rs` is the machine, and `wire.rs` its two messages. Beside this folder, `main.rs` runs the machine under a
+//! worker, `world.rs` says what a simulated world of the service promises, and `simulated.rs` runs such worlds.
 
 // Either test uses a part of it.
 #![allow(dead_code)]

@@ -1,5 +1,5 @@
 //! A third service on the same worker as the KV cache: its own machine, commands, states, resources and
-//! handles, over kv-local. `counter/simulated.rs` runs the same machine in simulated worlds.
+//! handles, over kv-local. `simulated.rs` runs the same machine in simulated worlds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod counter;

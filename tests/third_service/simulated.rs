@@ -2,9 +2,7 @@
 //! kv-sim, so that other tests are built without the simulator.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-#[path = "mod.rs"]
 mod counter;
-#[path = "world.rs"]
 mod world;
 
 use counter::machine::Mistake;
