@@ -3,7 +3,7 @@
 #
 #   scripts/kills.sh                              for three minutes, with a new seed, over every installed transport
 #   scripts/kills.sh --seconds 1800 --seed 7      for half an hour, with the runs of seed 7
-#   scripts/kills.sh --transport local            over the embedded transport only (or: tcp, nixl)
+#   scripts/kills.sh --transport local            over the embedded transport only (or: tcp, auto, nixl)
 #   scripts/kills.sh --pd FILE                    with this build of the example, instead of a new one
 #
 # Each run is the example pd with 2 prefill and 2 decode processes, and with timeouts of a second at most. One
@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-case $transport in local | tcp | nixl | all) ;; *) usage ;; esac
+case $transport in local | tcp | auto | nixl | all) ;; *) usage ;; esac
 
 # A run that takes longer than this many seconds hangs. The slowest runs, stops on a busy machine, take about ten.
 limit=90
@@ -49,6 +49,7 @@ step "seed $seed, $seconds s"
 transports=()
 case $transport in local | all) transports+=(local) ;; esac
 case $transport in tcp | all) transports+=(tcp) ;; esac
+case $transport in auto | all) transports+=(auto) ;; esac
 features=()
 untested=
 if [ "$transport" = nixl ] || [ "$transport" = all ]; then

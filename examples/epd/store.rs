@@ -246,6 +246,10 @@ fn start(spec: &StoreSpec, config: EcConfig, region: &EcRegion) -> Result<EcWork
         }
         #[cfg(not(feature = "nixl"))]
         TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }.into()),
+        TransportKind::Auto => {
+            let ways = transport::several(region.memory(), region.arena(), spec.timing)?;
+            Ok(EcWorker::start(config, region, ways, client)?)
+        }
     }
 }
 

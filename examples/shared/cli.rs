@@ -33,6 +33,9 @@ pub enum TransportKind {
     Tcp,
     /// NVIDIA NIXL: RDMA, shared memory, TCP. Needs a build with --features nixl.
     Nixl,
+    /// All that this build and this host have: each peer by the best that both sides have, and by the next one where that
+    /// fails. Peers on other hosts need KV_TCP_ADDRESS.
+    Auto,
 }
 
 /// Which side moves the bytes.

@@ -34,6 +34,9 @@ pub enum ExampleError {
     /// The TCP transport could not be set up.
     #[error(transparent)]
     Tcp(#[from] kv_transfer::tcp::TcpError),
+    /// The transports could not be combined.
+    #[error(transparent)]
+    Ways(#[from] kv_transfer::ways::WaysError),
     /// A variable does not hold an address.
     #[error("{variable} is {got:?}; it must be an address with a port, as 10.0.0.1:0 or [fd00::1]:0")]
     Variable {

@@ -3,6 +3,7 @@
 use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
+use kv_transfer::ways::{Member, Ways};
 use kv_transfer::{Transport, Worker, WorkerConfig};
 
 use super::cli::{Pace, TransportKind};
@@ -22,6 +23,12 @@ pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
         }
         #[cfg(not(feature = "nixl"))]
         TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
+        TransportKind::Auto => {
+            // Where NIXL cannot be loaded, `several` goes without it.
+            #[cfg(feature = "nixl")]
+            drop(kv_transfer::nixl::Nixl::load(&kv_transfer::nixl::Search::default()));
+            Ok(())
+        }
     }
 }
 
@@ -35,6 +42,8 @@ pub enum Memory {
     /// Memory for NIXL.
     #[cfg(feature = "nixl")]
     Pool(HostMemory),
+    /// Memory for every transport that there is, and the arena that the memory is, unless the host has none.
+    Any(kv_transfer::tcp::Memory, Option<Arena>),
 }
 
 impl Memory {
@@ -47,6 +56,11 @@ impl Memory {
             TransportKind::Nixl => Ok(Memory::Pool(HostMemory::new(len)?)),
             #[cfg(not(feature = "nixl"))]
             TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
+            TransportKind::Auto => Ok(match Arena::new(len) {
+                Ok(arena) => Memory::Any(arena.memory().clone(), Some(arena)),
+                // Where shared memory is not to be had, other transports may still do.
+                Err(_) => Memory::Any(HostMemory::new(len)?.memory().clone(), None),
+            }),
         }
     }
 
@@ -54,6 +68,7 @@ impl Memory {
     pub fn addr(&self) -> u64 {
         match self {
             Memory::Arena(arena) => arena.addr(),
+            Memory::Any(memory, _) => memory.addr(),
             Memory::Host(memory) => memory.addr(),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => pool.addr(),
@@ -64,6 +79,7 @@ impl Memory {
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), ExampleError> {
         match self {
             Memory::Arena(arena) => Ok(arena.read(offset, out)?),
+            Memory::Any(memory, _) => Ok(memory.read(offset, out)?),
             Memory::Host(memory) => Ok(memory.read(offset, out)?),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => Ok(pool.read(offset, out)?),
@@ -74,6 +90,7 @@ impl Memory {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), ExampleError> {
         match self {
             Memory::Arena(arena) => Ok(arena.write(offset, bytes)?),
+            Memory::Any(memory, _) => Ok(memory.write(offset, bytes)?),
             Memory::Host(memory) => Ok(memory.write(offset, bytes)?),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => Ok(pool.write(offset, bytes)?),
@@ -107,6 +124,9 @@ pub fn start(
             transport.add_memory(pool)?;
             start_over(transport, config, notes, client)
         }
+        Memory::Any(memory, arena) => {
+            start_over(several(memory, arena.as_ref(), pace)?, config, notes, client)
+        }
     }
 }
 
@@ -130,6 +150,30 @@ pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
     let config = LocalConfig::default();
     let handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
     Ok(LocalTransport::new(config.with(|config| config.handshake_timeout = handshake_timeout))?)
+}
+
+/// Every transport that there is, as one over the same memory: peers on this host by kv-local if the memory is an
+/// arena, others by NIXL where it is installed and reads as well as it writes (RDMA), and else by TCP.
+pub fn several(
+    memory: &kv_transfer::tcp::Memory,
+    arena: Option<&Arena>,
+    pace: Pace,
+) -> Result<Ways, ExampleError> {
+    let mut members = Vec::new();
+    if let Some(arena) = arena {
+        let mut local = local(pace)?;
+        local.add_arena(arena)?;
+        members.push(Member::new(Box::new(local)));
+    }
+    #[cfg(feature = "nixl")]
+    if let Ok(mut nixl) = nixl(pace) {
+        nixl.add_memory(memory)?;
+        members.push(Member::new(Box::new(nixl)));
+    }
+    let mut tcp = tcp(pace)?;
+    tcp.add_memory(memory)?;
+    members.push(Member::new(Box::new(tcp)));
+    Ok(Ways::new(members)?)
 }
 
 /// The variable with the address by which this host's processes are reached over TCP, port 0 for any port.

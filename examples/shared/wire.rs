@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_transfer::unstable::{Directions, Origin, Post, Transport, TransportEvent, TransportWait, WriteFence};
+use kv_transfer::unstable::{
+    Directions, Origin, Post, Transport, TransportEvent, TransportOffer, TransportWait, WriteFence,
+};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time, TransportError};
 
 use super::heartbeats::Heartbeats;
@@ -100,6 +102,18 @@ impl<P: Transport> Transport for TimedTransport<P> {
 
     fn metadata(&self) -> Result<Bytes, TransportError> {
         self.inner.metadata()
+    }
+
+    fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
+        self.inner.offers()
+    }
+
+    fn connect_by(&mut self, peer: PeerId, transport: &TransportOffer) -> Result<(), TransportError> {
+        self.inner.connect_by(peer, transport)
+    }
+
+    fn may_speak_by(&self, from: Origin, transport: &TransportOffer) -> bool {
+        self.inner.may_speak_by(from, transport)
     }
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
