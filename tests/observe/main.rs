@@ -102,7 +102,7 @@ fn a_push_is_counted_on_both_sides_with_its_bytes_and_phases() {
     stop(pair);
     let values = counted.values();
     let bytes = 5 * PAGE + SHAPE.row_len() as u64;
-    assert_eq!(values.all("bytes_total", ""), [("push-p/0 write push-d/0", bytes)]);
+    assert_eq!(values.all("bytes_total", ""), [("push-p/0 write push-d/0 local", bytes)]);
     assert_eq!(
         values.all("requests_total", ""),
         [("push-d/0 receiver success", 1), ("push-p/0 sender success", 1)]
@@ -242,7 +242,7 @@ fn a_pull_is_counted_by_its_reader_and_a_lease_that_runs_out_by_its_holder() {
     assert_eq!(pair.end_sender(forgotten), 4);
     stop(pair);
     let values = counted.values();
-    assert_eq!(values.all("bytes_total", ""), [("pull-d/0 read pull-p/0", 3 * PAGE)]);
+    assert_eq!(values.all("bytes_total", ""), [("pull-d/0 read pull-p/0 local", 3 * PAGE)]);
     assert_eq!(values.distribution("request_bytes", "pull-d/0 receiver"), [3.0 * PAGE as f64]);
     assert_eq!(values.all("leases_expired_total", ""), [("pull-p/0", 1)]);
     assert_eq!(values.all("failures_total", ""), [("pull-p/0 sender lease_expired here unknown", 1)]);

@@ -27,7 +27,7 @@ use crate::table::{self, Metric};
 ///
 /// All values of labels are texts of this library or names of the server's own workers, except `peer`:
 /// [`max_peers`](Metrics::max_peers) peers have a label with their name, in the order in which they were met, and
-/// the others share `other`. Rooms and request ids are never labels. A worker has at most about 300 series whose
+/// the others share `other`; the same holds for the transports of `transport`, of which 16 have a label. Rooms and request ids are never labels. A worker has at most about 300 series whose
 /// labels name no peer, and at most about 200 more for each peer with a name, most of them failures of kinds that
 /// never happen.
 #[derive(Debug, Clone)]
@@ -148,6 +148,15 @@ impl Sample {
         self.raise(&table::TURNS, [], gauges.turns);
         self.raise(&table::WAKE_UPS, [], gauges.wake_ups);
         self.raise(&table::COMMANDS, [], gauges.commands);
+        self
+    }
+
+    /// Takes the number of peers that are connected over each transport of a worker with several, as
+    /// `kv_ways::Standing::peers` has them.
+    pub fn peers(&self, peers: impl IntoIterator<Item = (&'static str, usize)>) -> &Sample {
+        for (transport, peers) in peers {
+            self.set(&table::PEERS, [transport], peers as f64);
+        }
         self
     }
 

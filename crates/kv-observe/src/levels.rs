@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kv_core::TransportError;
 use kv_core::trace::KvWhat;
 use tracing::Level;
 
@@ -17,9 +18,14 @@ pub(crate) fn level(what: &KvWhat) -> Level {
     match what {
         KvWhat::Failed(failure) if !is_abort(&failure.cause) => Level::WARN,
         KvWhat::QuarantineEnded { lasted, .. } if *lasted >= LONG => Level::WARN,
+        // A transport that does not lead to the peer, in the worker's list before one that does.
+        KvWhat::WayFailed { pause: None, .. } | KvWhat::ConnectFailed(TransportError::Metadata(_)) => {
+            Level::DEBUG
+        }
         KvWhat::Failed(_) | KvWhat::Ended | KvWhat::PeerBack => Level::INFO,
         KvWhat::PeerRefuses(_)
         | KvWhat::ConnectFailed(_)
+        | KvWhat::WayFailed { .. }
         | KvWhat::WayLost
         | KvWhat::PeerGivenUp { .. }
         | KvWhat::PeerDead { .. }

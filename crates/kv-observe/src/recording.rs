@@ -6,7 +6,7 @@ use kv_core::trace::{Event, Half, KvWhat, Message};
 use kv_core::{Cause, Op, PeerCause, PostId, SessionId, Time, TransferError, WorkerId};
 use metrics::{Counter, Histogram};
 
-use crate::peers::{Peers, Slot};
+use crate::peers::{Peers, Slot, Way};
 use crate::sink::{Family, Home, Sink};
 use crate::story::Story;
 use crate::table;
@@ -144,8 +144,8 @@ impl Recording {
                     return;
                 }
                 families.post_seconds.at(home, peers, (op,)).record(*took);
-                let slot = peers.of(event.who.peer);
-                families.moved.at(home, peers, (op, slot)).increment(*bytes);
+                let (slot, way) = (peers.of(event.who.peer), peers.way_to(event.who.peer));
+                families.moved.at(home, peers, (op, slot, way)).increment(*bytes);
             }
             KvWhat::Said(message) => families.message(home, peers, "sent", message),
             KvWhat::Heard(message) => families.message(home, peers, "received", message),
@@ -171,6 +171,17 @@ impl Recording {
                 if let Some(id) = event.who.peer {
                     peers.forgotten(id);
                 }
+                families.peer_events.at(home, peers, (what.name(),)).increment(1);
+            }
+            KvWhat::WayChosen { transport } => {
+                if let Some(id) = event.who.peer {
+                    peers.reached(id, transport);
+                }
+                families.peer_events.at(home, peers, (what.name(),)).increment(1);
+            }
+            KvWhat::WayFailed { transport, fault, .. } => {
+                let way = peers.way(transport);
+                families.ways_failed.at(home, peers, (way, fault.name())).increment(1);
                 families.peer_events.at(home, peers, (what.name(),)).increment(1);
             }
             KvWhat::PeerAnswers
@@ -234,7 +245,7 @@ families! {
     failed_after: (Text,), Histogram = FAILED_AFTER;
     request_bytes: (Text,), Histogram = REQUEST_BYTES;
     request_speed: (Text,), Histogram = REQUEST_SPEED;
-    moved: (Text, Slot), Counter = MOVED;
+    moved: (Text, Slot, Way), Counter = MOVED;
     post_seconds: (Text,), Histogram = POST_SECONDS;
     post_bytes: (Text,), Histogram = POST_BYTES;
     post_descriptors: (Text,), Histogram = POST_DESCRIPTORS;
@@ -244,6 +255,7 @@ families! {
     leases_expired: (), Counter = LEASES_EXPIRED;
     lookups: (Text,), Counter = LOOKUPS;
     peer_events: (Text,), Counter = PEER_EVENTS;
+    ways_failed: (Way, Text), Counter = WAYS_FAILED;
     frames_ignored: (Text,), Counter = FRAMES_IGNORED;
     quarantine_seconds: (Text,), Histogram = QUARANTINE_SECONDS;
     events_lost: (), Counter = EVENTS_LOST;

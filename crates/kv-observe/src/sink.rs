@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kv_core::WorkerId;
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
 
-use crate::peers::{Peers, Slot};
+use crate::peers::{Peers, Slot, Way};
 use crate::table::{Kind, METRICS, Metric};
 
 /// The recorder that takes the numbers.
@@ -133,6 +133,12 @@ impl Value for Slot {
     }
 }
 
+impl Value for Way {
+    fn text(self, peers: &Peers) -> SharedString {
+        peers.transport(self)
+    }
+}
+
 /// The values of all labels but `worker`.
 pub(crate) trait Labels: Copy + Ord {
     fn texts(self, peers: &Peers) -> Vec<SharedString>;
@@ -153,4 +159,5 @@ macro_rules! labels {
 labels!();
 labels!(A);
 labels!(A B);
+labels!(A B C);
 labels!(A B C D);

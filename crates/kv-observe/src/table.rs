@@ -128,8 +128,8 @@ metrics! {
         .sglang("sglang:kv_transfer_speed_gb_s");
 
     // ---- data operations ------------------------------------------------------------------------
-    MOVED = counter("kv_transfer_bytes_total", &["worker", "op", "peer"],
-        "Bytes that data operations of this worker have moved, by direction and peer.").bytes();
+    MOVED = counter("kv_transfer_bytes_total", &["worker", "op", "peer", "transport"],
+        "Bytes that data operations of this worker have moved, by direction, peer and transport.").bytes();
     POST_SECONDS = Metric::histogram("kv_transfer_post_seconds", (Unit::Seconds, SECONDS), &["worker", "op"],
         "Time that a successful data operation took.")
         .vllm("vllm:nixl_xfer_time_seconds");
@@ -156,6 +156,10 @@ metrics! {
         "Questions to the bootstrap server: `asked`, `asked_again`, `answered`, `not_answered`.");
     PEER_EVENTS = counter("kv_transfer_peer_events_total", &["worker", "event"],
         "What happened to peers: met, silent, given up, dead, restarted, a way lost …");
+    PEERS = gauge("kv_transfer_peers", &["worker", "transport"],
+        "Peers that are connected over each transport of a worker with several.");
+    WAYS_FAILED = counter("kv_transfer_ways_failed_total", &["worker", "transport", "fault"],
+        "Transports of a worker with several that were left alone for a peer: `refused`, `lost` or `silent`.");
     FRAMES_IGNORED = counter("kv_transfer_frames_ignored_total", &["worker", "reason"],
         "Frames that arrived and were ignored, by reason.")
         .vllm("vllm:nixl_num_notifications_after_expiry");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_core::trace::{Dropped, KvWhat, Log, Message};
+use kv_core::trace::{Dropped, KvWhat, Log, Message, WayFault};
 use kv_core::{
     Cause, EngineId, Incarnation, PeerCause, PeerId, QuarantineReason, Time, TransportError, WorkerId,
 };
@@ -73,10 +73,12 @@ fn the_document_lists_the_events_of_peers_that_are_counted() {
     let silent_for = Duration::from_secs(1);
     let events = [
         KvWhat::PeerMet { worker: worker.clone(), incarnation: Incarnation::from_random(1) },
+        KvWhat::WayChosen { transport: "tcp".to_owned() },
         KvWhat::PeerAnswers,
         KvWhat::PeerRefuses(Box::new(Cause::PeerLost)),
         KvWhat::WayOpened,
         KvWhat::ConnectFailed(TransportError::PeerGone),
+        KvWhat::WayFailed { transport: "local".to_owned(), fault: WayFault::Lost, pause: Some(silent_for) },
         KvWhat::WayLost,
         KvWhat::PeerSilent { silent_for },
         KvWhat::PeerGivenUp { silent_for },

@@ -6,6 +6,7 @@ use kv_core::Room;
 
 use crate::note::{Failure, Message, Note, Side, What};
 use crate::record::SessionNotes;
+use crate::text::Text;
 
 /// One session of one worker. Times are in nanoseconds of the timeline.
 #[derive(Debug, Clone)]
@@ -36,12 +37,23 @@ pub struct Lane {
     pub pages: u64,
     /// The workers of the other side: the position among the timeline's workers, and the first and last message.
     pub peers: Vec<(usize, i64, i64)>,
+    /// The transports by which the workers of the other side were reached, as far as the record has them.
+    pub transports: BTreeMap<usize, Text>,
     /// All events of the session.
     pub(crate) notes: Vec<Note>,
     /// The workers of the other side, by the numbers that this worker gave them.
     actors: BTreeMap<u64, usize>,
     /// The time of the timeline's beginning in the worker's clock.
     zero: i128,
+}
+
+/// A peer of a worker.
+#[derive(Debug, Clone)]
+pub(crate) struct Met {
+    /// The position among the timeline's workers.
+    pub(crate) actor: usize,
+    /// The transport by which the peer was reached.
+    pub(crate) transport: Option<Text>,
 }
 
 /// A phase of a session: the states of [`KvPoll`](kv_core::KvPoll) until the end, and what follows the end. (The phases
@@ -109,7 +121,7 @@ impl Lane {
     pub(crate) fn of(
         worker: usize,
         session: SessionNotes,
-        peers: &BTreeMap<u64, usize>,
+        peers: &BTreeMap<u64, Met>,
         zero: i128,
         last: u64,
     ) -> Option<Lane> {
@@ -129,6 +141,7 @@ impl Lane {
             outcome: Outcome::Open,
             pages: 0,
             peers: Vec::new(),
+            transports: BTreeMap::new(),
             notes: Vec::new(),
             actors: BTreeMap::new(),
             zero,
@@ -163,7 +176,7 @@ impl Lane {
         moved.fold(0, |sum, post| sum.saturating_add(post.bytes))
     }
 
-    fn read(&mut self, notes: &[Note], peers: &BTreeMap<u64, usize>) {
+    fn read(&mut self, notes: &[Note], peers: &BTreeMap<u64, Met>) {
         let mut phase = (Phase::Bootstrapping, self.from);
         let mut posts: BTreeMap<u64, usize> = BTreeMap::new();
         let mut spoken: BTreeMap<usize, (i64, i64)> = BTreeMap::new();
@@ -172,8 +185,11 @@ impl Lane {
         let (mut leased, mut unleased) = (None, None);
         for note in notes {
             let at = self.time(note);
-            let peer = note.peer.and_then(|peer| peers.get(&peer).copied());
-            if let Some(peer) = peer {
+            let met = note.peer.and_then(|peer| peers.get(&peer));
+            let peer = met.map(|met| met.actor);
+            if let Some(Met { actor: peer, transport }) = met {
+                let peer = *peer;
+                self.transports.extend(transport.clone().map(|transport| (peer, transport)));
                 let span = spoken.entry(peer).or_insert((at, at));
                 *span = (span.0.min(at), span.1.max(at));
                 self.actors.extend(note.peer.map(|number| (number, peer)));

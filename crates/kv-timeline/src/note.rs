@@ -103,6 +103,9 @@ pub enum What {
         worker: WorkerId,
         incarnation: Incarnation,
     },
+    WayChosen {
+        transport: Text,
+    },
     PeerAnswers,
     PeerRefuses {
         why: Text,
@@ -110,6 +113,11 @@ pub enum What {
     WayOpened,
     ConnectFailed {
         why: Text,
+    },
+    WayFailed {
+        transport: Text,
+        why: Text,
+        pause: Option<u64>,
     },
     WayLost,
     PeerSilent {
@@ -240,6 +248,8 @@ impl Note {
             | What::Dropped { why }
             | What::PeerRefuses { why }
             | What::ConnectFailed { why } => why.as_str().len(),
+            What::WayChosen { transport } => transport.as_str().len(),
+            What::WayFailed { transport, why, .. } => transport.as_str().len() + why.as_str().len(),
             What::PostEnded { error: Some(why), .. } => why.as_str().len(),
             What::Failed(failure) => {
                 let Failure { peer, name, why, advice, .. } = &**failure;
@@ -326,10 +336,16 @@ impl What {
             KvWhat::PeerMet { worker, incarnation } => {
                 What::PeerMet { worker: worker.clone(), incarnation: *incarnation }
             }
+            KvWhat::WayChosen { transport } => What::WayChosen { transport: Text::new(transport) },
             KvWhat::PeerAnswers => What::PeerAnswers,
             KvWhat::PeerRefuses(cause) => What::PeerRefuses { why: Text::new(cause) },
             KvWhat::WayOpened => What::WayOpened,
             KvWhat::ConnectFailed(error) => What::ConnectFailed { why: Text::new(error) },
+            KvWhat::WayFailed { transport, fault, pause } => What::WayFailed {
+                transport: Text::new(transport),
+                why: Text::new(fault),
+                pause: pause.map(nanos),
+            },
             KvWhat::WayLost => What::WayLost,
             KvWhat::PeerSilent { silent_for } => What::PeerSilent { silent_for: nanos(*silent_for) },
             KvWhat::PeerGivenUp { silent_for } => What::PeerGivenUp { silent_for: nanos(*silent_for) },

@@ -124,7 +124,13 @@ impl Timeline {
         let peers: Vec<String> = lane
             .peers
             .iter()
-            .filter_map(|&(peer, ..)| Some(self.actors.get(peer)?.worker.to_string()))
+            .filter_map(|(peer, ..)| {
+                let worker = &self.actors.get(*peer)?.worker;
+                Some(match lane.transports.get(peer) {
+                    Some(transport) => format!("{worker} by {transport}"),
+                    None => worker.to_string(),
+                })
+            })
             .collect();
         let mut args =
             json!({ "outcome": outcome, "pages": lane.pages, "bytes": lane.bytes(), "peers": peers });

@@ -4,6 +4,7 @@ use kv_core::{Incarnation, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use crate::note::Note;
+use crate::text::Text;
 
 /// The version of the form of records. A record of another version is refused.
 pub const VERSION: u32 = 1;
@@ -44,6 +45,9 @@ pub struct PeerNote {
     pub worker: WorkerId,
     /// The life of the peer.
     pub incarnation: Incarnation,
+    /// The transport by which the peer was reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Text>,
     /// When this worker first said hello.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hello_said: Option<u64>,

@@ -240,6 +240,7 @@ impl Kept {
                 peer: number,
                 worker: worker.clone(),
                 incarnation: *incarnation,
+                transport: None,
                 hello_said: None,
                 hello_heard: None,
                 welcome_said: None,
@@ -249,6 +250,9 @@ impl Kept {
             return;
         }
         let Some(peer) = self.peers.get_mut(&number) else { return };
+        if let What::WayChosen { transport } = &note.what {
+            peer.transport = Some(transport.clone());
+        }
         let first = match &note.what {
             What::Said(Message::Hello) => &mut peer.hello_said,
             What::Heard(Message::Hello) => &mut peer.hello_heard,

@@ -68,10 +68,17 @@ impl fmt::Display for What {
             What::Heard(message) => write!(f, "← {message}"),
             What::Dropped { why } => write!(f, "a frame is ignored: {why}"),
             What::PeerMet { worker, incarnation } => write!(f, "meets {worker}, incarnation {incarnation}"),
+            What::WayChosen { transport } => write!(f, "the peer is to be reached by {transport}"),
             What::PeerAnswers => f.write_str("the peer welcomes this worker"),
             What::PeerRefuses { why } => write!(f, "the peer refuses this worker: {why}"),
             What::WayOpened => f.write_str("the way to the peer is open"),
             What::ConnectFailed { why } => write!(f, "the way to the peer cannot be opened: {why}"),
+            What::WayFailed { transport, why, pause: Some(pause) } => {
+                write!(f, "{transport} is left alone for {:?}: {why}", time(*pause))
+            }
+            What::WayFailed { transport, why, pause: None } => {
+                write!(f, "{transport} does not lead to the peer: {why}")
+            }
             What::WayLost => f.write_str("the way to the peer is lost"),
             What::PeerSilent { silent_for } => write!(f, "nothing heard for {:?}", time(*silent_for)),
             What::PeerGivenUp { silent_for } => {

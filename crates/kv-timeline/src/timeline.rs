@@ -6,7 +6,7 @@ use kv_core::{Incarnation, Room, WorkerId};
 
 use crate::clocks::{Clock, estimate_all};
 use crate::incident::{self, Incident};
-use crate::lane::{Lane, Outcome, is_closed};
+use crate::lane::{Lane, Met, Outcome, is_closed};
 use crate::note::{Message, Note, Side, What};
 use crate::record::{Lost, PeerNote, Record, SessionNotes};
 
@@ -143,10 +143,13 @@ impl Timeline {
         }
         let mut lanes = Vec::new();
         for ((node, record), clock) in records.into_iter().enumerate().zip(&clocks) {
-            let peers: BTreeMap<u64, usize> = record
+            let peers: BTreeMap<u64, Met> = record
                 .peers
                 .iter()
-                .filter_map(|peer| Some((peer.peer, *ids.get(&(peer.worker.clone(), peer.incarnation))?)))
+                .filter_map(|peer| {
+                    let actor = *ids.get(&(peer.worker.clone(), peer.incarnation))?;
+                    Some((peer.peer, Met { actor, transport: peer.transport.clone() }))
+                })
                 .collect();
             let (events, lost, last) = (record.events(), record.lost, record.last_at());
             let zero = start - clock.shift;
@@ -154,7 +157,7 @@ impl Timeline {
                 record.sessions.into_iter().filter_map(|session| Lane::of(node, session, &peers, zero, last)),
             );
             let of_peer = |note: Note| {
-                let peer = note.peer.and_then(|peer| peers.get(&peer).copied());
+                let peer = note.peer.and_then(|peer| peers.get(&peer)).map(|met| met.actor);
                 (note, peer)
             };
             let others = record.others.into_iter().map(of_peer).collect();

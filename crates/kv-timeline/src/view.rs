@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::lane::{Lane, Outcome, Phase};
 use crate::note::{Message, Side, What};
+use crate::text::Text;
 use crate::timeline::{Actor, Request, Timeline};
 
 /// A time or a duration in microseconds.
@@ -89,6 +90,8 @@ struct LaneView<'a> {
     pages: u64,
     bytes: u64,
     peers: Vec<usize>,
+    /// The transport by which each of the peers was reached, if that is recorded.
+    transports: Vec<Option<&'a str>>,
     /// The phases: name, from, to.
     spans: Vec<(&'static str, Micros, Micros)>,
     posts: Vec<PostView<'a>>,
@@ -203,6 +206,7 @@ fn of_lane<'a>(lane: &'a Lane, texts: &mut Texts) -> LaneView<'a> {
         pages: lane.pages,
         bytes: lane.bytes(),
         peers: lane.peers.iter().map(|&(peer, ..)| peer).collect(),
+        transports: lane.peers.iter().map(|(peer, ..)| lane.transports.get(peer).map(Text::as_str)).collect(),
         spans: lane
             .spans
             .iter()

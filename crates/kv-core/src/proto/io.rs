@@ -101,6 +101,12 @@ pub struct Timing {
     /// The duration of the lease on pages that wait for a reader, unless the session's options say
     /// otherwise (default 30 s; vLLM: `kv_lease_duration`).
     pub kv_lease_duration: Duration,
+    /// How long a transport that has failed for a peer is left alone, if both workers have another
+    /// (default 1 s); the pause doubles with each failure up to `way_retry_max`.
+    pub way_retry_first: Duration,
+    /// The longest pause after which a transport that has failed for a peer is tried again, beside the
+    /// one that works (default 60 s).
+    pub way_retry_max: Duration,
 }
 
 /// The longest duration that counts; longer ones are cut to it, so that sums and multiples do not
@@ -127,6 +133,8 @@ impl Timing {
             &mut self.failed_room_ttl,
             &mut self.kv_lease_duration,
             &mut self.session_deadline,
+            &mut self.way_retry_first,
+            &mut self.way_retry_max,
         ] {
             *pause = (*pause).clamp(Duration::from_micros(10), LONGEST);
         }
@@ -148,6 +156,8 @@ impl Default for Timing {
             lookup_retry: Duration::from_millis(100),
             failed_room_ttl: Duration::from_secs(60),
             kv_lease_duration: KV_LEASE_DURATION,
+            way_retry_first: Duration::from_secs(1),
+            way_retry_max: Duration::from_secs(60),
         }
     }
 }

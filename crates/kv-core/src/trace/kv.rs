@@ -144,6 +144,11 @@ pub enum KvWhat {
         /// The incarnation of the peer's worker.
         incarnation: Incarnation,
     },
+    /// The peer is to be reached by this transport, unless it fails before the peer has answered.
+    WayChosen {
+        /// The name of the transport.
+        transport: String,
+    },
     /// The peer has welcomed this worker's hello. Messages can be sent to the peer from now on.
     PeerAnswers,
     /// The peer has refused this worker's hello.
@@ -152,6 +157,17 @@ pub enum KvWhat {
     WayOpened,
     /// The transport could not open the way to the peer.
     ConnectFailed(TransportError),
+    /// A transport has failed for the peer, and is left alone for a while. Only told by a worker with
+    /// several transports.
+    WayFailed {
+        /// The name of the transport.
+        transport: String,
+        /// How the transport has failed.
+        fault: WayFault,
+        /// How long sessions do without the transport, if the peer has another; `None` for as long as
+        /// the peer lives.
+        pause: Option<Duration>,
+    },
     /// This worker's way to the peer is lost. The peer may still be running.
     WayLost,
     /// Nothing was heard from the peer for a while, although a session waits for the peer.
@@ -190,6 +206,38 @@ pub enum KvWhat {
     WritesOver,
 }
 
+/// How a transport has failed for a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WayFault {
+    /// The transport could not open the way.
+    Refused(TransportError),
+    /// The way is lost.
+    Lost,
+    /// Nothing has come back over the way.
+    Silent,
+}
+
+impl WayFault {
+    /// A short name of the fault, for labels of metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            WayFault::Refused(_) => "refused",
+            WayFault::Lost => "lost",
+            WayFault::Silent => "silent",
+        }
+    }
+}
+
+impl fmt::Display for WayFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WayFault::Refused(error) => write!(f, "{error}"),
+            WayFault::Lost => f.write_str("the way was lost"),
+            WayFault::Silent => f.write_str("nothing came back"),
+        }
+    }
+}
+
 /// Whether a session sends or receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Half {
@@ -218,10 +266,12 @@ impl What for KvWhat {
             | KvWhat::NotAnswered(_)
             | KvWhat::SourcesKnown { .. } => Some(Phase::Bootstrap),
             KvWhat::PeerMet { .. }
+            | KvWhat::WayChosen { .. }
             | KvWhat::PeerAnswers
             | KvWhat::PeerRefuses(_)
             | KvWhat::WayOpened
-            | KvWhat::ConnectFailed(_) => Some(Phase::Handshake),
+            | KvWhat::ConnectFailed(_)
+            | KvWhat::WayFailed { .. } => Some(Phase::Handshake),
             KvWhat::ReceiverCame | KvWhat::State(KvPoll::WaitingForInput) => Some(Phase::Rendezvous),
             KvWhat::PostStarted { .. }
             | KvWhat::PostEnded { .. }
@@ -280,10 +330,12 @@ names! {
         KvWhat::Heard(_) => "heard",
         KvWhat::Dropped(_) => "dropped",
         KvWhat::PeerMet { .. } => "peer_met",
+        KvWhat::WayChosen { .. } => "way_chosen",
         KvWhat::PeerAnswers => "peer_answers",
         KvWhat::PeerRefuses(_) => "peer_refuses",
         KvWhat::WayOpened => "way_opened",
         KvWhat::ConnectFailed(_) => "connect_failed",
+        KvWhat::WayFailed { .. } => "way_failed",
         KvWhat::WayLost => "way_lost",
         KvWhat::PeerSilent { .. } => "peer_silent",
         KvWhat::PeerGivenUp { .. } => "peer_given_up",
@@ -305,10 +357,17 @@ impl fmt::Display for KvWhat {
             KvWhat::Heard(message) => write!(f, "hears {message}"),
             KvWhat::Dropped(why) => write!(f, "a frame is ignored: {why}"),
             KvWhat::PeerMet { worker, incarnation } => write!(f, "is {worker}, incarnation {incarnation}"),
+            KvWhat::WayChosen { transport } => write!(f, "is to be reached by {transport}"),
             KvWhat::PeerAnswers => f.write_str("welcomes this worker"),
             KvWhat::PeerRefuses(cause) => write!(f, "refuses this worker: {cause}"),
             KvWhat::WayOpened => f.write_str("the way to it is open"),
             KvWhat::ConnectFailed(error) => write!(f, "the way to it cannot be opened: {error}"),
+            KvWhat::WayFailed { transport, fault, pause: Some(pause) } => {
+                write!(f, "is not reached by {transport} for {pause:?}: {fault}")
+            }
+            KvWhat::WayFailed { transport, fault, pause: None } => {
+                write!(f, "is not reached by {transport}: {fault}")
+            }
             KvWhat::WayLost => f.write_str("the way to it is lost"),
             KvWhat::PeerSilent { silent_for } => write!(f, "has been silent for {silent_for:?}"),
             KvWhat::PeerGivenUp { silent_for } => write!(f, "is given up after {silent_for:?} of silence"),

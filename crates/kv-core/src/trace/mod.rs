@@ -37,7 +37,7 @@ mod message;
 
 pub use dropped::{Dropped, DroppedFrames};
 pub use event::{Event, What, Who};
-pub use kv::{Half, KvWhat};
+pub use kv::{Half, KvWhat, WayFault};
 pub use log::{Log, MAX_EVENTS};
 pub use message::Message;
 

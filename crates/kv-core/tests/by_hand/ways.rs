@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
+use kv_core::trace::{KvWhat, WayFault};
 use kv_core::wire::{Body, ConversationId, Hello};
 use kv_core::{
     Cause, Directions, KvPoll, LookupId, Mismatch, PeerCause, PeerId, RankRecord, Room, SessionId,
     TransportError, TransportOffer, WayEnd, WriteFence,
 };
 
-use crate::solo::{Solo, hello, record};
+use crate::solo::{Solo, hello, record, sign_of_life};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ROOM: Room = Room::Number(1);
@@ -134,6 +135,170 @@ fn a_peer_that_has_come_by_another_transport_is_met_there() {
     let session = meets(&mut solo, &["near", "far"]);
     assert_eq!((connects(&solo), greets(&solo)), (vec![], vec![]), "one conversation, one way");
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+}
+
+fn lost(solo: &mut Solo, peer: PeerId) {
+    solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
+}
+
+/// A further session: answers its lookup, if it asks. True if it has asked.
+fn meets_again(solo: &mut Solo) -> (SessionId, bool) {
+    let session = solo.open_receiver(ROOM, None);
+    let lookup = solo.lookups().first().map(|(lookup, _)| *lookup);
+    if let Some(lookup) = lookup {
+        solo.found(lookup, vec![reached_by(&["near", "far"])]);
+    }
+    (session, lookup.is_some())
+}
+
+/// Seconds in which peer 1 is heard.
+fn pass(solo: &mut Solo, seconds: u32) {
+    for _ in 0..2 * seconds {
+        solo.run_for(SECOND / 2);
+        solo.says(1, sign_of_life());
+    }
+}
+
+#[test]
+fn a_way_that_ends_before_the_peer_has_answered_makes_way_for_the_next() {
+    for end in [WayEnd::Lost, WayEnd::Dead { quiet_after: Duration::ZERO }] {
+        let mut solo = solo();
+        let session = meets(&mut solo, &["near", "far"]);
+        connected(&mut solo, PeerId(0));
+        let (first, nonce) = (solo.last_hello(1).conversation, solo.last_hello(1).nonce);
+        solo.input(Input::PeerGone { peer: PeerId(0), end });
+        assert_eq!(solo.disconnected(), [PeerId(0)], "the transport has to forget the first way");
+        assert_eq!((connects(&solo), greets(&solo)), (vec![(PeerId(0), theirs("far"))], vec![ours("far")]));
+        let second = solo.last_hello(1);
+        assert!(second.conversation != first && second.nonce != nonce, "a late welcome is not for this one");
+        assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+        connected(&mut solo, PeerId(0));
+        solo.welcome(1, 1);
+        assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+        // From now on the way is the conversation's.
+        lost(&mut solo, PeerId(0));
+        assert_eq!(connects(&solo), []);
+    }
+}
+
+#[test]
+fn a_hello_that_brings_no_answer_is_said_over_the_next_transport_in_time() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    let mut opened = Vec::new();
+    for _ in 0..40 {
+        solo.run_for(SECOND / 10);
+        opened.extend(connects(&solo));
+    }
+    opened.dedup();
+    assert_eq!(opened, [(PeerId(0), theirs("far"))]);
+    connected(&mut solo, PeerId(0));
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+}
+
+#[test]
+fn after_a_loss_only_the_sessions_under_way_fail_and_new_ones_take_the_other_transport() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1, 2], None);
+    lost(&mut solo, PeerId(0));
+    assert_eq!(solo.cause(session), Cause::WayLost);
+    let (second, _) = meets_again(&mut solo);
+    assert_eq!((connects(&solo), greets(&solo)), (vec![(PeerId(1), theirs("far"))], vec![ours("far")]));
+    connected(&mut solo, PeerId(1));
+    solo.welcome(1, 2);
+    assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
+    // The pages of the first still wait for the peer's word over the way that is lost.
+    assert_eq!(solo.released(session), []);
+    let (third, _) = meets_again(&mut solo);
+    assert_eq!((solo.poll(third), connects(&solo)), (KvPoll::WaitingForInput, vec![]));
+}
+
+#[test]
+fn a_failed_transport_is_tried_again_after_pauses_that_double_and_never_by_a_session() {
+    let mut solo = solo();
+    solo.listen();
+    meets(&mut solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    for (pause, next) in [(1, 1), (2, 2), (4, 3)] {
+        let (session, asked) = meets_again(&mut solo);
+        assert_eq!((solo.poll(session), asked), (KvPoll::WaitingForInput, false), "left alone");
+        pass(&mut solo, pause);
+        let (session, asked) = meets_again(&mut solo);
+        assert_eq!((solo.poll(session), asked), (KvPoll::WaitingForInput, true), "it waits for nothing");
+        assert_eq!(connects(&solo), [(PeerId(next), theirs("near"))]);
+        solo.input(Input::ConnectFailed { peer: PeerId(next), error: TransportError::PeerGone });
+    }
+    let pauses: Vec<_> = solo
+        .told()
+        .into_iter()
+        .filter_map(|event| match event.what {
+            KvWhat::WayFailed { transport, fault: WayFault::Refused(_), pause } if transport == "near" => {
+                pause
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(pauses, [1, 2, 4, 8].map(|pause| SECOND * pause));
+    assert_eq!(solo.node().gauges().failed_ways, 1);
+}
+
+#[test]
+fn a_preferred_transport_that_works_again_is_taken_by_the_next_session() {
+    let mut solo = solo();
+    meets(&mut solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.run_for(SECOND);
+    let (_, asked) = meets_again(&mut solo);
+    assert!(asked && connects(&solo) == [(PeerId(1), theirs("near"))]);
+    connected(&mut solo, PeerId(1));
+    solo.welcome(1, 2);
+    let (session, asked) = meets_again(&mut solo);
+    assert!(asked && connects(&solo).is_empty());
+    solo.init_receiver(session, &[3], None);
+    let to: Vec<PeerId> = solo.frames_to().into_iter().map(|(peer, _)| peer).collect();
+    assert_eq!(to, [PeerId(1)], "the registration goes by the preferred transport");
+    assert!(!meets_again(&mut solo).1, "nothing is left to be found out");
+}
+
+#[test]
+fn a_transport_to_another_host_is_never_tried_again() {
+    let mut solo = solo();
+    meets(&mut solo, &["near", "far"]);
+    refused(&mut solo, PeerId(0));
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    pass(&mut solo, 90);
+    let (_, asked) = meets_again(&mut solo);
+    assert!(!asked && connects(&solo).is_empty());
+}
+
+#[test]
+fn failed_ways_of_ever_new_peers_are_bounded_by_the_limit_of_peers() {
+    let mut solo = Solo::new(|config| {
+        config.transports = vec![ours("near"), ours("far")];
+        config.limits.max_peers = 8;
+    });
+    for peer in 1..100 {
+        let session = solo.open_receiver(ROOM, None);
+        let transports = ["near", "far"].map(theirs).to_vec();
+        solo.found(solo.lookups()[0].0, vec![RankRecord { transports, ..record(peer) }]);
+        for _ in 0..2 {
+            let (peer, _) = connects(&solo)[0];
+            solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+        }
+        assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
+        assert!(solo.node().gauges().failed_ways <= 8);
+    }
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn peer(worker: WorkerId, life: u64) -> PeerNote {
         peer: 1,
         worker,
         incarnation: Incarnation::from_random(life),
+        transport: Some(Text::new("tcp")),
         hello_said: Some(MS),
         hello_heard: None,
         welcome_said: Some(2 * MS),

@@ -16,6 +16,9 @@
     return row;
   };
 
+  // The workers of the other side, with the transport by which each was reached.
+  const reached = (lane) => lane.peers.map((peer, at) => worker(peer) + (lane.transports[at] ? " by " + lane.transports[at] : "")).join(", ");
+
   // ---- what is said above the picture
   const failed = data.requests.filter((request) => request.failed);
   const again = data.requests.filter((request) => request.retriedBy !== undefined || request.lanes.some((lane) => lane.repeats.length > 0));
@@ -177,7 +180,7 @@
     const posts = lane.posts.filter(([from, to]) => px >= page.x(from) - 2 && px <= page.x(to === null ? lane.to : to) + 2);
     const events = lane.events.filter(([when]) => near(px, when));
     const off = page.unsure(lane.worker);
-    return [row.request.name + ": " + worker(lane.worker) + (lane.sends ? " sends to " : " receives from ") + (lane.peers.map(worker).join(", ") || "nobody yet"),
+    return [row.request.name + ": " + worker(lane.worker) + (lane.sends ? " sends to " : " receives from ") + (reached(lane) || "nobody yet"),
       [count(lane.pages, "page") + ", " + bytes(lane.bytes) + " moved here" + (off === null ? "; the clock of this worker is not known" : off > 0 ? "; times ± " + time(off) : "")],
       phase ? [phase[0] + " for " + time(phase[2] - phase[1]) + ": " + phases[phase[0]][1]] : [],
       posts.slice(0, 3).map(([from, to, size, peer, write, error]) => (write ? "WRITE to " : "READ from ") + worker(peer) + ", " + bytes(size) + (error ? " failed: " + error : to === null ? ", end not recorded" : " in " + time(to - from) + (to > from ? ", " + rate((size / (to - from)) * 1e6) : ""))),
@@ -205,7 +208,7 @@
     page.ask();
     by("detail").hidden = false;
     by("detail-title").textContent = request.name;
-    const notes = request.lanes.map((lane) => worker(lane.worker) + (lane.outcome === "ok" ? " has succeeded" : lane.outcome === "failed" ? " has failed: " + lane.failure[1] : ": still open when the record ends"));
+    const notes = request.lanes.map((lane) => worker(lane.worker) + (lane.peers.length ? (lane.sends ? ", which sends to " : ", which receives from ") + reached(lane) + "," : "") + (lane.outcome === "ok" ? " has succeeded" : lane.outcome === "failed" ? " has failed: " + lane.failure[1] : ": still open when the record ends"));
     request.unrecorded.forEach(([index]) => notes.push(worker(index) + " has no record, so that its side is not shown"));
     if (request.retry_of !== null) notes.push("in the place of " + data.requests[request.retry_of].name);
     if (request.retriedBy !== undefined) notes.push("sent again as " + data.requests[request.retriedBy].name);

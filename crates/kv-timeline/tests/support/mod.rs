@@ -33,9 +33,16 @@ impl Made {
     pub fn meets(&mut self, peer: u64, other: &Made) {
         let (worker, incarnation) = (other.record.worker.clone(), other.record.incarnation);
         let (hello_said, hello_heard, welcome_said, welcome_heard) = (None, None, None, None);
-        let met =
-            PeerNote { peer, worker, incarnation, hello_said, hello_heard, welcome_said, welcome_heard };
-        self.record.peers.push(met);
+        self.record.peers.push(PeerNote {
+            peer,
+            worker,
+            incarnation,
+            transport: None,
+            hello_said,
+            hello_heard,
+            welcome_said,
+            welcome_heard,
+        });
     }
 
     /// Opens a session.

@@ -31,42 +31,47 @@ const METADATA_OF_REGION: usize = 64;
 impl Context {
     /// The peer with this incarnation. A worker that is not known yet is greeted. `None` if there
     /// are too many peers, and all of them are busy.
-    pub(in crate::proto) fn meet(&mut self, introduction: Introduction) -> Option<PeerId> {
-        let mut ways = each(introduction.transports.iter());
-        if let Some(known) = ways.find_map(|way| self.peers.known(introduction.incarnation, way)) {
-            // An old hello for which no session waited is replaced, so that its age does not count
-            // as silence.
-            if let Some(peer) = self.peers.get_mut(known) {
-                peer.contact.turn(Event::Wanted);
-                let waited_for = peer.contact.hello().is_some() && !peer.outgoing.waiting().is_empty();
-                if !(peer.is_up() || peer.is_lost() || waited_for) {
-                    peer.contact.turn(Event::HelloOver);
-                    self.say_hello(known);
-                }
-            }
-            return Some(known);
+    pub(in crate::proto) fn meet(&mut self, mut introduction: Introduction) -> Option<PeerId> {
+        let ways: Vec<TransportOffer> = introduction.transports.iter().cloned().collect();
+        self.order_ways(introduction.incarnation, &mut introduction.transports);
+        let chosen = introduction.transports.front()?;
+        let again = self.second_try(&introduction, &ways, chosen);
+        let id = match self.peers.known(introduction.incarnation, chosen) {
+            Some(known) => self.want_again(known),
+            None => self.greet_first(introduction)?,
+        };
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.ways = ways;
         }
-        let id = self.admit(introduction)?;
-        let peer = self.peers.get_mut(id)?;
-        peer.contact.turn(Event::Wanted);
-        let transport = peer.transport.clone();
-        self.fx.output(Output::Connect { peer: id, transport });
-        self.say_hello(id);
+        if let Some(again) = again
+            && self.peers.len() < self.config.limits.max_peers
+        {
+            self.greet_first(again);
+        }
         Some(id)
     }
 
-    /// No way to the peer could be opened, and nothing was ever heard from the peer: greets it by
-    /// the next transport that both sides have. False if there is none. A way that has once been
-    /// open stays the way of the conversation.
-    pub(in crate::proto) fn greet_by_next_way(&mut self, id: PeerId) -> bool {
-        if !self.peers.reroute(id) {
-            return false;
+    /// A session looks for a peer that is known. An old hello for which no session waited is
+    /// replaced, so that its age does not count as silence.
+    fn want_again(&mut self, id: PeerId) -> PeerId {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.contact.turn(Event::Wanted);
+            let waited_for = peer.contact.hello().is_some() && !peer.outgoing.waiting().is_empty();
+            if !(peer.is_up() || peer.is_lost() || waited_for) {
+                peer.contact.turn(Event::HelloOver);
+                self.say_hello(id);
+            }
         }
-        let Some(peer) = self.peers.get(id) else { return false };
-        let transport = peer.transport.clone();
-        self.fx.output(Output::Connect { peer: id, transport });
+        id
+    }
+
+    /// Adds a peer, and greets it by the first of its transports.
+    fn greet_first(&mut self, introduction: Introduction) -> Option<PeerId> {
+        let id = self.admit(introduction)?;
+        self.peers.get_mut(id)?.contact.turn(Event::Wanted);
+        self.open_way(id);
         self.say_hello(id);
-        true
+        Some(id)
     }
 
     /// Makes room for one more peer, and adds it.
@@ -112,7 +117,7 @@ impl Context {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.origin = Some(from);
         }
-        self.fx.output(Output::Connect { peer: id, transport: transport_of(hello) });
+        self.open_way(id);
         Some(id)
     }
 
@@ -156,8 +161,14 @@ impl Context {
         let peer = self.peers.get(id)?;
         let said = peer.contact.hello().filter(|_| !peer.is_up())?;
         let silent_for = self.fx.now() - said.first_said;
-        let patient = silent_for < self.config.timing.peer_timeout;
-        Some(if patient { Unanswered::Repeat } else { Unanswered::GiveUp { silent_for } })
+        let others = !peer.others.is_empty() && peer.contact.conversation().is_none();
+        Some(if others && silent_for >= self.forgetful() {
+            Unanswered::NextWay
+        } else if silent_for < self.config.timing.peer_timeout {
+            Unanswered::Repeat
+        } else {
+            Unanswered::GiveUp { silent_for }
+        })
     }
 
     /// Stops repeating the hello. Returns the sessions that waited for the answer.
@@ -336,6 +347,7 @@ impl Context {
         let forgot = peer.contact.conversation().is_some_and(|before| before != conversation);
         peer.contact.turn(Event::Welcomed { conversation });
         peer.writes_in.hear(welcome.ask, forgot);
+        self.note_answer(id);
         AnswerHeard::Up { forgot, refuses: false }
     }
 
@@ -356,6 +368,7 @@ impl Context {
         let (conversation, before) = (refused.conversation, peer.contact.conversation());
         peer.contact.turn(Event::Refused { conversation, cause });
         peer.codec = Codec::between(ours, refused.versions).unwrap_or(Codec::MEETING);
+        self.note_answer(id);
         AnswerHeard::Up { forgot: before.is_some_and(|before| before != conversation), refuses: true }
     }
 }

@@ -47,6 +47,8 @@ pub(in crate::proto) enum AnswerHeard {
 pub(in crate::proto) enum Unanswered {
     /// Send the hello again.
     Repeat,
+    /// The peer may be reached by another transport.
+    NextWay,
     /// The sessions that wait for the answer must stop waiting: it has not come for too long.
     GiveUp {
         /// The time since the first hello.

@@ -6,6 +6,7 @@
 //! | `mod.rs` | one peer, and the questions about its state |
 //! | `contact.rs` | how a conversation stands: way, terms, voice |
 //! | `peers.rs` | all peers, by id, conversation and identity |
+//! | `choosing.rs` | by which transport a peer is met; `detours.rs` remembers which have failed |
 //! | `greeting.rs` | hello, welcome, refusal; `heard.rs` says what received frames mean for sessions |
 //! | `touch.rs` | silence, lost ways, successors |
 //! | `edge.rs` | frames become messages of a known conversation, and messages become frames: the only file that sees bytes |
@@ -19,7 +20,9 @@
 //! This directory does not decide what follows for sessions: the machine asks, and tells the
 //! sessions.
 
+mod choosing;
 mod contact;
+mod detours;
 mod edge;
 mod greeting;
 mod heard;
@@ -70,8 +73,12 @@ pub(super) struct Peer {
     /// The transport by which the peer is reached, one for the whole conversation. Together with
     /// the incarnation, it tells the peer from all others.
     transport: TransportOffer,
-    /// Further transports that both sides have; empty once a transport has led to the peer.
+    /// Further transports that both sides have, in the order in which they are tried; empty once
+    /// the peer has answered.
     others: VecDeque<TransportOffer>,
+    /// All transports that both sides have, in this worker's order; empty if no session here has looked
+    /// for the peer.
+    ways: Vec<TransportOffer>,
     maps: Maps,
     /// The directions that the transport recommends for the peer.
     directions: Directions,
@@ -127,6 +134,7 @@ impl Peer {
             incarnation,
             transport,
             others,
+            ways: Vec::new(),
             maps: Maps::new(geometry, here),
             directions: Directions::BOTH,
             contact: Contact::new(),
@@ -153,6 +161,11 @@ impl Peer {
 
     pub(super) fn incarnation(&self) -> Incarnation {
         self.incarnation
+    }
+
+    /// The transports that this worker prefers to the one by which the peer is reached.
+    fn preferred(&self) -> impl Iterator<Item = &TransportOffer> {
+        self.ways.iter().take_while(|way| **way != self.transport)
     }
 
     /// Which bytes of the peer's cache and of this worker's cache correspond.
@@ -185,6 +198,11 @@ impl Peer {
     }
 
     // ---- how it is ------------------------------------------------------------------------------
+
+    /// True if one of the two sides has accepted or refused a hello of the other.
+    pub(super) fn has_met(&self) -> bool {
+        self.contact.conversation().is_some()
+    }
 
     /// True if the two sides have met and the peer answers.
     pub(super) fn is_up(&self) -> bool {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::id::{Incarnation, PeerId, WorkerId};
 use crate::meter::each;
 use crate::proto::conversation::Peer;
+use crate::proto::conversation::detours::Detours;
 use crate::proto::conversation::numbers::Numbers;
 use crate::proto::conversation::outgoing::Outgoing;
 use crate::proto::effects::Effects;
@@ -24,6 +25,8 @@ pub(in crate::proto) struct Peers {
     by_identity: BTreeMap<(Incarnation, TransportOffer), PeerId>,
     /// Peers that were removed, with posts that have not ended.
     gone: BTreeMap<PeerId, ((Incarnation, TransportOffer), u32)>,
+    /// The ways that have failed.
+    pub(in crate::proto) detours: Detours,
     next: u64,
     conversations_drawn: u32,
     /// The last question number of any peer that was forgotten. Later questions get larger numbers,

@@ -119,7 +119,6 @@ impl Context {
     pub(in crate::proto) fn way_opened(&mut self, id: PeerId, directions: Directions, fence: WriteFence) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.directions = directions;
-        peer.others.clear();
         peer.writes_in.declare(fence);
         self.fx.tell(id, || KvWhat::WayOpened);
         let until = peer.writes_out.until();

@@ -72,6 +72,8 @@ pub struct Node {
 pub struct NodeGauges {
     /// How many peers are known.
     pub peers: usize,
+    /// Transports of peers that have failed and are remembered.
+    pub failed_ways: usize,
     /// Sending sessions that have not ended, or whose pages have not come back.
     pub senders: usize,
     /// Receiving sessions that have not ended, or whose pages have not come back.
@@ -204,6 +206,7 @@ impl Node {
         let dropped = *self.cx.fx.dropped();
         NodeGauges {
             peers: self.cx.peers.len(),
+            failed_ways: self.cx.peers.detours.len(),
             senders: self.sending.len(),
             receivers: self.receiving.len(),
             registrations: self.cx.rendezvous.registrations(),

@@ -13,7 +13,7 @@ use crate::proto::rendezvous::Latecomers;
 use crate::proto::run_set::is_rising;
 use crate::proto::timer::Timer;
 use crate::time::Time;
-use crate::trace::{Dropped, KvWhat, Message};
+use crate::trace::{Dropped, KvWhat, Message, WayFault};
 use crate::transport::{Origin, TransportError, WayEnd};
 use crate::wire::{Heartbeat, HeartbeatAck, Hello, Refused, Welcome};
 
@@ -158,7 +158,15 @@ impl Node {
         }
         match self.cx.unanswered_hello(id) {
             Some(Unanswered::Repeat) => return self.cx.say_hello(id),
+            Some(Unanswered::NextWay) => {
+                self.cx.note_fault(id, WayFault::Silent);
+                if !self.cx.greet_by_next_way(id) {
+                    self.cx.say_hello(id);
+                }
+                return;
+            }
             Some(Unanswered::GiveUp { silent_for }) => {
+                self.cx.note_fault(id, WayFault::Silent);
                 for session in each(self.cx.stop_greeting(id)) {
                     let cause = Cause::PeerUnresponsive { silent_for };
                     self.receiving.fail(&mut self.cx, session, cause);
@@ -174,6 +182,7 @@ impl Node {
         let silence = self.cx.judge_silence(id);
         if silence == Silence::TooLong {
             self.cx.fx.tell(id, || KvWhat::PeerGivenUp { silent_for });
+            self.cx.note_fault(id, WayFault::Silent);
             let cause = self.cx.loss(id, Cause::PeerUnresponsive { silent_for });
             // The next session asks the bootstrap server anew.
             self.cx.lookups.forget(id);
@@ -215,19 +224,25 @@ impl Node {
 
     pub(super) fn on_connect_failed(&mut self, id: PeerId, error: TransportError) {
         self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
-        if self.cx.greet_by_next_way(id) {
-            return;
-        }
         // A lost way is opened again: the failure proves nothing about the peer.
         if self.cx.peers.get(id).is_some_and(|peer| !peer.is_lost()) {
+            self.cx.note_fault(id, WayFault::Refused(error.clone()));
+            if self.cx.greet_by_next_way(id) {
+                return;
+            }
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
             self.cx.forget_peer(id);
         }
     }
 
     pub(super) fn on_peer_gone(&mut self, id: PeerId, end: WayEnd) {
-        if self.cx.peers.get(id).is_none() {
-            return;
+        let Some(peer) = self.cx.peers.get(id) else { return };
+        if !peer.has_met() {
+            // Nothing was asked of the peer yet, which may be reached by another transport.
+            self.cx.note_fault(id, WayFault::Lost);
+            if self.cx.greet_by_next_way(id) {
+                return;
+            }
         }
         match end {
             WayEnd::Dead { quiet_after } => {
@@ -245,6 +260,9 @@ impl Node {
     /// write fence.
     fn on_way_lost(&mut self, id: PeerId) {
         self.cx.fx.tell(id, || KvWhat::WayLost);
+        if self.cx.peers.get(id).is_some_and(Peer::has_met) {
+            self.cx.note_fault(id, WayFault::Lost);
+        }
         let cause = self.cx.loss(id, Cause::WayLost);
         let served = self.sending.served(&self.cx, id);
         self.fail_peer_sessions(id, &cause, None);

@@ -27,7 +27,9 @@ impl Receiving {
         let question = receiver.question.clone();
         if let Some(peers) = cx.lookups.known(&question) {
             let peers = peers.to_vec();
-            return self.take_sources(cx, session, &peers);
+            if !each(&peers).any(|&peer| cx.may_be_met_better(peer)) {
+                return self.take_sources(cx, session, &peers);
+            }
         }
         let (addr, query) = question.clone();
         if let Some(lookup) = cx.lookups.ask(question, session) {

@@ -1,0 +1,137 @@
+//! Which of the transports that two workers have in common carries their next conversation.
+//!
+//! The transport is chosen once for each conversation. A session goes by a conversation that works,
+//! before it begins one over a transport that was not tried, and tries transports that have failed
+//! only where nothing else is left. The order of this worker's list decides among equals. So a
+//! failed transport costs the sessions that were under way on it, and no later one.
+//!
+//! A preferred transport that has failed is tried again after a pause, in a conversation of its own
+//! for which no session waits. Once the peer answers there, new sessions go that way.
+
+use std::collections::VecDeque;
+
+use super::Introduction;
+use super::contact::Event;
+use super::detours::Pauses;
+use crate::id::{Incarnation, PeerId};
+use crate::meter::each;
+use crate::proto::context::Context;
+use crate::proto::io::Output;
+use crate::record::TransportOffer;
+use crate::time::Time;
+use crate::trace::{KvWhat, WayFault};
+
+/// How much the next session can expect of a way, the best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Prospect {
+    /// The peer answers over the way.
+    Works,
+    /// Nothing speaks against the way.
+    Untried,
+    /// The way has failed, and is left alone until this moment.
+    LeftAlone(Time),
+    /// The way is lost, or the peer was given up there.
+    OutOfTouch,
+}
+
+impl Context {
+    /// Puts the transports by which an incarnation may be reached into the order in which a session
+    /// tries them.
+    pub(super) fn order_ways(&self, life: Incarnation, ways: &mut VecDeque<TransportOffer>) {
+        if ways.len() > 1 {
+            ways.make_contiguous().sort_by_cached_key(|way| self.prospect(life, way));
+        }
+    }
+
+    fn prospect(&self, life: Incarnation, way: &TransportOffer) -> Prospect {
+        let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
+        match peer {
+            Some(peer) if peer.is_up() => Prospect::Works,
+            Some(peer) if peer.is_out_of_touch() => Prospect::OutOfTouch,
+            _ => match self.peers.detours.left_alone(&(life, way.clone()), self.fx.now()) {
+                Some(until) => Prospect::LeftAlone(until),
+                None => Prospect::Untried,
+            },
+        }
+    }
+
+    /// True if a way that this worker prefers may lead to the peer again: the answer of the bootstrap
+    /// server is to be asked for anew.
+    pub(in crate::proto) fn may_be_met_better(&self, id: PeerId) -> bool {
+        self.peers.get(id).is_some_and(|peer| {
+            each(peer.preferred()).any(|way| match self.peers.known(peer.incarnation, way) {
+                Some(there) => self.peers.get(there).is_some_and(|there| there.is_up()),
+                None => self.peers.detours.is_due(&(peer.incarnation, way.clone()), self.fx.now()),
+            })
+        })
+    }
+
+    /// What is needed to try a way again that has failed and that this worker prefers to the chosen one
+    /// (`ways` is in the order of this worker's list); `None` if no such way is due.
+    pub(super) fn second_try(
+        &self,
+        to: &Introduction,
+        ways: &[TransportOffer],
+        chosen: &TransportOffer,
+    ) -> Option<Introduction> {
+        let (life, now) = (to.incarnation, self.fx.now());
+        let mut preferred = each(ways).take_while(|way| *way != chosen);
+        let due = preferred.find(|way| {
+            self.peers.known(life, way).is_none() && self.peers.detours.is_due(&(life, (*way).clone()), now)
+        })?;
+        let Introduction { worker, geometry, .. } = to;
+        let (worker, geometry, transports) = (worker.clone(), geometry.clone(), [due.clone()].into());
+        Some(Introduction { worker, incarnation: life, geometry, transports })
+    }
+
+    /// Opens the way to a peer by the transport of its conversation.
+    pub(super) fn open_way(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get(id) else { return };
+        let transport = peer.transport.clone();
+        self.fx.tell(id, || KvWhat::WayChosen { transport: transport.name.clone() });
+        self.fx.output(Output::Connect { peer: id, transport });
+    }
+
+    /// Notes that the way of a conversation has failed, if a session here has chosen the way and this worker
+    /// has another.
+    pub(in crate::proto) fn note_fault(&mut self, id: PeerId, fault: WayFault) {
+        let (timing, ways) = (self.config.timing, self.config.limits.max_peers);
+        let Some(peer) = self.peers.get(id) else { return };
+        if self.config.transports.len() < 2 || !peer.contact.is_wanted() {
+            return;
+        }
+        let (way, now) = ((peer.incarnation, peer.transport.clone()), self.fx.now());
+        let name = way.1.name.clone();
+        let pauses = Pauses { first: timing.way_retry_first, longest: timing.way_retry_max, ways };
+        let pause = self.peers.detours.fail(way, &fault, now, pauses);
+        self.fx.tell(id, || KvWhat::WayFailed { transport: name, fault, pause });
+    }
+
+    /// Notes that the peer has answered over the way of its conversation.
+    pub(super) fn note_answer(&mut self, id: PeerId) {
+        let now = self.fx.now();
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.others.clear();
+        let way = (peer.incarnation, peer.transport.clone());
+        self.peers.detours.answered(&way, now);
+    }
+
+    /// The way to a peer has failed before anything was heard from the peer: greets the peer by the
+    /// next transport that both sides have. False if there is none. A way by which the peer was
+    /// heard stays the way of the conversation.
+    pub(in crate::proto) fn greet_by_next_way(&mut self, id: PeerId) -> bool {
+        if !self.peers.reroute(id) {
+            return false;
+        }
+        // What the peer may still say over the former way is not for this conversation.
+        let conversation = self.peers.draw_conversation(&mut self.fx);
+        self.peers.renumber(id, conversation);
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.contact.turn(Event::HelloOver);
+        }
+        self.fx.output(Output::Disconnect { peer: id });
+        self.open_way(id);
+        self.say_hello(id);
+        true
+    }
+}
