@@ -67,10 +67,7 @@ impl Transport for Ways {
     }
 
     fn disconnect(&mut self, peer: PeerId) {
-        if let Ok((_, member)) = self.member_of(peer) {
-            member.transport.disconnect(peer);
-        }
-        self.peers.remove(&peer);
+        self.close(peer);
     }
 
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {

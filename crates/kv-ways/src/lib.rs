@@ -15,6 +15,10 @@
 //!   but members that recommend one direction only (NIXL over TCP) come last; the prefill side answers over
 //!   the transport that the hello names. A member that cannot reach the peer, because the peer is on another
 //!   host, refuses to connect, and the next common one is tried.
+//! * **When a member fails.** A conversation stays with its member. The worker's machine leaves a member that has
+//!   failed for a peer alone for a while, lets new requests go by the next common member, and returns to the
+//!   preferred one once the peer answers there again. [`Standing`] counts what has failed, and over which member
+//!   each peer is connected.
 //! * **How a conversation ends.** The owner is told [`PeerGone`](kv_core::TransportEvent::PeerGone), and what
 //!   fences the peer's last writes, as the member of the conversation reports them. What other members know
 //!   about the same process does not count: their connections carry nothing of this conversation.
@@ -41,9 +45,11 @@ mod contract;
 mod error;
 mod form;
 mod member;
+mod standing;
 mod way;
 mod ways;
 
 pub use error::WaysError;
-pub use member::{Member, Standing};
+pub use member::Member;
+pub use standing::{MemberStanding, Standing};
 pub use ways::{MAX_MEMBERS, Ways};

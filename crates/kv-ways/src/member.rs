@@ -1,9 +1,8 @@
-//! The members of [`Ways`](crate::Ways), and which of them have been left out.
+//! The members of [`Ways`](crate::Ways), and how each of them stands.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::{Transport, TransportError};
+use kv_core::Transport;
 
 /// One of the transports that [`Ways`](crate::Ways) combines, with the name by which peers know it.
 pub struct Member {
@@ -32,27 +31,5 @@ impl Member {
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Member").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// Tells which members have been left out, also while a worker's thread owns the transport. Clones see the
-/// same members.
-#[derive(Debug, Clone, Default)]
-pub struct Standing {
-    refusals: Arc<Mutex<Vec<(&'static str, TransportError)>>>,
-}
-
-impl Standing {
-    /// The members that were left out, by name, each with its first error: why it refused a region, or could
-    /// not tell its metadata. Peers are not told of these members.
-    pub fn refusals(&self) -> Vec<(&'static str, TransportError)> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn note(&self, member: &'static str, error: TransportError) {
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if refusals.iter().all(|(known, _)| *known != member) {
-            refusals.push((member, error));
-        }
     }
 }

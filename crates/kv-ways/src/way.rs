@@ -33,6 +33,11 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
+    /// True while this side can send to the peer.
+    pub(crate) fn is_connected(self) -> bool {
+        matches!(self, Stage::Open | Stage::Revoked)
+    }
+
     /// The stage after an event that the member of this way has reported.
     pub(crate) fn after(self, event: &TransportEvent) -> Stage {
         match (self, event) {

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 
 use kv_core::{
     Directions, MAX_NAME, Origin, PeerId, PostId, Region, TRANSPORT_VERSION, TransportError, TransportEvent,
-    TransportOffer,
+    TransportOffer, WayEnd,
 };
 
 use crate::error::WaysError;
-use crate::member::{Member, Standing};
+use crate::member::Member;
+use crate::standing::Standing;
 use crate::way::{Stage, Way};
 
 /// Most members of one [`Ways`]: as many as a rank record has room for.
@@ -57,8 +58,8 @@ impl Ways {
             }
         }
         Ok(Ways {
+            standing: Standing::of(members.iter().map(|member| member.name)),
             members,
-            standing: Standing::default(),
             peers: HashMap::new(),
             posts: HashMap::new(),
             turn: 0,
@@ -67,7 +68,7 @@ impl Ways {
         })
     }
 
-    /// A handle that tells which members have been left out, and why.
+    /// A handle that tells which members have been left out, and over which of them peers are connected.
     pub fn standing(&self) -> Standing {
         self.standing.clone()
     }
@@ -77,7 +78,7 @@ impl Ways {
         let standing = &self.standing;
         self.members.retain_mut(|member| {
             let registered = member.transport.register(region);
-            registered.map_err(|error| standing.note(member.name, error)).is_ok()
+            registered.map_err(|error| standing.leave_out(member.name, error)).is_ok()
         });
         if self.members.is_empty() {
             Err(TransportError::NoTransport { ways: standing.refusals() })
@@ -93,7 +94,7 @@ impl Ways {
         let offer = |member: &Member| match member.transport.metadata() {
             Ok(metadata) => Some(TransportOffer::new(member.name, metadata)),
             Err(error) => {
-                self.standing.note(member.name, error);
+                self.standing.leave_out(member.name, error);
                 None
             }
         };
@@ -120,12 +121,26 @@ impl Ways {
                     "a second member to a peer before the first has ended",
                 ));
             }
-            self.members[former.member].transport.disconnect(peer);
-            self.peers.remove(&peer);
+            self.close(peer);
         }
-        self.members[member].transport.connect(peer, &transport.metadata)?;
-        self.peers.insert(peer, Way { member, stage: Stage::Open });
+        let name = self.members[member].name;
+        let connected = self.members[member].transport.connect(peer, &transport.metadata);
+        connected.inspect_err(|error| self.standing.refused(name, error))?;
+        let before = self.peers.insert(peer, Way { member, stage: Stage::Open });
+        if before.is_none_or(|way| !way.stage.is_connected()) {
+            self.standing.connected(name);
+        }
         Ok(())
+    }
+
+    /// Forgets the way to a peer.
+    pub(crate) fn close(&mut self, peer: PeerId) {
+        let Some(way) = self.peers.remove(&peer) else { return };
+        let Some(member) = self.members.get_mut(way.member) else { return };
+        member.transport.disconnect(peer);
+        if way.stage.is_connected() {
+            self.standing.gone(member.name, false);
+        }
     }
 
     /// The transports that both sides have, in an order that both sides compute alike: by the sum of the
@@ -167,7 +182,12 @@ impl Ways {
             }
             TransportEvent::PeerGone { peer, .. } | TransportEvent::Revoked { peer } => {
                 let way = self.peers.get_mut(&peer).filter(|way| way.member == member)?;
+                let was_connected = way.stage.is_connected();
                 way.stage = way.stage.after(&event);
+                if was_connected && !way.stage.is_connected() {
+                    let lost = matches!(event, TransportEvent::PeerGone { end: WayEnd::Lost, .. });
+                    self.standing.gone(self.members.get(member)?.name, lost);
+                }
                 Some(event)
             }
         }

@@ -172,6 +172,38 @@ fn a_member_that_refuses_a_region_is_left_out_and_named() {
 }
 
 #[test]
+fn the_standing_counts_peers_by_member_and_says_why_a_member_was_not_taken() {
+    let (mut ways, [a, b]) = pair();
+    let standing = ways.standing();
+    let [ours, other] = ["a", "b"].map(|name| {
+        move |standing: &kv_ways::Standing| {
+            let member = standing.members().into_iter().find(|member| member.name == name).unwrap();
+            (member.peers, member.connected, member.refused, member.lost, member.last_refusal)
+        }
+    });
+    a.refuse_connects(TransportError::PeerGone);
+    ways.connect_by(PEER, &by("a")).unwrap_err();
+    ways.connect_by(PEER, &by("b")).unwrap();
+    ways.connect_by(OTHER, &by("b")).unwrap();
+    assert_eq!(ours(&standing), (0, 0, 1, 0, Some(TransportError::PeerGone)));
+    assert_eq!(other(&standing), (2, 2, 0, 0, None));
+    assert_eq!(standing.peers(), [("a", 0), ("b", 2)]);
+    // The way to one is lost and opened again; the other one is disconnected, and then says that it is dead.
+    b.report(gone(WayEnd::Lost));
+    round(&mut ways);
+    assert_eq!(other(&standing), (1, 2, 0, 1, None));
+    ways.connect_by(PEER, &by("b")).unwrap();
+    ways.disconnect(OTHER);
+    b.report(TransportEvent::PeerGone { peer: OTHER, end: DEAD });
+    b.report(gone(DEAD));
+    b.report(gone(DEAD));
+    round(&mut ways);
+    assert_eq!(other(&standing), (0, 3, 0, 1, None));
+    ways.disconnect(PEER);
+    assert_eq!(other(&standing), (0, 3, 0, 1, None));
+}
+
+#[test]
 fn a_busy_member_takes_only_every_second_turn() {
     let (mut ways, [a, b]) = pair();
     a.set_wait(TransportWait::Now);
