@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use super::PATIENCE;
 use super::host::{Host, Setup};
 use super::memory::Shape;
-use super::store::TransportKind;
+use super::store::{Place, TransportKind};
 
 const ROLE: &str = "KV_TRANSFER_TEST_CHILD";
 /// The mark at the beginning of every line that a child writes; other lines are of the test harness.
@@ -42,7 +42,21 @@ impl Process {
 
     /// The same, for a host of another kind.
     pub fn start_as(kind: Kind, role: WorkerRole, addr: &str) -> Process {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Process::start_by(&[], kind, role, addr)
+    }
+
+    /// The same, started by a program that puts the process elsewhere: `nsenter` or `unshare`, with its options.
+    pub fn start_by(by: &[&str], kind: Kind, role: WorkerRole, addr: &str) -> Process {
+        let exe = std::env::current_exe().unwrap();
+        let mut command = match by {
+            [] => Command::new(exe),
+            [program, options @ ..] => {
+                let mut command = Command::new(program);
+                command.args(options).arg(exe);
+                command
+            }
+        };
+        let mut child = command
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
             .env(ROLE, format!("{role:?} {} {addr}", kind.name()))
             .stdin(Stdio::piped())
@@ -144,6 +158,8 @@ pub enum Kind {
     Usual,
     /// A host with small pages, over two transports as one.
     Several,
+    /// A host with small pages, over TCP on an address of the test's choice.
+    Placed(Place),
     /// A host with large pages, of which one request takes milliseconds to copy, and with timeouts below a
     /// second.
     Stopped(TransportKind),
@@ -154,6 +170,7 @@ impl Kind {
         match self {
             Kind::Usual => "Usual".to_owned(),
             Kind::Several => "Several-ways".to_owned(),
+            Kind::Placed(place) => place.word(),
             Kind::Stopped(transport) => format!("{transport:?}"),
         }
     }
@@ -162,7 +179,10 @@ impl Kind {
         match name {
             "Usual" => Kind::Usual,
             "Several-ways" => Kind::Several,
-            _ => Kind::Stopped(TransportKind::named(name)),
+            _ => match Place::of_word(name) {
+                Some(place) => Kind::Placed(place),
+                None => Kind::Stopped(TransportKind::named(name)),
+            },
         }
     }
 
@@ -179,6 +199,9 @@ impl Kind {
                 Setup { timing, ..Setup::new(role, addr, shape) }
             }
             Kind::Several => Setup { transport: TransportKind::Several, ..Kind::Usual.setup(role, addr) },
+            Kind::Placed(place) => {
+                Setup { transport: TransportKind::Placed(place), ..Kind::Usual.setup(role, addr) }
+            }
             Kind::Stopped(transport) => {
                 let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(160, 2, 256 << 10) };
                 let timing = Timing::default().with(|timing| {

@@ -1,5 +1,7 @@
 //! Memory that a transport reaches, and the transport that reaches it.
 
+use std::net::SocketAddr;
+
 #[cfg(feature = "nixl")]
 use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
@@ -14,9 +16,65 @@ pub enum TransportKind {
     Local,
     /// Two local transports as one: `near`, which is preferred, and `local`.
     Several,
+    /// TCP on an address of the test's choice, alone or beside local.
+    Placed(Place),
     Tcp,
     #[cfg(feature = "nixl")]
     Nixl,
+}
+
+/// Where a TCP transport listens, where peers are told to find it, and which transports there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub bind: SocketAddr,
+    pub advertised: SocketAddr,
+    pub members: Members,
+}
+
+/// The transports of a worker, the preferred one first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Members {
+    Tcp,
+    TcpLocal,
+    LocalTcp,
+}
+
+impl Place {
+    /// Peers are told the address of the bind.
+    pub fn at(bind: SocketAddr, members: Members) -> Place {
+        Place { bind, advertised: bind, members }
+    }
+
+    /// The place in a word, for the environment of a child.
+    pub fn word(self) -> String {
+        format!("Placed|{}|{}|{:?}", self.bind, self.advertised, self.members)
+    }
+
+    /// The place that such a word means.
+    pub fn of_word(word: &str) -> Option<Place> {
+        let mut parts = word.strip_prefix("Placed|")?.split('|');
+        let mut address = || parts.next()?.parse().ok();
+        let (bind, advertised) = (address()?, address()?);
+        let members = [Members::Tcp, Members::TcpLocal, Members::LocalTcp];
+        let named = parts.next()?;
+        let members = members.into_iter().find(|members| format!("{members:?}") == named)?;
+        Some(Place { bind, advertised, members })
+    }
+
+    /// The transports, over this arena.
+    pub fn transport(self, arena: &Arena) -> Ways {
+        let config = TcpConfig::new(self.bind).with(|config| config.advertise = vec![self.advertised]);
+        let mut tcp = TcpTransport::new(config).unwrap();
+        tcp.add_memory(arena).unwrap();
+        let tcp = Member::new(Box::new(tcp));
+        let local = || Member::new(Box::new(local(arena)));
+        Ways::new(match self.members {
+            Members::Tcp => vec![tcp],
+            Members::TcpLocal => vec![tcp, local()],
+            Members::LocalTcp => vec![local(), tcp],
+        })
+        .unwrap()
+    }
 }
 
 /// Memory that a transport reaches.
@@ -24,6 +82,8 @@ pub enum Store {
     Local(Arena),
     /// Memory for two transports as one, with notes on how peers are reached.
     Several(Arena, Log),
+    /// Memory for TCP on an address of the test's choice, and the same notes.
+    Placed(Arena, Place, Log),
     Tcp(HostMemory),
     #[cfg(feature = "nixl")]
     Nixl(HostMemory),
@@ -48,6 +108,7 @@ impl Store {
         match transport {
             TransportKind::Local => Store::Local(Arena::new(len).unwrap()),
             TransportKind::Several => Store::Several(Arena::new(len).unwrap(), Log::default()),
+            TransportKind::Placed(place) => Store::Placed(Arena::new(len).unwrap(), place, Log::default()),
             TransportKind::Tcp => Store::Tcp(HostMemory::new(len).unwrap()),
             #[cfg(feature = "nixl")]
             TransportKind::Nixl => Store::Nixl(HostMemory::new(len).unwrap()),
@@ -56,7 +117,7 @@ impl Store {
 
     pub fn addr(&self) -> u64 {
         match self {
-            Store::Local(arena) | Store::Several(arena, _) => arena.addr(),
+            Store::Local(arena) | Store::Several(arena, _) | Store::Placed(arena, ..) => arena.addr(),
             Store::Tcp(memory) => memory.addr(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.addr(),
@@ -65,7 +126,9 @@ impl Store {
 
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         match self {
-            Store::Local(arena) | Store::Several(arena, _) => arena.read(offset, out).unwrap(),
+            Store::Local(arena) | Store::Several(arena, _) | Store::Placed(arena, ..) => {
+                arena.read(offset, out).unwrap()
+            }
             Store::Tcp(memory) => memory.read(offset, out).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.read(offset, out).unwrap(),
@@ -74,7 +137,9 @@ impl Store {
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         match self {
-            Store::Local(arena) | Store::Several(arena, _) => arena.write(offset, bytes).unwrap(),
+            Store::Local(arena) | Store::Several(arena, _) | Store::Placed(arena, ..) => {
+                arena.write(offset, bytes).unwrap()
+            }
             Store::Tcp(memory) => memory.write(offset, bytes).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.write(offset, bytes).unwrap(),
@@ -89,6 +154,10 @@ impl Store {
                 let near = Member::named("near", Box::new(local(arena)));
                 let ways = Ways::new(vec![near, Member::new(Box::new(local(arena)))]).unwrap();
                 let transport = Overheard { inner: ways, log: log.clone() };
+                Worker::start(config, transport, Box::new(client)).unwrap()
+            }
+            Store::Placed(arena, place, log) => {
+                let transport = Overheard { inner: place.transport(arena), log: log.clone() };
                 Worker::start(config, transport, Box::new(client)).unwrap()
             }
             Store::Tcp(memory) => {
