@@ -1,6 +1,6 @@
 //! Sockets, and the options that every connection has.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -96,7 +96,12 @@ pub(crate) fn advertised(config: &TcpConfig, bound: SocketAddr) -> Result<Vec<So
             address.set_port(bound.port());
         }
     }
-    match addresses.iter().find(|address| address.ip().is_unspecified() || address.ip().is_multicast()) {
+    // The zone of a link-local address is a number of this host, and means nothing to a peer.
+    let names_no_host = |ip: IpAddr| match ip {
+        IpAddr::V4(_) => ip.is_unspecified() || ip.is_multicast(),
+        IpAddr::V6(six) => ip.is_unspecified() || ip.is_multicast() || six.is_unicast_link_local(),
+    };
+    match addresses.iter().find(|address| names_no_host(address.ip())) {
         Some(address) => Err(*address),
         None => Ok(addresses),
     }
@@ -116,5 +121,42 @@ mod tests {
         let config = config.with(|config| config.advertise = vec![one, other]);
         let wanted = vec!["10.0.0.1:7000".parse().unwrap(), other];
         assert_eq!(advertised(&config, bound), Ok(wanted));
+    }
+    #[test]
+    fn an_address_that_only_this_host_understands_is_not_told_to_peers() {
+        for refused in ["[fe80::1%3]:80", "[fe80::1]:80", "[ff02::1]:80", "224.0.0.1:80", "[::]:80"] {
+            let refused: SocketAddr = refused.parse().unwrap();
+            let bound = "[::1]:80".parse().unwrap();
+            let config = TcpConfig::new(bound).with(|config| config.advertise = vec![bound, refused]);
+            assert_eq!(advertised(&config, bound), Err(refused));
+        }
+    }
+
+    #[test]
+    fn dialed_and_accepted_connections_have_the_time_of_silence_and_the_chosen_buffers() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let config = TcpConfig::new(address.parse().unwrap()).with(|config| {
+                config.silence = Duration::from_secs(8);
+                (config.send_buffer, config.receive_buffer) = (Some(8 << 10), Some(16 << 10));
+            });
+            let (listener, bound) = listener(&config).unwrap();
+            let dialed = dial(&bound, &config).unwrap();
+            let accepted = loop {
+                match accept(&listener, &config) {
+                    Ok(socket) => break socket,
+                    Err(error) => assert_eq!(error, Errno::WOULDBLOCK),
+                }
+            };
+            for socket in [dialed, accepted] {
+                assert_eq!(sockopt::tcp_user_timeout(&socket), Ok(8000));
+                assert_eq!(sockopt::socket_keepalive(&socket), Ok(true));
+                assert_eq!(sockopt::tcp_keepidle(&socket), Ok(Duration::from_secs(4)));
+                assert_eq!(sockopt::tcp_keepintvl(&socket), Ok(Duration::from_secs(1)));
+                assert_eq!(sockopt::tcp_nodelay(&socket), Ok(true));
+                // The kernel doubles what it is asked for, to have room for its own records.
+                assert_eq!(sockopt::socket_send_buffer_size(&socket), Ok(16 << 10));
+                assert_eq!(sockopt::socket_recv_buffer_size(&socket), Ok(32 << 10));
+            }
+        }
     }
 }
