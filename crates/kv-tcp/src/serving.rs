@@ -114,3 +114,90 @@ fn give(connection: &mut Connection, asked: Asked) {
     connection.outbound.push_pages(ranges, until);
     connection.outbound.push_read_done(number);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::TcpStream;
+    use std::time::{Duration, Instant};
+
+    use bytes::BytesMut;
+    use kv_core::{Region, RegionRole, Time, Transport};
+    use kv_host::{Arena, Token};
+
+    use super::*;
+    use crate::config::TcpConfig;
+    use crate::hello::{Hello, WELCOME};
+    use crate::message::{self, HEADER, MAX_RANGES, Range};
+    use crate::metadata::Identity;
+
+    /// Reads that are asked for, and the bytes of each of their ranges: more than the kernel's buffers hold.
+    const READS: u32 = 200;
+    const LEN: usize = 512;
+
+    #[test]
+    fn a_guest_that_asks_for_pages_and_takes_none_is_asked_no_more_and_loses_nothing() {
+        let arena = Arena::new(1 << 20).unwrap();
+        arena.write(0, &[7; 1 << 20]).unwrap();
+        let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
+        transport.add_memory(&arena).unwrap();
+        transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 1 << 20, 1)).unwrap();
+        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
+
+        let mut guest = TcpStream::connect(transport.local_addr()).unwrap();
+        let token = Token::random().unwrap();
+        let hello = Hello { number: 0, to, from: Identity::of(token, b"a guest"), way: token };
+        guest.write_all(&hello.encode()).unwrap();
+        guest.set_nonblocking(true).unwrap();
+        let until = kv_host::clock::now() + Duration::from_secs(3600);
+        let ranges = vec![Range { region: 0, len: LEN as u32, offset: 5 }; MAX_RANGES];
+        let request = |number| {
+            let asked = Asked { number, until, ranges: ranges.clone(), bytes: (LEN * MAX_RANGES) as u64 };
+            message::read(&asked)
+        };
+        let requests: Vec<u8> = (0..READS).flat_map(request).collect();
+        let (mut asked, mut got, mut most) = (0, Vec::new(), (0, 0));
+        let answers = WELCOME + READS as usize * (2 * HEADER + LEN * MAX_RANGES);
+        let mut taken_at = Instant::now() + Duration::from_millis(500);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut piece = vec![0; 64 << 10];
+        while got.len() < answers {
+            assert!(Instant::now() < deadline, "{} of {answers} bytes, {asked} bytes asked", got.len());
+            match guest.write(&requests[asked..]) {
+                Ok(count) => {
+                    asked += count;
+                    if count > 0 && got.is_empty() {
+                        taken_at = Instant::now() + Duration::from_millis(500);
+                    }
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            transport.poll(Time::ZERO, &mut Vec::new());
+            for connection in transport.connections.values() {
+                most.0 = connection.outbound.len().max(most.0);
+                most.1 = connection.inbound.bytes.len().max(most.1);
+            }
+            // Nothing is taken until everything stands still.
+            if Instant::now() < taken_at {
+                continue;
+            }
+            match guest.read(&mut piece) {
+                Ok(0) => panic!("the guest was closed"),
+                Ok(count) => got.extend_from_slice(&piece[..count]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+        assert!(most.0 > QUEUED && most.0 <= QUEUED + MAX_RANGES + 2, "{most:?}");
+        assert!(most.1 <= 2 * (HEADER + 16 * MAX_RANGES), "{most:?}");
+        let mut got = BytesMut::from(&got[WELCOME..]);
+        for number in 0..READS {
+            let bytes = (LEN * MAX_RANGES) as u64;
+            assert_eq!(Reply::next(&mut got), Ok(Some(Reply::Bytes { number, bytes })));
+            assert!(got.split_to(LEN * MAX_RANGES).iter().all(|byte| *byte == 7));
+            let answer = Reply::next(&mut got).unwrap();
+            assert!(
+                matches!(answer, Some(Reply::Answer { number: n, verdict: Verdict::Done, .. }) if n == number)
+            );
+        }
+    }
+}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Other, Side, boottime, connect, pattern, rest, snapshot};
-use kv_core::{Descriptor, Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent};
+use kv_core::{Descriptor, Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent, WayEnd};
 use kv_tcp::TcpTransport;
 use rustix::process::{Pid, Signal, kill_process};
 use workers::{Kind, worker};
@@ -85,6 +85,78 @@ fn a_stopped_peer_slows_nobody_and_its_cancelled_posts_end_without_it() {
     here.transport.post(stuck, whole(50, Op::Read)).unwrap();
     all_end(&mut here, 50..51, Ok(()));
     assert!(snapshot(&here)[0] == pattern(LEN));
+}
+
+#[test]
+fn a_stopped_peer_is_lost_after_the_time_of_silence_and_the_peer_beside_it_is_not() {
+    let (stuck, well) = (PeerId(1), PeerId(2));
+    let silence = Duration::from_secs(2);
+    let mut here = worker(Kind::Usual.config().with(|config| config.silence = silence), &[LEN]);
+    let (stopped, healthy) = (other(Job::Serve, &mut here), other(Job::Serve, &mut here));
+    connect(&mut here.transport, stuck, stopped.metadata()).unwrap();
+    connect(&mut here.transport, well, healthy.metadata()).unwrap();
+    here.transport.post(stuck, whole(1, Op::Read)).unwrap();
+    all_end(&mut here, 1..2, Ok(()));
+    signal(&stopped, Signal::STOP);
+    let begun = Instant::now();
+    // Frames fill the buffers of both kernels; pages would stop at their window before.
+    let frame = bytes::Bytes::from(vec![3; 256 << 10]);
+    here.transport.post(stuck, whole(2, Op::Write)).unwrap();
+    let (mut events, mut ends, mut writes) = (Vec::new(), Vec::new(), 0);
+    while ends.len() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{ends:?}");
+        let _ = here.transport.send(stuck, frame.clone());
+        if here.transport.post(well, whole(1000 + writes, Op::Write)).is_ok() {
+            writes += 1;
+        }
+        here.transport.poll(boottime(), &mut events);
+        for event in events.drain(..) {
+            match event {
+                TransportEvent::Posted { post, result } if post.0 >= 1000 => assert_eq!(result, Ok(())),
+                event => ends.push(event),
+            }
+        }
+    }
+    let took = begun.elapsed();
+    println!("lost after {took:?}");
+    let lost = TransportEvent::PeerGone { peer: stuck, end: WayEnd::Lost };
+    let failed = TransportEvent::Posted { post: PostId(2), result: Err(TransportError::PeerGone) };
+    assert_eq!(ends, [failed, lost]);
+    assert!(took >= silence && took < 10 * silence, "{took:?}");
+    // A peer that goes on is connected again.
+    signal(&stopped, Signal::CONT);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while connect(&mut here.transport, stuck, stopped.metadata()).is_err() {
+        assert!(Instant::now() < deadline);
+    }
+    here.transport.post(stuck, whole(3, Op::Read)).unwrap();
+    events.clear();
+    while !events.iter().any(|event| matches!(event, TransportEvent::Posted { post: PostId(3), .. })) {
+        assert!(Instant::now() < deadline, "{events:?}");
+        here.transport.poll(boottime(), &mut events);
+    }
+    assert!(snapshot(&here)[0] == pattern(LEN));
+}
+
+#[test]
+fn a_killed_peer_is_reported_dead_within_two_seconds() {
+    let mut here = worker(Kind::Usual.config(), &[LEN]);
+    for round in 0..5 {
+        let mut peer = other(Job::Serve, &mut here);
+        connect(&mut here.transport, PeerId(1), peer.metadata()).unwrap();
+        here.transport.post(PeerId(1), whole(round, Op::Read)).unwrap();
+        all_end(&mut here, round..round + 1, Ok(()));
+        let begun = Instant::now();
+        peer.kill();
+        let mut events = Vec::new();
+        while events.is_empty() {
+            here.transport.poll(boottime(), &mut events);
+            rest(&here.transport, Duration::from_millis(100));
+        }
+        let dead = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: dead }]);
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    }
 }
 
 fn descriptors() -> usize {

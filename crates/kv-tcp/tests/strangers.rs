@@ -10,42 +10,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_conformance::{Side, boottime, connect, heard};
-use kv_core::{Descriptor, Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent, WayEnd};
+use kv_core::{Op, PeerId, Transport, TransportError, TransportEvent, WayEnd};
 use kv_tcp::{TcpConfig, TcpError, TcpTransport};
-use workers::{loopback, worker};
+use workers::{ended, loopback, post, until, worker};
 
 const PEER: PeerId = PeerId(1);
 const LEN: usize = 1 << 20;
-
-fn post(id: u64, op: Op, len: usize) -> Post {
-    let descriptor =
-        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
-    Post { id: PostId(id), op, descriptors: vec![descriptor], notify: None }
-}
-
-/// Polls all workers until `done` returns true of the events of each.
-fn until(
-    what: &str,
-    sides: &mut [&mut Side<TcpTransport>],
-    events: &mut Vec<Vec<TransportEvent>>,
-    mut done: impl FnMut(&[Vec<TransportEvent>]) -> bool,
-) {
-    events.resize(sides.len(), Vec::new());
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !done(events) {
-        assert!(Instant::now() < deadline, "{what}: {events:?}");
-        for (side, events) in sides.iter_mut().zip(events.iter_mut()) {
-            side.transport.poll(boottime(), events);
-        }
-    }
-}
-
-fn ended(events: &[TransportEvent], id: u64) -> Option<Result<(), TransportError>> {
-    events.iter().find_map(|event| match event {
-        TransportEvent::Posted { post, result } if post.0 == id => Some(result.clone()),
-        _ => None,
-    })
-}
 
 /// Shows that the first worker can write to the second and read from it.
 fn exchange(from: &mut Side<TcpTransport>, to: &mut Side<TcpTransport>) {

@@ -1,11 +1,14 @@
 //! Workers with a TCP transport, for tests.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
+pub mod wire;
+
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use kv_conformance::process::Process;
-use kv_conformance::{Harness, Job, Regions, Side};
-use kv_core::{Region, RegionRole, Transport};
+use kv_conformance::{Harness, Job, Regions, Side, boottime};
+use kv_core::{Descriptor, Op, Post, PostId, Region, RegionRole, Transport, TransportError, TransportEvent};
 use kv_tcp::{HostMemory, TcpConfig, TcpTransport};
 
 /// How the workers of a check are configured.
@@ -110,4 +113,42 @@ impl Pages {
             assert!(bytes.iter().all(|byte| *byte == 0), "a write outside of all regions");
         }
     }
+}
+
+/// A post of the first `len` bytes of the first region on both sides.
+pub fn post(id: u64, op: Op, len: usize) -> Post {
+    let descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: len as u64 };
+    Post { id: PostId(id), op, descriptors: vec![descriptor], notify: None }
+}
+
+/// Polls all workers until `done` returns true of the events of each.
+pub fn until(
+    what: &str,
+    sides: &mut [&mut Side<TcpTransport>],
+    events: &mut Vec<Vec<TransportEvent>>,
+    mut done: impl FnMut(&[Vec<TransportEvent>]) -> bool,
+) {
+    events.resize(sides.len(), Vec::new());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done(events) {
+        assert!(Instant::now() < deadline, "{what}: {events:?}");
+        for (side, events) in sides.iter_mut().zip(events.iter_mut()) {
+            side.transport.poll(boottime(), events);
+        }
+    }
+}
+
+/// The result of a post, if the events tell its end.
+pub fn ended(events: &[TransportEvent], id: u64) -> Option<Result<(), TransportError>> {
+    events.iter().find_map(|event| match event {
+        TransportEvent::Posted { post, result } if post.0 == id => Some(result.clone()),
+        _ => None,
+    })
+}
+
+/// Bytes of memory that this process has in use.
+pub fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    4096 * pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
 }

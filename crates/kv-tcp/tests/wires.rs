@@ -1,0 +1,97 @@
+//! Networks that cut connections, and that lead elsewhere.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod workers;
+
+use std::time::{Duration, Instant};
+
+use kv_conformance::{Side, connect, pattern};
+use kv_core::{Op, PeerId, Transport, TransportError, TransportEvent, WayEnd};
+use kv_tcp::{TcpConfig, TcpTransport};
+use workers::wire::Wire;
+use workers::{ended, loopback, post, until, worker};
+
+const PEER: PeerId = PeerId(1);
+const LEN: usize = 16 << 20;
+
+#[test]
+fn every_connection_of_a_way_is_asked_which_life_of_the_peer_it_leads_to() {
+    let wire = Wire::new();
+    let mut to = worker(wire.config(), &[LEN]);
+    let mut other = worker(TcpConfig::new(loopback()), &[LEN]);
+    other.transport.metadata().unwrap();
+    let mut from = worker(TcpConfig::new(loopback()), &[LEN]);
+    from.memory.write(0, 0, &pattern(LEN));
+    // The connection for frames leads to the peer, the one for pages to another transport; later ones to the
+    // peer, as after an address has moved.
+    let addr = to.transport.local_addr();
+    wire.lead(&[addr, other.transport.local_addr(), addr]);
+    connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
+    from.transport.post(PEER, post(1, Op::Write, LEN)).unwrap();
+    let mut events = Vec::new();
+    let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+    until("the end of the way", &mut [&mut from, &mut to, &mut other], &mut events, |events| {
+        events[0].contains(&lost)
+    });
+    assert_eq!(ended(&events[0], 1), Some(Err(TransportError::PeerGone)));
+    assert_eq!((other.transport.stats().refused, &events[2][..]), (1, &[][..]));
+    for side in [&other, &to] {
+        let mut bytes = vec![1; LEN];
+        side.memory.read(0, 0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0), "a page has come by the wrong connection");
+    }
+    exchange_again(&mut from, &mut to);
+}
+
+/// Connects the first worker to the second once more, and shows that bytes go both ways.
+fn exchange_again(from: &mut Side<TcpTransport>, to: &mut Side<TcpTransport>) {
+    from.memory.write(0, 0, &vec![7; LEN]);
+    connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
+    let mut bytes = vec![0; LEN];
+    for (id, op) in [(90, Op::Write), (91, Op::Read)] {
+        from.transport.post(PEER, post(id, op, LEN)).unwrap();
+        let mut events = Vec::new();
+        until("a post", &mut [&mut *from, &mut *to], &mut events, |events| ended(&events[0], id).is_some());
+        assert_eq!(ended(&events[0], id), Some(Ok(())));
+        let side = if op == Op::Write { &mut *to } else { &mut *from };
+        side.memory.read(0, 0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == if op == Op::Write { 7 } else { 9 }));
+        to.memory.write(0, 0, &vec![9; LEN]);
+    }
+}
+
+#[test]
+fn a_connection_that_is_cut_in_either_direction_ends_the_way_and_all_posts_but_not_the_peer() {
+    for (connection, to_dialer, to_other) in
+        [(0, true, false), (0, false, true), (1, true, false), (1, false, true), (1, true, true)]
+    {
+        let wire = Wire::new();
+        let (mut from, mut to) = (worker(TcpConfig::new(loopback()), &[LEN]), worker(wire.config(), &[LEN]));
+        connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
+        // Slow enough that the posts are under way for long.
+        wire.slow(1 << 20);
+        for id in 0..4 {
+            from.transport.post(PEER, post(id, if id % 2 == 0 { Op::Write } else { Op::Read }, LEN)).unwrap();
+        }
+        let mut events = Vec::new();
+        let begun = Instant::now();
+        until("both connections", &mut [&mut from, &mut to], &mut events, |_| {
+            wire.connections() == 2 && begun.elapsed() > Duration::from_millis(300)
+        });
+        wire.cut(connection, to_dialer, to_other);
+        // A wire that is cut to one side only is known to both sides once the bytes before have come.
+        wire.slow(0);
+        let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+        until("the end of the way", &mut [&mut from, &mut to], &mut events, |events| {
+            events[0].contains(&lost)
+        });
+        let what = format!("connection {connection}, {to_dialer}, {to_other}");
+        for id in 0..4 {
+            let end = ended(&events[0], id);
+            assert!(matches!(end, Some(Ok(()) | Err(TransportError::PeerGone))), "{what}: {end:?}");
+        }
+        assert_eq!(events[0].last(), Some(&lost), "{what}");
+        assert_eq!(events[0].len(), 5, "{what}");
+        exchange_again(&mut from, &mut to);
+    }
+}
