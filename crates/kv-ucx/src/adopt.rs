@@ -1,0 +1,79 @@
+//! [`UcxTransport::adopt`]: regions in memory that the server already owns.
+#![allow(unsafe_code)]
+
+use kv_core::{MemoryKind, Region};
+use kv_host::{Memory, check};
+
+use crate::error::UcxError;
+use crate::given::Range;
+use crate::transport::UcxTransport;
+
+impl UcxTransport {
+    /// Allows regions in memory that the server already owns: `len` bytes at the address `addr`, of a `Vec`, a tensor
+    /// or an own mapping. [`Region`] has the whole contract of such memory.
+    ///
+    /// # Errors
+    ///
+    /// [`UcxError::Memory`] if the range is impossible (it begins at address zero, has no bytes, or wraps around), or
+    /// the transport's metadata has been asked for.
+    ///
+    /// # Safety
+    ///
+    /// The whole range is mapped, readable and writable, until the transport has been dropped; and no Rust reference
+    /// to a page of it exists while that page is given to a transfer. A worker owns its transport: the transport has
+    /// been dropped when the worker's `Stopping` has given its report.
+    pub unsafe fn adopt(&mut self, addr: u64, len: u64) -> Result<(), UcxError> {
+        // SAFETY: the caller keeps the range for as long as the transport uses it.
+        let memory = unsafe { Memory::adopt(addr, len) }?;
+        Ok(self.add_range(Range::host(memory))?)
+    }
+
+    /// Allows regions in the memory of a CUDA device: `len` bytes at the address `addr`.
+    ///
+    /// # Errors
+    ///
+    /// [`UcxError::Device`] if UCX could not load its CUDA module; otherwise as [`adopt`](UcxTransport::adopt).
+    ///
+    /// # Safety
+    ///
+    /// The range is allocated on the device until the transport has been dropped, and nothing else writes to a page
+    /// of it while that page is given to a transfer.
+    pub unsafe fn adopt_device(&mut self, addr: u64, len: u64, device: u64) -> Result<(), UcxError> {
+        let memory = MemoryKind::Vram;
+        if !self.engine.knows(memory) {
+            return Err(UcxError::Device { region: 0, memory, device });
+        }
+        check::range(addr, len)?;
+        Ok(self.add_range(Range::device(addr, len, device))?)
+    }
+
+    /// Allows every one of these regions, which lie in memory that the server already owns: the regions of a worker's
+    /// arguments, in one call.
+    ///
+    /// # Errors
+    ///
+    /// [`UcxError::Device`] for a region in memory that UCX does not move; otherwise as
+    /// [`adopt`](UcxTransport::adopt). Regions before the one at fault are adopted.
+    ///
+    /// # Safety
+    ///
+    /// The promises of [`adopt`](UcxTransport::adopt) and [`adopt_device`](UcxTransport::adopt_device), for each
+    /// region.
+    pub unsafe fn adopt_regions<'a>(
+        &mut self,
+        regions: impl IntoIterator<Item = &'a Region>,
+    ) -> Result<(), UcxError> {
+        for (index, region) in regions.into_iter().enumerate() {
+            let Region { memory, device, addr, len, .. } = *region;
+            if !self.engine.knows(memory) {
+                return Err(UcxError::Device { region: index, memory, device });
+            }
+            // SAFETY: the caller promises this for each region.
+            match memory {
+                MemoryKind::Vram => unsafe { self.adopt_device(addr, len, device) }?,
+                MemoryKind::Dram | MemoryKind::File => unsafe { self.adopt(addr, len) }?,
+            }
+        }
+        Ok(())
+    }
+}

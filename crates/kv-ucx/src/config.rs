@@ -1,0 +1,130 @@
+//! [`UcxConfig`]: UCX's devices and settings, and bounds on what peers and the owner can make a transport hold.
+
+use std::time::Duration;
+
+use kv_core::MAX_FRAME;
+use kv_host::{Limit, check};
+
+/// Devices, settings and limits of a [`UcxTransport`](crate::UcxTransport).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UcxConfig {
+    /// The network devices to use and to listen on (`mlx5_0:1`, `eth0`, `lo`); all devices if empty (the default).
+    /// The `ib_device` of the `KvArgs` belongs here.
+    pub devices: Vec<String>,
+    /// UCX's transports to choose from (`tcp`, `rc`, `cuda_ipc`); all if empty (the default). UCX takes those of
+    /// them that can tell the failure of a peer.
+    pub transports: Vec<String>,
+    /// Further settings of UCX: names without the prefix `UCX_`, and values. They win over UCX's environment
+    /// variables.
+    pub settings: Vec<(String, String)>,
+    /// Most bytes of one slice of a post, where each descriptor counts 8 KiB beside its own bytes (default 1 MiB, 64
+    /// KiB to 1 GiB). Posts take turns slice by slice.
+    pub slice_bytes: usize,
+    /// Most bytes of slices that are under way to one peer, counted as in `slice_bytes` (default 4 MiB, 64 KiB to 1
+    /// GiB).
+    pub window_bytes: usize,
+    /// Allows READ over TCP (default no). UCX serves such a READ by software at the peer, several times more slowly
+    /// than a WRITE, and a reader that is killed may take down the process that is read from.
+    pub reads_over_tcp: bool,
+    /// How long the way to a peer may take to open (default 10 s, 10 ms to 1 minute).
+    pub handshake_timeout: Duration,
+    /// How long bytes of a connection that has failed may still be on their way to a peer that is not seen to be dead
+    /// (default 20 s, 1 ms to 1 hour). Posts that were under way end after this time.
+    pub settle: Duration,
+    /// Most connected peers (default 1024, 1 to 2^20).
+    pub max_peers: usize,
+    /// Most transports that this one knows: connected peers, and peers that have connected this one (default 2048, 1
+    /// to 2^20). For one more, the oldest of those that have no business here is forgotten; without such a one, the
+    /// new one is not answered.
+    pub max_known: usize,
+    /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
+    pub outbound_bytes: usize,
+    /// Most posts that are accepted and not reported as ended; beyond that `post` returns `WouldBlock` (default 65
+    /// 536, 1 to 2^24).
+    pub max_posts: usize,
+}
+
+impl Default for UcxConfig {
+    fn default() -> UcxConfig {
+        UcxConfig {
+            devices: Vec::new(),
+            transports: Vec::new(),
+            settings: Vec::new(),
+            slice_bytes: 1 << 20,
+            window_bytes: 4 << 20,
+            reads_over_tcp: false,
+            handshake_timeout: Duration::from_secs(10),
+            settle: Duration::from_secs(20),
+            max_peers: 1024,
+            max_known: 2048,
+            outbound_bytes: 4 << 20,
+            max_posts: 1 << 16,
+        }
+    }
+}
+
+impl UcxConfig {
+    /// The same with some fields changed: `UcxConfig::default().with(|config| config.max_peers = 64)`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// The settings that UCX is given, in their order.
+    pub(crate) fn all_settings(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        for (name, list) in [("NET_DEVICES", &self.devices), ("TLS", &self.transports)] {
+            if !list.is_empty() {
+                all.push((name.to_owned(), list.join(",")));
+            }
+        }
+        all.extend(self.settings.iter().cloned());
+        all
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Limit> {
+        let millis = |span: Duration| usize::try_from(span.as_millis()).unwrap_or(usize::MAX);
+        check::limits([
+            ("slice_bytes", self.slice_bytes, 64 << 10, 1 << 30),
+            ("window_bytes", self.window_bytes, 64 << 10, 1 << 30),
+            ("handshake_timeout in ms", millis(self.handshake_timeout), 10, 60_000),
+            ("settle in ms", millis(self.settle), 1, 3_600_000),
+            ("max_peers", self.max_peers, 1, 1 << 20),
+            ("max_known", self.max_known, 1, 1 << 20),
+            ("outbound_bytes", self.outbound_bytes, 2 * MAX_FRAME, 1 << 30),
+            ("max_posts", self.max_posts, 1, 1 << 24),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_transports_become_settings_that_further_settings_may_override() {
+        let config = UcxConfig::default().with(|config| {
+            config.devices = vec!["eth0".to_owned(), "lo".to_owned()];
+            config.transports = vec!["tcp".to_owned()];
+            config.settings = vec![("TLS".to_owned(), "all".to_owned())];
+        });
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let wanted = [pair("NET_DEVICES", "eth0,lo"), pair("TLS", "tcp"), pair("TLS", "all")];
+        assert_eq!(config.all_settings(), wanted);
+        assert_eq!(UcxConfig::default().all_settings(), []);
+    }
+
+    #[test]
+    fn a_field_out_of_its_range_is_named_with_its_value() {
+        assert_eq!(UcxConfig::default().check(), Ok(()));
+        let refused = |change: fn(&mut UcxConfig)| {
+            let Limit { field, got, .. } = UcxConfig::default().with(change).check().unwrap_err();
+            (field, got)
+        };
+        assert_eq!(refused(|config| config.slice_bytes = 1), ("slice_bytes", 1));
+        assert_eq!(refused(|config| config.settle = Duration::ZERO), ("settle in ms", 0));
+        assert_eq!(refused(|config| config.max_known = 0), ("max_known", 0));
+    }
+}

@@ -1,0 +1,158 @@
+//! The [`Transport`] trait.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use bytes::Bytes;
+use kv_core::{
+    Directions, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
+    TransportWait, WriteFence,
+};
+use kv_host::{check, clock};
+
+use crate::metadata::Metadata;
+use crate::transport::UcxTransport;
+use crate::way::WayId;
+
+/// The reason with which a post to read is refused over TCP.
+const NO_READS: &str = "READ over TCP: UCX may end the process that is read from when the reader dies; let the other \
+                        side write, or set `reads_over_tcp`";
+
+impl Transport for UcxTransport {
+    fn name(&self) -> &'static str {
+        "ucx"
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
+        let range = self.given.next_region(region)?;
+        self.engine.register(range.clone()).map_err(|failure| self.backend(failure))?;
+        self.given.registered(&range);
+        Ok(())
+    }
+
+    fn metadata(&self) -> Result<Bytes, TransportError> {
+        self.given.metadata()
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
+        self.now = clock::now();
+        self.open_way(peer, metadata)
+    }
+
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        let Ok(decoded) = Metadata::decode(metadata) else { return false };
+        self.remotes.get(from.0).is_some_and(|remote| remote.name == decoded.name)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.now = clock::now();
+        self.leave(peer);
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
+        check::frame("frame.len", frame.len())?;
+        let id = self.usable(peer)?;
+        let queued = self.frame_bytes(id);
+        let Some(way) = self.ways.get_mut(&id) else { return Err(TransportError::PeerGone) };
+        // Notify frames that wait for room go first.
+        if !way.parked.is_empty() || queued + frame.len() > self.config.outbound_bytes {
+            return Err(TransportError::WouldBlock);
+        }
+        way.frame_bytes += frame.len();
+        way.frames.push_back(frame);
+        self.stirred.insert(id);
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
+        if let Some(notify) = &post.notify {
+            check::frame("notify.len", notify.len())?;
+        }
+        let id = self.usable(peer)?;
+        let Some(way) = self.ways.get(&id) else { return Err(TransportError::PeerGone) };
+        check::descriptors(&post.descriptors, |region| self.given.len_of(region), |region| way.len_of(region))?;
+        if post.op == Op::Read && !self.may_read(way.remote) {
+            return Err(TransportError::Unsupported(NO_READS));
+        }
+        self.posts.check(post.id, self.config.max_posts)?;
+        let op = post.op;
+        let transfer = self.posts.accept(id, post);
+        if let Some(way) = self.ways.get_mut(&id) {
+            way.line(op).push_back(transfer);
+        }
+        self.stirred.insert(id);
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        if let Some(transfer) = self.posts.id_of(post) {
+            self.give_up(transfer, TransportError::Cancelled);
+        }
+    }
+
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        let Some(id) = self.peers.get(&peer).copied() else { return };
+        if let Some(way) = self.ways.get_mut(&id) {
+            way.permitted = until;
+            self.stirred.insert(id);
+        }
+    }
+
+    /// Whatever UCX has chosen, a processor copies the bytes or hands them to a device, and goes on after a stop where
+    /// it was.
+    fn write_fence(&self, _peer: PeerId) -> WriteFence {
+        WriteFence::AtDeath
+    }
+
+    fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
+        self.now = clock::now();
+        self.processes_ended();
+        self.look_at_opening(self.now);
+        self.serve();
+        self.end_remotes();
+        self.posts.hand_over(events);
+    }
+
+    fn wait(&self) -> TransportWait {
+        if self.posts.events() > 0 || !self.stirred.is_empty() || !self.engine.arm() {
+            return TransportWait::Now;
+        }
+        let fd = vec![self.watch.fd().as_raw_fd()];
+        match self.next_timer() {
+            Some(sleep) if sleep.is_zero() => TransportWait::Now,
+            Some(sleep) => TransportWait::ReadableOrAfter(fd, sleep),
+            None => TransportWait::Readable(fd),
+        }
+    }
+
+    fn directions(&self, peer: Option<PeerId>) -> Directions {
+        let way = peer.and_then(|peer| self.ways.get(self.peers.get(&peer)?));
+        let both = match way {
+            Some(way) => self.may_read(way.remote),
+            None => self.config.reads_over_tcp || has_infiniband(),
+        };
+        if both { Directions::BOTH } else { Directions::WRITE }
+    }
+}
+
+impl UcxTransport {
+    /// The way to a peer, if it has not ended.
+    fn usable(&self, peer: PeerId) -> Result<WayId, TransportError> {
+        let id = *self.peers.get(&peer).ok_or(TransportError::PeerGone)?;
+        let remote = self.ways.get(&id).and_then(|way| self.remotes.get(way.remote));
+        remote.filter(|remote| remote.is_standing()).map(|_| id).ok_or(TransportError::PeerGone)
+    }
+
+    /// True if no bytes go to the remote over TCP, or reads over TCP are allowed.
+    fn may_read(&self, remote: u64) -> bool {
+        let lanes = || self.remotes.get(remote).map(|remote| self.engine.transports(remote.endpoint));
+        let without_tcp =
+            |lanes: Vec<(String, String)>| !lanes.is_empty() && lanes.iter().all(|(transport, _)| transport != "tcp");
+        self.config.reads_over_tcp || lanes().is_some_and(without_tcp)
+    }
+}
+
+/// True if this host has an RDMA card, so that peers can be expected to have one.
+fn has_infiniband() -> bool {
+    std::fs::read_dir(Path::new("/sys/class/infiniband")).is_ok_and(|mut cards| cards.next().is_some())
+}

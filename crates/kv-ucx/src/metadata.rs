@@ -1,0 +1,140 @@
+//! What a peer must know to reach this transport: four magic bytes with the version, then msgpack.
+
+use bytes::Bytes;
+use kv_core::wire::lengths_fit;
+use kv_core::{MAX_REGIONS, TransportError};
+use kv_host::{Host, ProcessIdentity, Token};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Longest address of a UCX worker, in bytes. An address grows with the number of devices.
+pub(crate) const MAX_ADDRESS: usize = 48 << 10;
+/// Longest metadata, in bytes.
+const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
+/// "KV UCX", version 1.
+const MAGIC: [u8; 4] = *b"KVU\x01";
+
+/// One life of a transport: its incarnation, and the address of its UCX worker. What is sent to the name arrives at
+/// that worker, or nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Name {
+    pub(crate) token: Token,
+    /// UCX's own form, which only UCX can read.
+    pub(crate) address: Bytes,
+}
+
+/// Where a region lies: address and length, in bytes.
+pub(crate) type Place = (u64, u64);
+
+/// What a transport tells its peers. A decoded value is consistent: [`Metadata::decode`] checks it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Metadata {
+    pub(crate) name: Name,
+    pub(crate) host: Host,
+    pub(crate) process: ProcessIdentity,
+    pub(crate) regions: Vec<Place>,
+}
+
+/// A hash of metadata. Two sides that have the same hash use the same table of regions.
+pub(crate) type Hash = [u8; 32];
+
+/// The hash of metadata as they travel.
+pub(crate) fn hash(metadata: &[u8]) -> Hash {
+    Sha256::digest(metadata).into()
+}
+
+impl Metadata {
+    /// The bytes that are given to peers.
+    pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
+        let mut out = MAGIC.to_vec();
+        rmp_serde::encode::write(&mut out, self)
+            .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
+        Ok(out.into())
+    }
+
+    /// Reads and checks bytes that a peer, or a stranger, sent.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
+        if bytes.len() > MAX_METADATA {
+            return Err(TransportError::Metadata("it is too long"));
+        }
+        let Some(body) = bytes.strip_prefix(&MAGIC) else {
+            return Err(TransportError::Metadata("it is not that of the UCX transport in this version"));
+        };
+        if !lengths_fit(body) {
+            return Err(TransportError::Metadata("it is damaged"));
+        }
+        let metadata: Metadata =
+            rmp_serde::from_slice(body).map_err(|_| TransportError::Metadata("it is damaged"))?;
+        metadata.check()?;
+        Ok(metadata)
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        if self.name.address.is_empty() || self.name.address.len() > MAX_ADDRESS {
+            return Err(TransportError::Metadata("the worker's address is empty or too long"));
+        }
+        if self.regions.len() > MAX_REGIONS {
+            return Err(TransportError::Metadata("it has too many regions"));
+        }
+        let wraps = |(addr, len): &Place| addr.checked_add(*len).is_none() || *len > isize::MAX as u64;
+        if self.regions.iter().any(wraps) {
+            return Err(TransportError::Metadata("a region leaves the address space"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(regions: usize) -> Metadata {
+        Metadata {
+            name: Name { token: Token::random().unwrap(), address: Bytes::from(vec![7; 300]) },
+            host: Host::here().unwrap(),
+            process: ProcessIdentity::here().unwrap(),
+            regions: vec![(u64::MAX >> 1, u64::MAX >> 2); regions],
+        }
+    }
+
+    #[test]
+    fn metadata_survives_the_trip_and_stays_within_the_bound_of_transports() {
+        for (regions, address) in [(0, 1), (1, MAX_ADDRESS), (MAX_REGIONS, MAX_ADDRESS)] {
+            let mut metadata = sample(regions);
+            metadata.name.address = Bytes::from(vec![1; address]);
+            let bytes = metadata.encode().unwrap();
+            assert!(bytes.len() <= (64 << 10) + 64 * regions);
+            assert_eq!(Metadata::decode(&bytes).unwrap(), metadata);
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused_and_no_damage_panics() {
+        let bytes = sample(3).encode().unwrap();
+        for len in 0..bytes.len() {
+            assert!(Metadata::decode(&bytes[..len]).is_err(), "{len}");
+        }
+        for at in 0..bytes.len() {
+            for value in [0, 0x7f, 0xc1, 0xdd, 0xff] {
+                let mut damaged = bytes.to_vec();
+                damaged[at] = value;
+                let _ = Metadata::decode(&damaged);
+            }
+        }
+    }
+
+    #[test]
+    fn metadata_without_an_address_or_with_regions_beyond_the_address_space_is_refused() {
+        let refused = |change: fn(&mut Metadata)| {
+            let mut metadata = sample(1);
+            change(&mut metadata);
+            Metadata::decode(&metadata.encode().unwrap()).is_err()
+        };
+        assert!(!refused(|_| {}));
+        assert!(refused(|metadata| metadata.name.address.clear()));
+        assert!(refused(|metadata| metadata.name.address = vec![0; MAX_ADDRESS + 1].into()));
+        assert!(refused(|metadata| metadata.regions[0] = (u64::MAX, 1)));
+        assert!(refused(|metadata| metadata.regions[0] = (0, u64::MAX)));
+        assert!(refused(|metadata| metadata.regions = vec![(1, 1); MAX_REGIONS + 1]));
+    }
+}

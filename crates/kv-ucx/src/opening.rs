@@ -1,0 +1,167 @@
+//! Ways to peers and their beginning: hellos, welcomes, and what else comes in messages.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_core::{MAX_FRAME, Origin, PeerId, TransportError, TransportEvent, WayEnd};
+use kv_host::{Host, Life, ProcessIdentity, Token};
+
+use crate::ffi::engine::Arrived;
+use crate::message::{self, Hello, Kind, MAX_KEY, Welcome};
+use crate::metadata::{self, Metadata, Name};
+use crate::remote::{Remote, RemoteId};
+use crate::transport::UcxTransport;
+use crate::way::{Session, Stage, Way, WayId};
+
+/// After so long without an answer, a hello is sent again: a peer may have lost its own connection to this side just
+/// when the answer was on it.
+const AGAIN: Duration = Duration::from_secs(1);
+
+impl UcxTransport {
+    /// Begins to open the way to the peer of the metadata.
+    pub(crate) fn open_way(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
+        // What was registered is part of what the peer may need; it cannot change from now on.
+        self.given.hash()?;
+        let Metadata { name, host, process, regions } = Metadata::decode(bytes)?;
+        let hash = metadata::hash(bytes);
+        if let Some(way) = self.peers.get(&peer).and_then(|id| self.ways.get(id)) {
+            let remote = self.remotes.get(way.remote).filter(|remote| remote.is_standing());
+            let same = way.hash == hash && remote.is_some_and(|remote| remote.name == name);
+            return if same {
+                Ok(())
+            } else {
+                Err(TransportError::Unsupported("the id is that of a connected peer, which has other metadata"))
+            };
+        }
+        if self.peers.len() >= self.config.max_peers {
+            return Err(TransportError::WouldBlock);
+        }
+        let token = Token::random()?;
+        let remote = self.meet(name, host, process)?;
+        let id = self.next_id();
+        let until = self.now + self.config.handshake_timeout;
+        self.ways.insert(id, Way::new(peer, remote, token, hash, regions, until));
+        self.by_token.insert(token, id);
+        self.peers.insert(peer, id);
+        if let Some(remote) = self.remotes.get_mut(remote) {
+            remote.ways.insert(id);
+        }
+        self.ask_again(id);
+        Ok(())
+    }
+
+    /// The remote of a name, which is met now if it is not known.
+    fn meet(&mut self, name: Name, host: Host, process: ProcessIdentity) -> Result<RemoteId, TransportError> {
+        if let Some(id) = self.remotes.by_name(&name) {
+            let over = self.remotes.get(id).is_some_and(|remote| remote.life.is_over());
+            return if over { Err(TransportError::PeerGone) } else { Ok(id) };
+        }
+        // Where the network is another one, this side cannot see what a dead process has left in its connections.
+        let near = self.given.host.check(&host).is_ok();
+        let life = if near { process.watch(&host) } else { Life::Unseen };
+        if life.is_over() {
+            return Err(TransportError::PeerGone);
+        }
+        if self.remotes.len() >= self.config.max_known {
+            let oldest = self.remotes.oldest_idle().ok_or(TransportError::WouldBlock)?;
+            self.break_off(oldest);
+        }
+        let endpoint = self.engine.open(&name.address).map_err(|failure| self.backend(failure))?;
+        let id = self.next_id();
+        if let Life::Watched(process) = &life
+            && let Err(error) = self.watch.add(id, process)
+        {
+            self.engine.close(endpoint);
+            return Err(error.into());
+        }
+        self.remotes.insert(id, Remote::new(name, endpoint, life));
+        Ok(id)
+    }
+
+    /// Says hello on a way that is not open, or gives the way up when its time is over.
+    pub(crate) fn ask_again(&mut self, id: WayId) {
+        let Some(way) = self.ways.get(&id) else { return };
+        let Stage::Opening { until } = way.stage else { return };
+        let Some(remote) = self.remotes.get(way.remote).filter(|remote| remote.is_standing()) else { return };
+        if until <= self.now {
+            self.end_way(id, WayEnd::Lost);
+            return;
+        }
+        let name = self.given.name().clone();
+        let hello = Hello {
+            to: remote.name.token,
+            hash: way.hash,
+            from: name,
+            host: self.given.host,
+            process: self.given.process,
+        };
+        let (endpoint, header) = (remote.endpoint, message::header(Kind::Hello, way.token));
+        let remote = way.remote;
+        self.opening.insert((until.min(self.now + AGAIN), id));
+        if self.engine.send(endpoint, header, hello.encode()).is_err() {
+            self.break_off_after_failure(remote);
+        }
+    }
+
+    /// Looks at a message.
+    pub(crate) fn on_message(&mut self, Arrived { header, body }: Arrived) {
+        let known = match message::read_header(&header) {
+            Some((Kind::Hello, way)) => self.on_hello(way, &body),
+            Some((Kind::Welcome, way)) => self.on_welcome(way, &body),
+            Some((Kind::Frame, session)) => self.on_frame(session, body),
+            Some((Kind::Goodbye, session)) => {
+                self.remotes.end_session(session);
+                Some(())
+            }
+            None => None,
+        };
+        self.stats.strangers += u64::from(known.is_none());
+    }
+
+    /// A transport asks for a session, and gets it at the address of the name that it gives.
+    fn on_hello(&mut self, way: Token, body: &[u8]) -> Option<()> {
+        let Hello { to, hash, from, host, process } = Hello::decode(body)?;
+        if to != self.given.name().token || hash != self.given.hash().ok()? {
+            return None;
+        }
+        let id = self.meet(from, host, process).ok()?;
+        let session = self.remotes.session(id, way, Token::random().ok()?)?;
+        let welcome = Welcome { session, keys: self.own_keys()? };
+        let endpoint = self.remotes.get(id)?.endpoint;
+        if self.engine.send(endpoint, message::header(Kind::Welcome, way), welcome.encode()).is_err() {
+            self.break_off_after_failure(id);
+        }
+        Some(())
+    }
+
+    /// The keys of this side's regions.
+    fn own_keys(&mut self) -> Option<Vec<Bytes>> {
+        if self.keys.is_none() {
+            let key = |region| self.engine.key(region).ok().map(Bytes::from);
+            self.keys = (0..self.given.regions()).map(key).collect();
+        }
+        self.keys.clone().filter(|keys| keys.iter().all(|key| key.len() <= MAX_KEY))
+    }
+
+    /// A peer has answered a hello.
+    fn on_welcome(&mut self, way: Token, body: &[u8]) -> Option<()> {
+        let id = *self.by_token.get(&way)?;
+        let way = self.ways.get_mut(&id)?;
+        let Stage::Opening { .. } = way.stage else { return Some(()) };
+        let Welcome { session: token, keys: packed } = Welcome::decode(body)?;
+        if packed.len() != way.regions.len() {
+            return None;
+        }
+        let keys = vec![None; packed.len()];
+        way.stage = Stage::Open(Session { token, packed, keys });
+        self.stirred.insert(id);
+        Some(())
+    }
+
+    fn on_frame(&mut self, session: Token, frame: Bytes) -> Option<()> {
+        let from = Origin(self.remotes.by_session(session)?);
+        (frame.len() <= MAX_FRAME).then_some(())?;
+        self.posts.tell(TransportEvent::Frame { from, frame });
+        Some(())
+    }
+}
