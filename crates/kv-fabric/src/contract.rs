@@ -1,0 +1,141 @@
+//! The [`Transport`] trait.
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{
+    Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait,
+    WriteFence,
+};
+use kv_host::{check, clock, random};
+
+use crate::message::{Header, Kind};
+use crate::metadata::{Identity, Metadata, Place};
+use crate::transport::FabricTransport;
+
+/// How long a sleep may be while libfabric has no room, or has no descriptor to sleep on.
+const RETRY: Duration = Duration::from_millis(1);
+
+impl Transport for FabricTransport {
+    fn name(&self) -> &'static str {
+        "fabric"
+    }
+
+    fn register(&mut self, region: &Region) -> Result<(), TransportError> {
+        let memory = self.given.find(region)?;
+        // Where this side chooses the keys, nobody can guess one.
+        let far = self.endpoint.register(&memory, u64::from_le_bytes(random()?))?;
+        self.given.registered(Place { base: far.addr, key: far.key, len: memory.len() as u64 });
+        Ok(())
+    }
+
+    fn metadata(&self) -> Result<Bytes, TransportError> {
+        self.given.metadata()
+    }
+
+    fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
+        self.now = clock::now();
+        self.open_way(peer, metadata)
+    }
+
+    fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
+        let Ok(decoded) = Metadata::decode(metadata) else { return false };
+        let identity = Identity::of(decoded.token, metadata);
+        self.guests.get(from.0).is_some_and(|guest| guest.from == identity)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.now = clock::now();
+        if let Some(id) = self.peers.remove(&peer) {
+            self.leave(id);
+        }
+    }
+
+    fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {
+        check::frame("frame.len", frame.len())?;
+        let id = self.usable(peer)?;
+        let way = self.ways.get_mut(&id).ok_or(TransportError::PeerGone)?;
+        // Parked notify frames, which wait for room, go first.
+        if !way.parked.is_empty() || way.frame_bytes + frame.len() > self.config.outbound_bytes {
+            return Err(TransportError::WouldBlock);
+        }
+        way.push(Header { len: frame.len() as u32, ..Header::new(way.key, Kind::Frame) }, frame);
+        self.stirred.insert(id);
+        Ok(())
+    }
+
+    fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
+        if let Some(notify) = &post.notify {
+            check::frame("notify.len", notify.len())?;
+        }
+        let id = self.usable(peer)?;
+        let way = self.ways.get_mut(&id).ok_or(TransportError::PeerGone)?;
+        let (ours, theirs) = (&self.given, &way.regions);
+        check::descriptors(
+            &post.descriptors,
+            |region| ours.len_of(region),
+            |region| theirs.get(region as usize).map(|place| place.len),
+        )?;
+        self.posts.check(post.id, self.config.max_posts)?;
+        let op = post.op;
+        let transfer = self.posts.accept(id, post, way.immediate > 0);
+        match op {
+            Op::Write => way.writes.push_back(transfer),
+            Op::Read => way.reads.push_back(transfer),
+        }
+        self.stirred.insert(id);
+        Ok(())
+    }
+
+    fn cancel(&mut self, post: PostId) {
+        self.now = clock::now();
+        if let Some(id) = self.posts.id_of(post) {
+            self.give_up(id, TransportError::Cancelled);
+        }
+    }
+
+    fn permit(&mut self, peer: PeerId, until: Time) {
+        let Some(id) = self.peers.get(&peer) else { return };
+        if let Some(way) = self.ways.get_mut(id) {
+            way.permitted = until;
+            self.stirred.insert(*id);
+        }
+    }
+
+    fn write_fence(&self, _peer: PeerId) -> WriteFence {
+        WriteFence::AtDeath
+    }
+
+    fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
+        self.now = clock::now();
+        self.serve(Instant::now());
+        self.posts.hand_over(events);
+    }
+
+    fn wait(&self) -> TransportWait {
+        if !self.stirred.is_empty() || self.posts.events() > 0 {
+            return TransportWait::Now;
+        }
+        let descriptor = self.endpoint.fd().is_some();
+        if descriptor && !self.endpoint.may_sleep() {
+            return TransportWait::Now;
+        }
+        let watch = vec![self.watch.fd().as_raw_fd()];
+        let waits = !self.blocked.is_empty() || !self.unanswered.is_empty() || !self.unreceived.is_empty();
+        let retry = (waits || !descriptor).then_some(RETRY);
+        let timer = self.timers.first().map(|(at, _)| at.since(clock::now()));
+        match retry.into_iter().chain(timer).min() {
+            None => TransportWait::Readable(watch),
+            Some(after) => TransportWait::ReadableOrAfter(watch, after),
+        }
+    }
+}
+
+impl Drop for FabricTransport {
+    /// Awaits what is under way for a moment, and tells the peers whether anything is left.
+    fn drop(&mut self) {
+        self.now = clock::now();
+        self.take_leave();
+    }
+}

@@ -1,0 +1,55 @@
+//! [`FabricTransport::adopt`]: regions in memory that the server already owns.
+
+use kv_core::{MemoryKind, Region};
+use kv_host::Memory;
+
+use crate::error::FabricError;
+use crate::transport::FabricTransport;
+
+impl FabricTransport {
+    /// Allows regions in memory that the server already owns: `len` bytes at the address `addr`, of a `Vec`, a
+    /// tensor or an own mapping. This costs nothing compared with memory that the transport was given:
+    /// libfabric moves bytes of this memory either way. [`Region`] has the whole contract of such memory.
+    ///
+    /// # Errors
+    ///
+    /// [`FabricError::Memory`] if the range is impossible (it begins at address zero, has no bytes, or wraps around),
+    /// or the transport's metadata has been asked for.
+    ///
+    /// # Safety
+    ///
+    /// The whole range is mapped, readable and writable, until the transport has been dropped; and no Rust
+    /// reference to a page of it exists while that page is given to a transfer. A worker owns its transport: the
+    /// transport has been dropped when the worker's `Stopping` has given its report.
+    pub unsafe fn adopt(&mut self, addr: u64, len: u64) -> Result<(), FabricError> {
+        // SAFETY: the caller keeps the range for as long as the transport uses it.
+        let memory = unsafe { Memory::adopt(addr, len) }?;
+        self.given.add(memory)
+    }
+
+    /// Allows every one of these regions, which lie in host memory that the server already owns: the regions of a
+    /// worker's arguments, in one call.
+    ///
+    /// # Errors
+    ///
+    /// [`FabricError::Device`] for a region that is not in host memory; otherwise as [`adopt`](FabricTransport::adopt).
+    /// Regions before the one at fault are adopted.
+    ///
+    /// # Safety
+    ///
+    /// The promises of [`adopt`](FabricTransport::adopt), for each region.
+    pub unsafe fn adopt_regions<'a>(
+        &mut self,
+        regions: impl IntoIterator<Item = &'a Region>,
+    ) -> Result<(), FabricError> {
+        for (index, region) in regions.into_iter().enumerate() {
+            let Region { memory, device, addr, len, .. } = *region;
+            if memory != MemoryKind::Dram {
+                return Err(FabricError::Device { region: index, memory, device });
+            }
+            // SAFETY: the caller promises this for each region.
+            unsafe { self.adopt(addr, len) }?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,287 @@
+//! [`Objects`]: what libfabric makes for one transport (fabric, domain, address table, completion queue and
+//! endpoint), and what the provider promises.
+
+use std::ffi::{CString, c_void};
+use std::os::fd::RawFd;
+use std::ptr::{self, NonNull};
+
+use super::{Library, Settings, call, sys};
+use crate::error::FabricError;
+
+/// A peer's endpoint in the address table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Address(pub(super) u64);
+
+/// What the provider does, and what it demands of registered memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Promises {
+    /// Ranges of one write or read.
+    pub(crate) ranges: usize,
+    /// Bytes of data that a write may carry to the peer's completion queue: 0, 4 or more.
+    pub(crate) immediate: usize,
+    /// Messages of so many bytes are taken.
+    pub(crate) message: usize,
+    /// Memory modes, `FI_MR_…`.
+    pub(super) modes: u64,
+    /// Bytes of a memory key.
+    pub(super) key: usize,
+    /// The format of addresses is that of sockets, which begin with a family.
+    pub(crate) sockets: bool,
+}
+
+/// The levels of service that are asked for, the best one first: data with writes, and writes whose end means that
+/// the bytes are in the peer's memory.
+const WANTED: [usize; 2] = [4, 0];
+/// Memory modes that this crate honours.
+const MODES: u32 = sys::FI_MR_LOCAL
+    | sys::FI_MR_VIRT_ADDR
+    | sys::FI_MR_ALLOCATED
+    | sys::FI_MR_PROV_KEY
+    | sys::FI_MR_RMA_EVENT
+    | sys::FI_MR_ENDPOINT;
+/// Entries of the completion queue.
+const QUEUE: usize = 16 << 10;
+/// Longest name of an endpoint.
+const NAME: usize = 256;
+
+/// The objects of one endpoint. Each is null until it is made.
+#[derive(Debug)]
+pub(super) struct Objects {
+    pub(super) library: &'static Library,
+    info: *mut sys::fi_info,
+    pub(super) fabric: *mut sys::fid_fabric,
+    pub(super) domain: *mut sys::fid_domain,
+    pub(super) av: *mut sys::fid_av,
+    pub(super) cq: *mut sys::fid_cq,
+    pub(super) ep: *mut sys::fid_ep,
+    pub(super) regions: Vec<NonNull<sys::fid_mr>>,
+    /// Regions that belong to the endpoint are closed before it.
+    regions_first: bool,
+}
+
+// SAFETY: the domain's threading is FI_THREAD_DOMAIN: one thread at a time, whichever. Nothing else has the pointers.
+unsafe impl Send for Objects {}
+
+impl Objects {
+    /// Opens an endpoint of the provider. Its name, the descriptor of its completion queue, and what the provider
+    /// promises are returned with it.
+    pub(super) fn open(
+        library: &'static Library,
+        settings: &Settings,
+    ) -> Result<(Objects, Vec<u8>, Option<RawFd>, Promises), FabricError> {
+        let mut objects = Objects {
+            library,
+            info: ptr::null_mut(),
+            fabric: ptr::null_mut(),
+            domain: ptr::null_mut(),
+            av: ptr::null_mut(),
+            cq: ptr::null_mut(),
+            ep: ptr::null_mut(),
+            regions: Vec::new(),
+            regions_first: false,
+        };
+        let promises = objects.find(settings)?;
+        let fd = objects.make()?;
+        let name = objects.name()?;
+        Ok((objects, name, fd, promises))
+    }
+
+    /// Asks libfabric for the provider.
+    fn find(&mut self, settings: &Settings) -> Result<Promises, FabricError> {
+        let mut last = 0;
+        for immediate in WANTED {
+            match self.ask(settings, immediate) {
+                Ok(()) => return Ok(self.promises(immediate)),
+                Err(code) => last = code,
+            }
+        }
+        let status = self.library.text(last);
+        Err(FabricError::Provider { provider: settings.provider.clone(), code: last, status })
+    }
+
+    fn ask(&mut self, settings: &Settings, immediate: usize) -> Result<(), i32> {
+        let text = |text: &str| CString::new(text).map_err(|_| libc::EINVAL);
+        let provider = text(&settings.provider)?;
+        let device = settings.device.as_deref().map(text).transpose()?;
+        let node = settings.address.map(|address| text(&address.to_string())).transpose()?;
+        // SAFETY: the hints are libfabric's own, complete and zeroed; strings in them are freed with them, by `free`.
+        unsafe {
+            let hints = (self.library.dupinfo)(ptr::null());
+            if hints.is_null() {
+                return Err(libc::ENOMEM);
+            }
+            (*hints).caps = u64::from(sys::FI_MSG | sys::FI_RMA);
+            (*hints).mode = sys::FI_CONTEXT as u64 | sys::FI_CONTEXT2 as u64;
+            (*(*hints).ep_attr).type_ = sys::FI_EP_RDM;
+            (*(*hints).fabric_attr).prov_name = libc::strdup(provider.as_ptr());
+            (*(*hints).tx_attr).msg_order = sys::FI_ORDER_SAS as u64;
+            (*(*hints).rx_attr).msg_order = sys::FI_ORDER_SAS as u64;
+            (*(*hints).tx_attr).op_flags = sys::FI_DELIVERY_COMPLETE as u64;
+            let domain = (*hints).domain_attr;
+            (*domain).mr_mode = MODES as i32;
+            (*domain).threading = sys::FI_THREAD_DOMAIN;
+            (*domain).control_progress = sys::FI_PROGRESS_MANUAL;
+            (*domain).data_progress = sys::FI_PROGRESS_MANUAL;
+            (*domain).resource_mgmt = sys::FI_RM_ENABLED;
+            (*domain).cq_data_size = immediate;
+            if let Some(device) = &device {
+                (*domain).name = libc::strdup(device.as_ptr());
+            }
+            let (node, flags) =
+                node.as_ref().map_or((ptr::null(), 0), |node| (node.as_ptr(), sys::FI_SOURCE as u64));
+            let interface = self.library.interface();
+            let found =
+                (self.library.getinfo)(interface, node, ptr::null(), flags, hints, &raw mut self.info);
+            (self.library.freeinfo)(hints);
+            match found {
+                0 if !self.info.is_null() => {
+                    // Asked for to learn that writes may have it. Messages need no such proof.
+                    (*(*self.info).tx_attr).op_flags = 0;
+                    Ok(())
+                }
+                0 => Err(libc::ENODATA),
+                code => Err(-code),
+            }
+        }
+    }
+
+    fn promises(&mut self, immediate: usize) -> Promises {
+        // SAFETY: `find` has got the info, whose attributes libfabric fills in.
+        unsafe {
+            let (tx, domain) = (&*(*self.info).tx_attr, &*(*self.info).domain_attr);
+            let modes = u64::from(domain.mr_mode as u32);
+            self.regions_first = modes & u64::from(sys::FI_MR_ENDPOINT) != 0;
+            let format = (*self.info).addr_format;
+            Promises {
+                ranges: tx.iov_limit.min(tx.rma_iov_limit).max(1),
+                immediate: if immediate == 0 { 0 } else { domain.cq_data_size },
+                message: (*(*self.info).ep_attr).max_msg_size,
+                modes,
+                key: domain.mr_key_size,
+                sockets: [sys::FI_SOCKADDR, sys::FI_SOCKADDR_IN, sys::FI_SOCKADDR_IN6].contains(&format),
+            }
+        }
+    }
+
+    /// Makes the objects, in their order; the descriptor of the completion queue, if it has one.
+    fn make(&mut self) -> Result<Option<RawFd>, FabricError> {
+        // SAFETY: each call gets objects that were made before it, and attributes that outlive it. What was made is
+        // closed by `drop`, also after an error.
+        unsafe {
+            let attributes = (*self.info).fabric_attr;
+            let made = (self.library.fabric)(attributes, &raw mut self.fabric, ptr::null_mut());
+            self.check("fi_fabric", made)?;
+            let made = call!(self.fabric => ops, domain(self.fabric, self.info, &raw mut self.domain, ptr::null_mut()));
+            self.check("fi_domain", made)?;
+            let mut table: sys::fi_av_attr = std::mem::zeroed();
+            table.type_ = (*(*self.info).domain_attr).av_type;
+            let made = call!(self.domain => ops, av_open(self.domain, &raw mut table, &raw mut self.av, ptr::null_mut()));
+            self.check("fi_av_open", made)?;
+            let fd = self.make_queue()?;
+            let made = call!(self.domain => ops, endpoint(self.domain, self.info, &raw mut self.ep, ptr::null_mut()));
+            self.check("fi_endpoint", made)?;
+            let ep = &raw mut (*self.ep).fid;
+            let bound = call!(ep => ops, bind(ep, &raw mut (*self.av).fid, 0));
+            self.check("fi_ep_bind", bound)?;
+            let both = sys::FI_TRANSMIT as u64 | sys::FI_RECV as u64;
+            let bound = call!(ep => ops, bind(ep, &raw mut (*self.cq).fid, both));
+            self.check("fi_ep_bind", bound)?;
+            let enabled = call!(ep => ops, control(ep, sys::FI_ENABLE as i32, ptr::null_mut()));
+            self.check("fi_enable", enabled)?;
+            Ok(fd)
+        }
+    }
+
+    /// Makes the completion queue, with a descriptor to sleep on where the provider has one.
+    ///
+    /// # Safety
+    ///
+    /// The domain has been made.
+    unsafe fn make_queue(&mut self) -> Result<Option<RawFd>, FabricError> {
+        let mut last = 0;
+        for wait in [sys::FI_WAIT_FD, sys::FI_WAIT_NONE] {
+            // SAFETY: the domain is there; the attributes outlive the call.
+            unsafe {
+                let mut attributes: sys::fi_cq_attr = std::mem::zeroed();
+                attributes.size = QUEUE;
+                attributes.format = sys::FI_CQ_FORMAT_DATA;
+                attributes.wait_obj = wait;
+                let made = call!(self.domain => ops,
+                    cq_open(self.domain, &raw mut attributes, &raw mut self.cq, ptr::null_mut()));
+                if made != 0 {
+                    last = made;
+                    continue;
+                }
+                let mut fd: RawFd = -1;
+                let cq = &raw mut (*self.cq).fid;
+                let got = wait == sys::FI_WAIT_FD
+                    && call!(cq => ops, control(cq, sys::FI_GETWAIT as i32, (&raw mut fd).cast::<c_void>()))
+                        == 0;
+                return Ok((got && fd >= 0).then_some(fd));
+            }
+        }
+        self.check("fi_cq_open", last).map(|()| None)
+    }
+
+    fn name(&self) -> Result<Vec<u8>, FabricError> {
+        let mut name = vec![0; NAME];
+        let mut len = NAME;
+        // SAFETY: the endpoint is enabled, and the buffer has the length that is said.
+        let got = unsafe {
+            call!(self.ep => cm, getname(&raw mut (*self.ep).fid, name.as_mut_ptr().cast(), &raw mut len))
+        };
+        self.check("fi_getname", got)?;
+        name.truncate(len);
+        Ok(name)
+    }
+
+    /// The error of a call that has not returned zero.
+    pub(super) fn check(&self, call: &'static str, result: i32) -> Result<(), FabricError> {
+        if result == 0 {
+            return Ok(());
+        }
+        Err(FabricError::Call { call, status: self.library.text(result), code: result.wrapping_abs() })
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        // SAFETY: each object is closed once, users before what they use; nothing has the pointers afterwards.
+        unsafe {
+            if self.regions_first {
+                self.close_regions();
+            }
+            close(self.ep.cast());
+            self.close_regions();
+            close(self.av.cast());
+            close(self.cq.cast());
+            close(self.domain.cast());
+            close(self.fabric.cast());
+            if !self.info.is_null() {
+                (self.library.freeinfo)(self.info);
+            }
+        }
+    }
+}
+
+impl Objects {
+    /// # Safety
+    ///
+    /// No operation of this side uses the regions any more, or the endpoint's end ends them.
+    unsafe fn close_regions(&mut self) {
+        for region in self.regions.drain(..) {
+            // SAFETY: open, and forgotten here.
+            unsafe { close(region.as_ptr().cast()) };
+        }
+    }
+}
+
+/// # Safety
+///
+/// Null, or an object that is open, and that is not used again.
+unsafe fn close(object: *mut sys::fid) {
+    if !object.is_null() {
+        // SAFETY: every object begins with its `fid`.
+        unsafe { call!(object => ops, close(object)) };
+    }
+}

@@ -1,0 +1,118 @@
+//! The libfabric transport: moves KV pages over libfabric's providers ([`FabricTransport`]).
+//!
+//! A worker puts its pages into a [`HostMemory`], an [`Arena`], or memory of its own that the transport
+//! [adopts](FabricTransport::adopt). The regions that lie there are registered with libfabric, and peers write and read
+//! them: with the network card where the provider has one (`efa`, `verbs;ofi_rxm`, `cxi`), over sockets with
+//! `tcp;ofi_rxm`. Frames are messages of the same endpoint.
+//!
+//! libfabric is found and loaded at run time ([`FabricConfig::library`]); nothing of the environment is changed. The build
+//! needs libfabric's headers, which `scripts/setup-fabric.sh` unpacks without root. Run and tested is `tcp;ofi_rxm` of
+//! libfabric 1.17. The other providers go the same way through this crate, with the memory modes that they ask for,
+//! but were not run. `shm` is refused, because it crashes a process whose peer is killed.
+//!
+//! # Writes are counted where they arrive
+//!
+//! Each slice of a post is one write of libfabric, which ends here when its bytes are in the peer's memory
+//! (`FI_DELIVERY_COMPLETE`). The notify frame of a post is sent ahead, with the number of the post's writes. Each
+//! write carries a number of the post to the peer's completion queue (`FI_REMOTE_CQ_DATA`), and the peer gives the frame
+//! to its owner when that many have arrived. So no message has to follow the writes, and their order does not matter.
+//! Where the provider's writes carry no data, the notify frame is sent when all writes have ended
+//! ([`FabricTransport::counts_writes`]).
+//!
+//! # The end of a peer
+//!
+//! With `tcp;ofi_rxm`, libfabric reports nothing when a peer without operations under way is killed, and opens the
+//! connection again when something is sent.
+//!
+//! - The process of a peer on this host is watched (kv-host's `Life`). When it has ended, the connection is closed on
+//!   this side, too, so that bytes that the kernel still holds for this process are thrown away. Then the peer is
+//!   [dead](kv_core::WayEnd::Dead), and quiet at once.
+//! - A peer that has answered no greeting for [`FabricConfig::silence`], or an operation to whom has failed, is
+//!   [lost](kv_core::WayEnd::Lost). Nothing is proven about a process of another host.
+//! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.
+//!
+//! Posts to a peer end before its end is reported. Slices that are under way to a host that is gone end when
+//! the kernel gives the connection up, if one of them is a read: libfabric 1.17 frees memory twice if a connection
+//! is closed in the middle of a read's bytes, so this crate does not close it.
+//!
+//! # What is promised about writes
+//!
+//! A slice is begun only while the permission to write lasts, and while slices to this peer take no longer than the rest
+//! of the permission. Once begun, nothing can call it back: with `tcp;ofi_rxm` its bytes are copied by the peer's
+//! process, whenever that process looks. The write fence is therefore [`AtDeath`](kv_core::WriteFence::AtDeath).
+//!
+//! # Whom to trust
+//!
+//! libfabric has no authentication, and trusts the messages of its own protocol. A peer is known by 128 random bits of its
+//! metadata, and each way to it by a key that only its two ends know; so a restarted peer is another peer,
+//! and frames of another process are never taken for a peer's. But who has the metadata of a worker can write and read its
+//! regions, and can write there with another peer's numbers. The network is trusted.
+//!
+//! What this crate is not: encrypted; a protocol (the content of frames is opaque); for device memory.
+//!
+//! ```no_run
+//! use kv_core::{Descriptor, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};
+//! use kv_fabric::{FabricConfig, FabricTransport, HostMemory};
+//!
+//! fn worker(memory: &HostMemory) -> Result<FabricTransport, Box<dyn std::error::Error>> {
+//!     // A real worker names the address of an interface that other hosts reach.
+//!     let mut transport = FabricTransport::new(FabricConfig::new("127.0.0.1".parse()?))?;
+//!     transport.add_memory(memory)?;
+//!     transport.register(&Region::dram(RegionRole::Kv, memory.addr(), memory.len() as u64, 4096))?;
+//!     Ok(transport)
+//! }
+//!
+//! let (here, there) = (HostMemory::new(1 << 20)?, HostMemory::new(1 << 20)?);
+//! let (mut prefill, mut decode) = (worker(&here)?, worker(&there)?);
+//! here.write(0, b"keys and values")?;
+//!
+//! let peer = PeerId(1);
+//! prefill.connect(peer, &decode.metadata()?)?;
+//! // Writes wait until the peer allows them.
+//! prefill.permit(peer, Time::MAX);
+//! let page = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 4096, len: 4096 };
+//! prefill.post(peer, Post { id: PostId(1), op: Op::Write, descriptors: vec![page], notify: None })?;
+//!
+//! let mut events = Vec::new();
+//! while events.is_empty() {
+//!     decode.poll(Time::ZERO, &mut Vec::new());
+//!     prefill.poll(Time::ZERO, &mut events);
+//! }
+//! assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
+//! let mut page = [0; 15];
+//! there.read(4096, &mut page)?;
+//! assert_eq!(&page, b"keys and values");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("kv-fabric needs Linux: epoll, pidfd and CLOCK_BOOTTIME");
+
+mod addresses;
+mod completing;
+mod config;
+mod contract;
+mod ending;
+mod error;
+mod ffi;
+mod given;
+mod guest;
+mod hearing;
+mod incoming;
+mod message;
+mod metadata;
+mod pace;
+mod posts;
+mod sending;
+mod slicing;
+mod transfer;
+mod transport;
+mod watch;
+mod way;
+
+pub use config::FabricConfig;
+pub use error::FabricError;
+pub use ffi::installed;
+pub use kv_host::{Arena, HostMemory, Limit, Memory, MemoryError, OsError};
+pub use transport::{FabricStats, FabricTransport};

@@ -1,0 +1,168 @@
+//! What a peer must know to reach this transport: four magic bytes with the version, then msgpack; and the name of one
+//! life of a transport, which every greeting carries.
+
+use bytes::Bytes;
+use kv_core::wire::lengths_fit;
+use kv_core::{MAX_REGIONS, TransportError};
+use kv_host::{Host, ProcessIdentity, Token};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Longest metadata, in bytes.
+const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
+/// Longest name of an endpoint, and of a provider, in bytes.
+pub(crate) const MAX_NAME: usize = 256;
+/// "KV Fabric", version 1.
+const MAGIC: [u8; 4] = *b"KVF\x01";
+
+/// One life of a transport, and a hash of the metadata that it has given out. Two sides that name each other alike use
+/// the same regions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Identity {
+    pub(crate) token: Token,
+    pub(crate) hash: [u8; Identity::HASH],
+}
+
+impl Identity {
+    pub(crate) const HASH: usize = 32;
+
+    pub(crate) fn of(token: Token, metadata: &[u8]) -> Identity {
+        Identity { token, hash: Sha256::digest(metadata).into() }
+    }
+}
+
+/// A registered region, as peers address it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    /// What the provider adds an offset to.
+    pub(crate) base: u64,
+    pub(crate) key: u64,
+    /// Length in bytes.
+    pub(crate) len: u64,
+}
+
+/// What a transport tells its peers. A decoded value is consistent: [`Metadata::decode`] checks it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Metadata {
+    pub(crate) token: Token,
+    /// libfabric's provider, which is the same at both ends.
+    pub(crate) provider: String,
+    pub(crate) host: Host,
+    pub(crate) process: ProcessIdentity,
+    /// The name of the endpoint.
+    pub(crate) name: Bytes,
+    /// Bytes of data that a write may carry to this endpoint.
+    pub(crate) immediate: u8,
+    pub(crate) regions: Vec<Place>,
+}
+
+impl Metadata {
+    /// The bytes that are given to peers.
+    pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
+        let mut out = MAGIC.to_vec();
+        rmp_serde::encode::write(&mut out, self)
+            .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
+        Ok(out.into())
+    }
+
+    /// Reads and checks bytes that a peer, or a stranger, sent.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
+        if bytes.len() > MAX_METADATA {
+            return Err(TransportError::Metadata("it is too long"));
+        }
+        let Some(body) = bytes.strip_prefix(&MAGIC) else {
+            return Err(TransportError::Metadata(
+                "it is not that of the libfabric transport in this version",
+            ));
+        };
+        if !lengths_fit(body) {
+            return Err(TransportError::Metadata("it is damaged"));
+        }
+        let metadata: Metadata =
+            rmp_serde::from_slice(body).map_err(|_| TransportError::Metadata("it is damaged"))?;
+        metadata.check()?;
+        Ok(metadata)
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        if self.name.len() > MAX_NAME || self.provider.len() > MAX_NAME {
+            return Err(TransportError::Metadata("the name of its endpoint or provider is too long"));
+        }
+        if self.regions.len() > MAX_REGIONS {
+            return Err(TransportError::Metadata("it has too many regions"));
+        }
+        if self.regions.iter().any(|place| place.base.checked_add(place.len).is_none()) {
+            return Err(TransportError::Metadata("a region ends beyond the address space"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(regions: usize) -> Metadata {
+        Metadata {
+            token: Token::random().unwrap(),
+            provider: "tcp;ofi_rxm".to_owned(),
+            host: Host { boot: (u64::MAX, u64::MAX), network: u64::MAX },
+            process: ProcessIdentity {
+                inode: u64::MAX,
+                namespace: u64::MAX,
+                pid: i32::MIN,
+                started: u64::MAX,
+            },
+            name: Bytes::from(vec![7; MAX_NAME]),
+            immediate: 8,
+            regions: vec![Place { base: u64::MAX >> 1, key: u64::MAX, len: u64::MAX >> 1 }; regions],
+        }
+    }
+
+    #[test]
+    fn metadata_survives_the_trip_and_stays_within_the_bound_of_transports() {
+        for regions in [0, 1, MAX_REGIONS] {
+            let metadata = sample(regions);
+            let bytes = metadata.encode().unwrap();
+            assert!(bytes.len() <= (64 << 10) + 64 * regions);
+            assert_eq!(Metadata::decode(&bytes).unwrap(), metadata);
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused_and_no_damage_panics() {
+        let bytes = sample(3).encode().unwrap();
+        for len in 0..bytes.len() {
+            assert!(Metadata::decode(&bytes[..len]).is_err(), "{len}");
+        }
+        for at in 0..bytes.len() {
+            for value in [0, 0x7f, 0xc1, 0xdd, 0xff] {
+                let mut damaged = bytes.to_vec();
+                damaged[at] = value;
+                let _ = Metadata::decode(&damaged);
+            }
+        }
+    }
+
+    #[test]
+    fn metadata_of_impossible_regions_and_names_is_refused() {
+        let refused = |change: fn(&mut Metadata)| {
+            let mut metadata = sample(1);
+            change(&mut metadata);
+            Metadata::decode(&metadata.encode().unwrap()).is_err()
+        };
+        assert!(!refused(|_| {}));
+        assert!(refused(|metadata| metadata.name = Bytes::from(vec![0; MAX_NAME + 1])));
+        assert!(refused(|metadata| metadata.provider = "x".repeat(MAX_NAME + 1)));
+        assert!(refused(|metadata| metadata.regions[0].len = u64::MAX));
+        assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0]; MAX_REGIONS + 1]));
+    }
+
+    #[test]
+    fn transports_with_other_metadata_or_another_life_have_another_identity() {
+        let token = Token::random().unwrap();
+        assert_eq!(Identity::of(token, b"a"), Identity::of(token, b"a"));
+        assert_ne!(Identity::of(token, b"a"), Identity::of(token, b"b"));
+        assert_ne!(Identity::of(token, b"a"), Identity::of(Token::random().unwrap(), b"a"));
+    }
+}

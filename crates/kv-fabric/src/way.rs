@@ -1,0 +1,177 @@
+//! [`Way`]: this side's way to one peer, and what is to go over it.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use kv_core::{PeerId, Time, WayEnd};
+use kv_host::Life;
+
+use crate::ffi::Address;
+use crate::message::Header;
+use crate::metadata::{Identity, Metadata, Place};
+use crate::pace::Latency;
+use crate::posts::{Posts, TransferId};
+
+/// Number of a way; never used again.
+pub(crate) type WayId = u64;
+
+/// How far a way is.
+///
+/// | from | to | when |
+/// |---|---|---|
+/// | – | `Greeting` | `connect` |
+/// | `Greeting` | `Open` | the peer has welcomed this transport |
+/// | `Greeting`, `Open` | `Leaving` | `disconnect`: slices and messages under way are awaited |
+/// | `Greeting`, `Open` | `Broken` | the peer's process has ended, an operation has failed, or the peer is silent |
+/// | `Leaving`, `Broken` | – | nothing is under way any more |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Nothing but greetings is sent until the peer has welcomed this transport.
+    Greeting {
+        until: Time,
+    },
+    Open,
+    /// Frames are sent until then at most.
+    Leaving {
+        until: Time,
+    },
+    /// Nothing more is begun. If the peer's process is on this host, its end is awaited until `until`: connections are
+    /// closed a moment before a process has ended.
+    Broken {
+        until: Time,
+        end: Option<WayEnd>,
+    },
+}
+
+/// A message, or the rest of a frame, that is to be sent.
+#[derive(Debug, Clone)]
+pub(crate) struct Outgoing {
+    pub(crate) header: Header,
+    pub(crate) body: Bytes,
+    /// Bytes of the body that have been sent.
+    pub(crate) sent: usize,
+}
+
+/// This side's way to one peer.
+#[derive(Debug)]
+pub(crate) struct Way {
+    /// The owner's name of the peer; `None` after `disconnect`.
+    pub(crate) peer: Option<PeerId>,
+    /// Drawn at random; in all messages of the way.
+    pub(crate) key: u64,
+    /// Who the peer must be.
+    pub(crate) identity: Identity,
+    pub(crate) name: Bytes,
+    pub(crate) address: Address,
+    pub(crate) regions: Vec<Place>,
+    /// Bytes of data that writes may carry to the peer; none if writes cannot be counted.
+    pub(crate) immediate: usize,
+    pub(crate) life: Life,
+    pub(crate) stage: Stage,
+    /// True once the connection was closed, and the peer's endpoint has no address any more.
+    pub(crate) severed: bool,
+    /// The number by which the peer knows this side's writes.
+    pub(crate) slot: u32,
+    /// Messages that wait, the next one first, and the bytes of the frames among them.
+    pub(crate) outgoing: VecDeque<Outgoing>,
+    pub(crate) frame_bytes: usize,
+    /// Posts whose bytes are in place, and whose notify frames wait for room.
+    pub(crate) parked: VecDeque<(TransferId, Bytes)>,
+    /// Posts with slices to be begun, the next one first.
+    pub(crate) writes: VecDeque<TransferId>,
+    pub(crate) reads: VecDeque<TransferId>,
+    /// True if the next slice is one of a read, if there is one.
+    pub(crate) reads_next: bool,
+    /// Until when the peer permits writes.
+    pub(crate) permitted: Time,
+    /// Counted posts that have not ended, the bytes of their frames, and the number of the next.
+    pub(crate) announced: usize,
+    pub(crate) announced_bytes: usize,
+    pub(crate) sequence: u32,
+    /// What is under way: messages, slices of writes and of reads, and the bytes of the slices.
+    pub(crate) messages: usize,
+    pub(crate) writing: usize,
+    pub(crate) reading: usize,
+    pub(crate) bytes: u64,
+    pub(crate) latency: Latency,
+    /// When the peer was heard last, and when the next greeting is due.
+    pub(crate) heard: Time,
+    pub(crate) greet_at: Time,
+    /// When the way is looked at again, if nothing happens before.
+    pub(crate) due: Option<Time>,
+}
+
+impl Way {
+    pub(crate) fn new(
+        peer: PeerId,
+        key: u64,
+        identity: Identity,
+        (metadata, address): (Metadata, Address),
+        life: Life,
+        immediate: usize,
+        (now, until): (Time, Time),
+    ) -> Way {
+        Way {
+            peer: Some(peer),
+            key,
+            identity,
+            name: metadata.name,
+            address,
+            regions: metadata.regions,
+            immediate: immediate.min(usize::from(metadata.immediate)),
+            life,
+            stage: Stage::Greeting { until },
+            severed: false,
+            slot: 0,
+            outgoing: VecDeque::new(),
+            frame_bytes: 0,
+            parked: VecDeque::new(),
+            writes: VecDeque::new(),
+            reads: VecDeque::new(),
+            reads_next: false,
+            permitted: Time::ZERO,
+            announced: 0,
+            announced_bytes: 0,
+            sequence: 0,
+            messages: 0,
+            writing: 0,
+            reading: 0,
+            bytes: 0,
+            latency: Latency::default(),
+            heard: now,
+            greet_at: now,
+            due: None,
+        }
+    }
+
+    /// Forgets posts that have ended while they waited in line, if they are most of the line.
+    pub(crate) fn shorten_lines(&mut self, posts: &Posts) {
+        for line in [&mut self.writes, &mut self.reads] {
+            if line.len() > 2 * posts.len() + 64 {
+                line.retain(|id| posts.get(*id).is_some());
+            }
+        }
+    }
+
+    /// True if frames and posts are taken.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.peer.is_some() && matches!(self.stage, Stage::Greeting { .. } | Stage::Open)
+    }
+
+    /// Operations under way.
+    pub(crate) fn under_way(&self) -> usize {
+        self.messages + self.writing + self.reading
+    }
+
+    /// Throws away what waits.
+    pub(crate) fn drop_outgoing(&mut self) {
+        self.outgoing.clear();
+        self.frame_bytes = 0;
+    }
+
+    /// Adds a frame, or a message without a frame, to those that wait.
+    pub(crate) fn push(&mut self, header: Header, body: Bytes) {
+        self.frame_bytes += body.len();
+        self.outgoing.push_back(Outgoing { header, body, sent: 0 });
+    }
+}
