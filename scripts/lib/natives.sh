@@ -7,7 +7,7 @@
 set_up_natives() {
     natives=() without=
     local library settings excluded=() features=checkpoint
-    for library in nixl; do
+    for library in nixl ucx fabric; do
         if settings=$("scripts/setup-$library.sh" --print); then
             eval "$settings"
             natives+=("$library")
