@@ -1,0 +1,49 @@
+//! Requests through whole sessions: managers, senders and receivers of two processes, a bootstrap server, and
+//! schedulers that sleep on the descriptor of the poll set.
+//!
+//! `cargo bench --bench sessions`; with `--features nixl`, also over NIXL; with `-- local`, `-- tcp` or `-- nixl`
+//! after it, only over that transport; with `-- small`, `-- single` or `-- large`, only these requests. One table is printed: how long the requests take over each transport, beside
+//! what limits them, measured in the same rounds: memcpy of the same pieces, and a relay of as many wake-ups
+//! between the same number of threads and processes, with a memcpy on the way. The ratios are medians over the rounds.
+
+#![allow(clippy::print_stdout)]
+
+mod far;
+mod limits;
+mod relay;
+mod rows;
+mod side;
+mod table;
+mod way;
+
+use far::Order;
+use rows::Extent;
+use way::Way;
+
+type Error = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Error> {
+    // First: NIXL sets the environment, while there is one thread.
+    let ways = Way::all();
+    if let Some(order) = Order::of_this_process()? {
+        return far::serve(&order, &ways);
+    }
+    if let Some(told) = std::env::var_os(relay::RELAY) {
+        return relay::serve(&told.to_string_lossy());
+    }
+    let named: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    // Of each kind all, unless some are named.
+    let is_wanted = |name: &str, kind: &[&str]| {
+        let mut of_kind = named.iter().filter(|named| kind.contains(&named.as_str())).peekable();
+        of_kind.peek().is_none() || of_kind.any(|named| named == name)
+    };
+    let ways: Vec<Way> = ways.into_iter().filter(|way| is_wanted(way.name(), &Way::NAMES)).collect();
+    let extent = if kv_benches::is_trial() { Extent::TRIAL } else { Extent::FULL };
+    table::heading();
+    for (name, measure) in rows::GROUPS {
+        if is_wanted(name, &rows::GROUPS.map(|(name, _)| name)) {
+            measure(&ways, &extent)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! The measurements. Within a round each transport and each limit has its turn, so that the ratios hold on a
+//! machine whose speed drifts.
+
+use std::time::Duration;
+
+use kv_transfer::prelude::*;
+
+use crate::Error;
+use crate::far::Far;
+use crate::limits::Memcpy;
+use crate::relay::Relay;
+use crate::side::{Shape, Side};
+use crate::table::{Goal, line, median};
+use crate::way::Way;
+
+type Measure = fn(&[Way], &Extent) -> Result<(), Error>;
+
+/// The groups of rows, with their names.
+pub(crate) const GROUPS: [(&str, Measure); 3] = [("small", small), ("single", single), ("large", large)];
+
+/// How much is measured.
+pub(crate) struct Extent {
+    rounds: usize,
+    /// Requests of the rows with many small requests.
+    requests: u32,
+    /// Requests of one round of the rows with one request at a time.
+    singles: u64,
+    /// Pages of 64 KiB of the large request.
+    pages: u32,
+    /// How long before its first large request a peer is met, for the peer that is met early.
+    early: Duration,
+}
+
+impl Extent {
+    pub(crate) const FULL: Extent =
+        Extent { rounds: 7, requests: 1000, singles: 40, pages: 8192, early: Duration::from_millis(500) };
+    pub(crate) const TRIAL: Extent =
+        Extent { rounds: 1, requests: 10, singles: 2, pages: 64, early: Duration::from_millis(1) };
+}
+
+/// One round: how long the sessions took, and how long the limit did, in seconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured {
+    pub(crate) took: f64,
+    pub(crate) limit: f64,
+}
+
+/// A decode worker here and a prefill worker in its own process, which knows no other worker.
+struct Pair<'a> {
+    near: &'a Side,
+    far: Far,
+}
+
+impl<'a> Pair<'a> {
+    fn start(way: &Way, shape: &Shape, near: &'a Side) -> Result<Pair<'a>, Error> {
+        Ok(Pair { near, far: Far::start(way, shape)? })
+    }
+
+    /// Requests whose senders wait for their receivers: from the first open of a receiver to the last success.
+    fn pulled_up(&mut self, count: u64, each: usize) -> Result<f64, Error> {
+        let batch = self.near.batch(count, each);
+        self.far.open(&batch, false)?;
+        let receiving = self.near.receivers(&self.far.addr, &batch)?;
+        let begun = receiving.begun;
+        let ended = self.near.succeeded(receiving)?;
+        self.far.settle()?;
+        Ok(ended - begun)
+    }
+
+    /// A request whose receiver waits for its sender: from the `send` to the receiver's success.
+    fn sent(&mut self) -> Result<f64, Error> {
+        let batch = self.near.batch(1, 1);
+        self.far.open(&batch, true)?;
+        let receiving = self.near.receivers(&self.far.addr, &batch)?;
+        self.near.registered(&receiving)?;
+        self.far.send()?;
+        let ended = self.near.succeeded(receiving)?;
+        let begun = self.far.sent()?;
+        self.far.settle()?;
+        Ok(ended - begun)
+    }
+}
+
+fn decode(way: &Way, shape: Shape) -> Result<Side, Error> {
+    Side::start(way, WorkerRole::Decode, shape, None)
+}
+
+fn only_local(way: &Way, goal: Goal) -> Goal {
+    if way.name() == "local" { goal } else { Goal::Open }
+}
+
+/// Many requests of one page of 256 KiB each.
+fn small(ways: &[Way], extent: &Extent) -> Result<(), Error> {
+    let requests = extent.requests;
+    let layer_major = Shape { pages: requests, regions: 32, item: 8 << 10 };
+    let page_major = Shape { pages: requests, regions: 1, item: 256 << 10 };
+    for (name, shape) in [("32 layers of 8 KiB", layer_major), ("a page of 256 KiB", page_major)] {
+        let copy = Memcpy::new(shape)?;
+        let sides: Vec<Side> = ways.iter().map(|way| decode(way, shape)).collect::<Result<_, _>>()?;
+        let pairs = ways.iter().zip(&sides).map(|(way, near)| Pair::start(way, &shape, near));
+        let mut pairs: Vec<Pair<'_>> = pairs.collect::<Result<_, _>>()?;
+        let mut rounds = vec![Vec::new(); ways.len()];
+        // The first round warms up.
+        for round in 0..=extent.rounds {
+            let limit = copy.run(0, requests as usize, 1)?;
+            for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
+                let took = pair.pulled_up(u64::from(requests), 1)?;
+                if round > 0 {
+                    rounds.push(Measured { took, limit });
+                }
+            }
+        }
+        for (way, rounds) in ways.iter().zip(&rounds) {
+            let work = format!("{requests} requests of {name}");
+            line(&work, way.name(), "memcpy of the same pieces", only_local(way, Goal::AtLeast(0.8)), rounds);
+        }
+    }
+    Ok(())
+}
+
+/// One request of 256 KiB at a time, between workers that know each other and sleep.
+fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
+    let shape = Shape { pages: extent.requests, regions: 1, item: 256 << 10 };
+    let mut relay = Relay::start(&shape)?;
+    let sides: Vec<Side> = ways.iter().map(|way| decode(way, shape)).collect::<Result<_, _>>()?;
+    let pairs = ways.iter().zip(&sides).map(|(way, near)| Pair::start(way, &shape, near));
+    let mut pairs: Vec<Pair<'_>> = pairs.collect::<Result<_, _>>()?;
+    let mut rounds = vec![[Vec::new(), Vec::new()]; ways.len()];
+    let pause = || std::thread::sleep(Duration::from_millis(2));
+    for round in 0..=extent.rounds {
+        let times = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<f64, Error> {
+            let mut took = Vec::new();
+            for _ in 0..extent.singles {
+                pause();
+                took.push(run()?);
+            }
+            Ok(median(took.into_iter()))
+        };
+        let limits = [times(&mut || relay.from_there())?, times(&mut || relay.from_here())?];
+        for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
+            let took = [times(&mut || pair.sent())?, times(&mut || pair.pulled_up(1, 1))?];
+            for ((rounds, took), limit) in rounds.iter_mut().zip(took).zip(limits) {
+                if round > 0 {
+                    rounds.push(Measured { took, limit });
+                }
+            }
+        }
+    }
+    for (at, hops) in [("receiver first", 3), ("sender first", 4)].into_iter().enumerate() {
+        for (way, rounds) in ways.iter().zip(&rounds) {
+            let goal = match way.name() {
+                "local" => Goal::AtMost(1.3),
+                "nixl" => Goal::AtMost(2.0),
+                _ => Goal::Open,
+            };
+            let (work, limit) =
+                (format!("256 KiB, warm, {}", hops.0), format!("{} wake-ups and a memcpy", hops.1));
+            line(&work, way.name(), &limit, goal, &rounds[at]);
+        }
+    }
+    Ok(())
+}
+
+/// One large request: the first one to a peer, and later ones; and the first small request to a peer.
+fn large(ways: &[Way], extent: &Extent) -> Result<(), Error> {
+    let shape = Shape { pages: extent.pages, regions: 1, item: 64 << 10 };
+    let all = extent.pages as usize;
+    let copy = Memcpy::new(shape)?;
+    let sides: Vec<Side> = ways.iter().map(|way| decode(way, shape)).collect::<Result<_, _>>()?;
+    #[derive(Clone, Default)]
+    struct Rounds {
+        met: Vec<Measured>,
+        early: Vec<Measured>,
+        just_then: Vec<Measured>,
+        warm: Vec<Measured>,
+        fresh: Vec<Measured>,
+    }
+    let mut rounds = vec![Rounds::default(); ways.len()];
+    for _ in 0..extent.rounds {
+        for ((way, near), rounds) in ways.iter().zip(&sides).zip(&mut rounds) {
+            let memcpy = copy.run(0, 1, all)?;
+            let fresh = copy.fresh()?;
+            let mut pair = Pair::start(way, &shape, near)?;
+            let met = pair.pulled_up(1, 4)?;
+            std::thread::sleep(extent.early);
+            let early = pair.pulled_up(1, all)?;
+            let warm =
+                median((0..3).map(|_| pair.pulled_up(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
+            rounds.met.push(Measured { took: met, limit: pair.pulled_up(1, 4)? });
+            rounds.early.push(Measured { took: early, limit: warm });
+            rounds.warm.push(Measured { took: warm, limit: memcpy });
+            drop(pair);
+            let mut pair = Pair::start(way, &shape, near)?;
+            let just_then = pair.pulled_up(1, all)?;
+            let warm =
+                median((0..3).map(|_| pair.pulled_up(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
+            rounds.just_then.push(Measured { took: just_then, limit: warm });
+            rounds.fresh.push(Measured { took: just_then, limit: fresh });
+        }
+    }
+    let size = (all * shape.item) >> 20;
+    for (way, rounds) in ways.iter().zip(&rounds) {
+        let line = |work: &str, limit: &str, goal, rounds: &[Measured]| {
+            line(work, way.name(), limit, only_local(way, goal), rounds);
+        };
+        let late = "a later one";
+        line("the first 256 KiB to a new peer", late, Goal::Beyond(0.010), &rounds.met);
+        line(&format!("{size} MiB, first, peer met early"), late, Goal::AtLeast(0.8), &rounds.early);
+        line(&format!("{size} MiB, first, peer met just then"), late, Goal::AtLeast(0.5), &rounds.just_then);
+        line(
+            &format!("{size} MiB, first, peer met just then"),
+            "memcpy to fresh memory",
+            Goal::Open,
+            &rounds.fresh,
+        );
+        line(&format!("{size} MiB, warm"), "memcpy of the same pages", Goal::Open, &rounds.warm);
+    }
+    Ok(())
+}
