@@ -127,13 +127,14 @@ impl Transport for LocalTransport {
         let busy = self.posts.is_busy()
             || !self.backlog.is_empty()
             || !self.unwatched.is_empty()
-            || !self.populating.is_empty()
+            || self.populate_at().is_some_and(|at| at <= self.now)
             || !self.retired.is_empty();
         if busy {
             return TransportWait::Now;
         }
         let watch = vec![self.watch.fd().as_raw_fd()];
-        let timer = self.next_timer().map(|at| at.since(self.now));
+        let timer = [self.next_timer(), self.populate_at()].into_iter().flatten().min();
+        let timer = timer.map(|at| at.since(self.now));
         match timer.into_iter().chain(self.pacing.next()).min() {
             None => TransportWait::Readable(watch),
             Some(after) => TransportWait::ReadableOrAfter(watch, after),

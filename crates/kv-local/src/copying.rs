@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kv_core::{Op, PostId, Time, TransportError};
 use kv_host::{Memory, Process, clock};
 
+use crate::link::LinkId;
 use crate::remote::PeerMemory;
 use crate::right::Right;
 use crate::transfer::{Progress, Transfer};
@@ -18,8 +19,9 @@ const COPY_TIME: Duration = Duration::from_micros(500);
 /// Longest time that a slice of a write is assumed to take, with much to spare. No slice begins this close to
 /// the end of the permission.
 const SLICE_TIME: Duration = Duration::from_millis(10);
-/// Bytes of a new peer's memory that are made present in one step.
-const POPULATE: usize = 256 << 10;
+/// How long after its connection a peer's memory begins to be made present: the first request, whose copies make
+/// their own pages present, is not to wait for this.
+const POPULATE_AFTER: Duration = Duration::from_millis(5);
 /// How long one call of `poll` makes memory of new peers present.
 const POPULATE_TIME: Duration = Duration::from_micros(200);
 
@@ -32,7 +34,7 @@ impl LocalTransport {
             let Some(link) = self.links.get_mut(transfer.link) else {
                 continue;
             };
-            let (Some((memory, right)), Some(process)) = (&link.memory, &link.process) else {
+            let (Some((memory, right)), Some(process)) = (&mut link.memory, &link.process) else {
                 continue;
             };
             match slice(transfer, self.given.regions(), (memory, process), right, link.permitted) {
@@ -70,16 +72,28 @@ impl LocalTransport {
         }
     }
 
-    /// Makes memory of new peers present, so that copies to it need not wait for page faults.
+    /// Begins to make the memory of a new peer present, in a moment.
+    pub(crate) fn populate(&mut self, id: LinkId) {
+        self.populating.push_back((self.now + POPULATE_AFTER, id));
+    }
+
+    /// When more memory of new peers is to be made present.
+    pub(crate) fn populate_at(&self) -> Option<Time> {
+        self.populating.front().map(|(at, _)| *at)
+    }
+
+    /// Makes memory of new peers present, so that later copies need not wait for page faults. Copies that wait
+    /// now go first: each makes its own pages present.
     pub(crate) fn populate_some(&mut self) {
-        if self.populating.is_empty() {
-            return;
-        }
-        let start = Instant::now();
-        while let Some(id) = self.populating.pop_front() {
+        let mut start = None;
+        while !self.posts.is_copying()
+            && let Some((_, id)) = self.populating.front().copied().filter(|(at, _)| *at <= self.now)
+        {
+            let start = *start.get_or_insert_with(Instant::now);
+            self.populating.pop_front();
             let memory = self.links.get_mut(id).and_then(|link| link.memory.as_mut());
-            if memory.is_some_and(|(memory, _)| memory.populate_some(POPULATE)) {
-                self.populating.push_back(id);
+            if memory.is_some_and(|(memory, _)| memory.populate_some()) {
+                self.populating.push_back((self.now, id));
             }
             if start.elapsed() >= POPULATE_TIME {
                 return;
@@ -93,7 +107,7 @@ impl LocalTransport {
 fn slice(
     transfer: &mut Transfer,
     regions: &[Memory],
-    (memory, process): (&PeerMemory, &Process),
+    (memory, process): (&mut PeerMemory, &Process),
     right: &Right,
     permitted: Time,
 ) -> Option<Result<Progress, TransportError>> {

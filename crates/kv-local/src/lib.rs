@@ -82,6 +82,7 @@ mod metadata;
 mod outbound;
 mod pacing;
 mod posts;
+mod presence;
 mod remote;
 mod revoking;
 mod right;

@@ -7,6 +7,7 @@ use kv_host::{Mapping, Memory, MemoryFile, OsError};
 use rustix::io::Errno;
 
 use crate::metadata::{Extent, Metadata, Place};
+use crate::presence::Presence;
 
 /// Most bytes unmapped in one call of `poll`.
 const UNMAP: usize = 64 << 20;
@@ -16,15 +17,21 @@ const UNMAP: usize = 64 << 20;
 pub(crate) struct PeerMemory {
     regions: Vec<PeerRegion>,
     mappings: Vec<Arc<Mapping>>,
-    /// How far pages have been made present: number of the mapping, and offset in it.
-    populated: (usize, usize),
+    presence: Presence,
 }
 
 /// How a region of the peer is reached.
 #[derive(Debug)]
 pub(crate) enum PeerRegion {
     /// The region is in an arena, and mapped in this process.
-    Mapped(Memory),
+    Mapped {
+        /// The region's bytes.
+        memory: Memory,
+        /// Number of the mapping that has them.
+        mapping: usize,
+        /// Where they begin in the mapping.
+        start: usize,
+    },
     /// The region is adopted memory, at this address in the peer's process.
     Adopted(usize),
 }
@@ -50,14 +57,15 @@ impl PeerMemory {
             };
             let wanted = Extent { arena: arena as usize, start: place.start, end: u64::MAX };
             let index = extents.partition_point(|extent| *extent <= wanted).checked_sub(1);
-            let found = index.and_then(|index| Some((extents.get(index)?, mappings.get(index)?)));
-            let (extent, mapping) = found.ok_or(NOT_OF_METADATA)?;
-            let offset = place.start.checked_sub(extent.start).ok_or(NOT_OF_METADATA)?;
-            let memory = Memory::of(mapping, to_usize(offset)?, len).map_err(|_| NOT_OF_METADATA)?;
-            Ok(PeerRegion::Mapped(memory))
+            let found = index.and_then(|index| Some((index, extents.get(index)?, mappings.get(index)?)));
+            let (index, extent, mapping) = found.ok_or(NOT_OF_METADATA)?;
+            let start = to_usize(place.start.checked_sub(extent.start).ok_or(NOT_OF_METADATA)?)?;
+            let memory = Memory::of(mapping, start, len).map_err(|_| NOT_OF_METADATA)?;
+            Ok(PeerRegion::Mapped { memory, mapping: index, start })
         };
         let regions = metadata.regions.iter().map(region).collect::<Result<_, OsError>>()?;
-        Ok(PeerMemory { regions, mappings, populated: (0, 0) })
+        let presence = Presence::new(mappings.iter().map(|mapping| mapping.len()));
+        Ok(PeerMemory { regions, mappings, presence })
     }
 
     /// The region with this number, if the peer has one.
@@ -71,21 +79,21 @@ impl PeerMemory {
         self.mappings.iter().map(|mapping| mapping.len()).sum()
     }
 
-    /// Makes those of the next `bytes` bytes present that the peer has allocated, so that copies do not wait
-    /// for page faults. True if there is more to do.
-    pub(crate) fn populate_some(&mut self, bytes: usize) -> bool {
-        let (index, offset) = self.populated;
-        let Some(mapping) = self.mappings.get(index) else {
-            return false;
+    /// Makes the pages present, as far as the peer has allocated them, in which a range of a region lies, so that
+    /// a copy does not wait for page faults. Returns how many pieces had to be made present for this.
+    pub(crate) fn make_present(&mut self, region: u32, offset: usize, len: usize) -> usize {
+        let Some(PeerRegion::Mapped { mapping, start, .. }) = self.regions.get(region as usize) else {
+            return 0;
         };
-        let len = bytes.min(mapping.len() - offset);
-        if mapping.populate_existing(offset, len).is_err() {
-            // Copies work without this, only slower at first.
-            self.populated = (self.mappings.len(), 0);
-            return false;
-        }
-        self.populated = if offset + len == mapping.len() { (index + 1, 0) } else { (index, offset + len) };
-        self.populated.0 < self.mappings.len()
+        let Some(mapped) = self.mappings.get(*mapping) else {
+            return 0;
+        };
+        self.presence.make(*mapping, mapped, start + offset, len)
+    }
+
+    /// Makes the next piece of the memory present. True if there is more to do.
+    pub(crate) fn populate_some(&mut self) -> bool {
+        self.presence.make_next(&self.mappings)
     }
 
     /// The mappings, which [`unmap_some`] unmaps bit by bit.

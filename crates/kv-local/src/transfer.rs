@@ -13,6 +13,8 @@ use crate::sys::ProcessBatch;
 const DESC_COST: usize = 128;
 /// Bytes added to the length of each descriptor in adopted memory, where the kernel looks up pages for each.
 const PROCESS_DESC_COST: usize = 2048;
+/// Bytes of a slice in the place of which one piece of the peer's memory is made present.
+const PRESENCE_COST: usize = 64 << 10;
 /// A rest of a descriptor of up to so many bytes is copied with the slice before it.
 const SCRAP: usize = 64 << 10;
 
@@ -53,7 +55,7 @@ impl Transfer {
     pub(crate) fn step(
         &mut self,
         local: &[Memory],
-        remote: &PeerMemory,
+        remote: &mut PeerMemory,
         process: &Process,
         quantum: usize,
     ) -> Result<Progress, TransportError> {
@@ -62,19 +64,20 @@ impl Transfer {
             if left == 0 {
                 return Ok(Progress::More);
             }
+            let len = piece(descriptor.len as usize - self.done, left);
+            let peer_at = descriptor.remote_offset as usize + self.done;
+            let made = remote.make_present(descriptor.remote_region, peer_at, len);
             match remote.region(descriptor.remote_region).ok_or(UNREACHABLE)? {
-                PeerRegion::Mapped(memory) => {
+                PeerRegion::Mapped { memory, .. } => {
                     let here = local.get(descriptor.local_region as usize).ok_or(UNREACHABLE)?;
-                    let len = piece(descriptor.len as usize - self.done, left);
                     let at = descriptor.local_offset as usize + self.done;
-                    let peer_at = descriptor.remote_offset as usize + self.done;
                     let copied = match self.op {
                         Op::Write => here.copy_to(at, memory, peer_at, len),
                         Op::Read => memory.copy_to(peer_at, here, at, len),
                     };
                     copied.map_err(|_| UNREACHABLE)?;
                     self.advance(len);
-                    left = left.saturating_sub(len + DESC_COST);
+                    left = left.saturating_sub(len + DESC_COST + made * PRESENCE_COST);
                 }
                 PeerRegion::Adopted(_) => left = self.step_process(local, remote, process, left)?,
             }

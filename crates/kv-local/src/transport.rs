@@ -35,8 +35,8 @@ pub struct LocalTransport {
     pub(crate) backlog: VecDeque<LinkId>,
     /// Links whose sockets the kernel does not watch: they will be ended.
     pub(crate) unwatched: Vec<LinkId>,
-    /// Links whose peers' memory is being made present.
-    pub(crate) populating: VecDeque<LinkId>,
+    /// Links whose peers' memory is made present, in turns, each from a moment on.
+    pub(crate) populating: VecDeque<(Time, LinkId)>,
     /// Mappings that are being unmapped bit by bit.
     pub(crate) retired: Vec<Mapping>,
 

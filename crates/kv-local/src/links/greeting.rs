@@ -108,7 +108,7 @@ impl LocalTransport {
         link.stage = Stage::Open;
         link.connection.outbound.open();
         self.posts.run(link.waiting.drain(..));
-        self.populating.push_back(id);
+        self.populate(id);
         self.flush(id);
         Ok(())
     }

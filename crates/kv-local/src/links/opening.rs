@@ -60,7 +60,7 @@ impl LocalTransport {
         link.memory = Some(mapped);
         link.lent = None;
         self.links.serve(id, peer);
-        self.populating.push_back(id);
+        self.populate(id);
         Ok(())
     }
 
