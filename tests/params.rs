@@ -8,6 +8,7 @@ mod foreign;
 #[allow(dead_code)]
 mod random;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kv_transfer::layout::MAX_CACHE_GROUPS;
@@ -442,4 +443,24 @@ fn hostile_json_is_refused_or_understood_and_never_panics() {
         }
         let _ = TransferParams::parse(&String::from_utf8_lossy(&text));
     }
+}
+
+/// Both lists come from a client, as long as the bounds of the parameters allow: their product is not to be stored.
+#[test]
+fn many_ranks_with_many_pages_take_no_more_memory_than_both_lists() {
+    let engine = EngineId::new("p").unwrap();
+    let list = pages(&(0..100_000).map(|page| 2 * page).collect::<Vec<u32>>());
+    let leases = Leases::new("h:1", 100_000, Duration::from_secs(30)).with(|leases| {
+        let rank = |rank| RankLease::new(rank, Incarnation::from_random(1 + u64::from(rank)), SessionId(1));
+        leases.ranks = (0..MAX_RANKS).map(rank).collect();
+    });
+    let remote = RemoteKv::new(engine, Room::Number(1), "h", 1).with(|remote| {
+        remote.block_ids = vec![list.clone()];
+        remote.leases = Some(leases);
+    });
+    let lease_refs = remote.reader_options(SessionOptions::default()).lease_refs;
+    assert_eq!(lease_refs.len(), MAX_RANKS as usize);
+    let first = lease_refs[0].pages.clone().unwrap();
+    assert_eq!(*first, list);
+    assert!(lease_refs.iter().all(|lease| Arc::ptr_eq(lease.pages.as_ref().unwrap(), &first)));
 }

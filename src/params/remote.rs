@@ -1,5 +1,6 @@
 //! Where the KV of a request is: the engine, the pages, and the leases under which they may be read.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kv_core::{
@@ -118,6 +119,14 @@ impl RankLease {
     pub fn new(rank: u32, incarnation: Incarnation, lease_id: SessionId) -> RankLease {
         RankLease { rank, incarnation, lease_id }
     }
+
+    fn refers_to(&self, pages: Option<&Arc<PageList>>) -> LeaseRef {
+        let lease_ref = LeaseRef::new(self.incarnation, self.lease_id);
+        match pages {
+            Some(pages) => lease_ref.of_pages(Arc::clone(pages)),
+            None => lease_ref,
+        }
+    }
 }
 
 impl RemoteKv {
@@ -215,8 +224,10 @@ impl RemoteKv {
     /// [`remote_request`](Self::remote_request) filled in: open the receiver of this KV with the result,
     /// under the room [`room`](Self::room).
     pub fn reader_options(&self, options: SessionOptions) -> SessionOptions {
+        // One list for all ranks: a client may name many of both.
+        let pages = self.leased_pages().cloned().map(Arc::new);
         let ranks = self.leases.iter().flat_map(|leases| &leases.ranks);
-        let lease_refs = ranks.filter_map(|lease| self.lease_ref(lease.rank)).collect();
+        let lease_refs = ranks.map(|lease| lease.refers_to(pages.as_ref())).collect();
         options.with(|options| {
             options.prefill_dp_rank = self.dp_rank.or(options.prefill_dp_rank);
             options.lease_refs = lease_refs;
@@ -288,12 +299,12 @@ impl RemoteKv {
     /// the ranks hold pages in turn, so not every rank has a page for the last number of the list.
     pub fn lease_ref(&self, rank: u32) -> Option<LeaseRef> {
         let lease = self.leases.as_ref()?.ranks.iter().find(|lease| lease.rank == rank)?;
-        let RankLease { incarnation, lease_id, .. } = *lease;
-        let lease_ref = LeaseRef::new(incarnation, lease_id);
-        Some(match self.pages().filter(|_| self.dcp_size.unwrap_or(1) <= 1) {
-            Some(pages) => lease_ref.of_pages(pages.clone()),
-            None => lease_ref,
-        })
+        Some(lease.refers_to(self.leased_pages().cloned().map(Arc::new).as_ref()))
+    }
+
+    /// The pages under the lease of each rank, if they are the same.
+    fn leased_pages(&self) -> Option<&PageList> {
+        self.pages().filter(|_| self.dcp_size.unwrap_or(1) <= 1)
     }
 
     /// For how long the holder still keeps the pages, as far as the parameters tell; `None` if they do not.

@@ -5,6 +5,7 @@
 //! the decode side reads, as in vLLM, and the prefill side pins its pages under a *lease* until
 //! they have been read. Schedulers use the same traits in both modes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -122,9 +123,9 @@ pub struct LeaseRef {
     /// The lease id: the sender's session within that incarnation.
     pub lease_id: SessionId,
     /// The pages, as the sender told them to the router. If given, the sender must hold exactly
-    /// these pages.
+    /// these pages. The references to the leases of several ranks share one list, which a router may have made long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pages: Option<PageList>,
+    pub pages: Option<Arc<PageList>>,
 }
 
 impl LeaseRef {
@@ -134,8 +135,8 @@ impl LeaseRef {
     }
 
     /// The same lease, of exactly these pages.
-    pub fn of_pages(self, pages: PageList) -> LeaseRef {
-        LeaseRef { pages: Some(pages), ..self }
+    pub fn of_pages(self, pages: impl Into<Arc<PageList>>) -> LeaseRef {
+        LeaseRef { pages: Some(pages.into()), ..self }
     }
 }
 

@@ -282,7 +282,7 @@ fn disagreement(expected: &LeaseRef, granted: &Granted) -> Option<Cause> {
     if expected.lease_id != granted.lease_id {
         return Some(Cause::Protocol("a lease with another id"));
     }
-    let referenced = expected.pages.as_ref()?;
+    let referenced = expected.pages.as_deref()?;
     if *referenced == granted.pages {
         return None;
     }
