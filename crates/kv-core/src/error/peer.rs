@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::cause::group_items;
 use crate::groups::CacheGroupSpan;
-use crate::id::Room;
+use crate::id::{Room, has_control};
 use crate::lease::TransferMode;
 use crate::wire::versions::Versions;
 
@@ -194,10 +194,14 @@ fn short<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     String::deserialize(from).map(cut)
 }
 
+/// A text of a peer as it is kept: cut to its beginning, and on one line, because it ends up in logs.
 pub(crate) fn cut(mut text: String) -> String {
     if text.len() > MAX_TEXT {
         text.truncate(cut_at(&text, MAX_TEXT).len());
         text.shrink_to_fit();
+    }
+    if has_control(&text) {
+        text = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
     }
     text
 }
@@ -206,4 +210,28 @@ pub(crate) fn cut(mut text: String) -> String {
 fn cut_at(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     text.get(..end.unwrap_or(0)).unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_texts_of_a_peer_are_one_line_without_control_characters() {
+        let forged = "page_size\n2031-01-01 ERROR all is lost\u{1b}[2J\r\u{9b}0m".to_owned();
+        let [field, ours, theirs] = [&forged, &forged, &forged].map(String::clone);
+        let mismatch = PeerCause::Incompatible(Mismatch { field, ours, theirs });
+        let sent = [mismatch, PeerCause::Other { name: forged.clone() }];
+        for sent in sent {
+            let frame = rmp_serde::to_vec(&sent).unwrap();
+            let heard: PeerCause = rmp_serde::from_slice(&frame).unwrap();
+            assert!(
+                sent.to_string().contains(char::is_control) && !heard.to_string().contains(char::is_control)
+            );
+            assert!(heard.to_string().contains("2031-01-01 ERROR all is lost"), "{heard}");
+        }
+        assert!(!PeerCause::other(forged).to_string().contains(char::is_control));
+        let long = "\u{9b}".repeat(400);
+        assert_eq!(cut(long), " ".repeat(256), "cut first");
+    }
 }
