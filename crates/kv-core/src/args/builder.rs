@@ -223,7 +223,7 @@ impl KvArgsBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::GeometryError;
+    use crate::layout::{GeometryError, MemoryKind};
 
     fn kv(addr: u64) -> Region {
         Region::dram(RegionRole::Kv, addr, 4 * 64, 64)
@@ -261,6 +261,13 @@ mod tests {
     fn overlap_null_and_wrap_around_are_refused() {
         let overlap = builder().region(kv(0x1000)).region(kv(0x10ff)).build();
         assert_eq!(overlap, Err(ArgsError::RegionOverlap { first: 0, second: 1 }));
+        // Host memory is the same from every NUMA node; the memory of two GPUs is not.
+        let on = |memory, device| kv(0x1000).memory(memory, device);
+        let nodes = [0, 1].map(|node| on(MemoryKind::Dram, node));
+        let overlap = nodes.into_iter().fold(builder(), KvArgsBuilder::region).build();
+        assert_eq!(overlap, Err(ArgsError::RegionOverlap { first: 0, second: 1 }));
+        let gpus = [0, 1].map(|gpu| on(MemoryKind::Vram, gpu));
+        assert!(gpus.into_iter().fold(builder(), KvArgsBuilder::region).build().is_ok());
         assert!(matches!(builder().region(kv(0)).build(), Err(ArgsError::RegionAddress { .. })));
         assert!(matches!(builder().region(kv(u64::MAX - 10)).build(), Err(ArgsError::RegionAddress { .. })));
         assert!(builder().region(kv(0x1000)).region(kv(0x1100)).build().is_ok());

@@ -12,12 +12,16 @@ pub(super) fn check_memory(regions: &[Region]) -> Result<(), ArgsError> {
             return Err(ArgsError::RegionAddress { region: index, addr: region.addr, len: region.len });
         }
     }
+    // The addresses of host memory are the same on all NUMA nodes.
+    let space = |region: &Region| match region.memory {
+        MemoryKind::Dram => (MemoryKind::Dram, 0),
+        other => (other, region.device),
+    };
     let mut order: Vec<usize> = (0..regions.len()).collect();
-    order.sort_by_key(|&index| (regions[index].memory, regions[index].device, regions[index].addr));
+    order.sort_by_key(|&index| (space(&regions[index]), regions[index].addr));
     for pair in order.windows(2) {
         let (first, second) = (&regions[pair[0]], &regions[pair[1]]);
-        let same_space = first.memory == second.memory && first.device == second.device;
-        if same_space && first.addr + first.len > second.addr {
+        if space(first) == space(second) && first.addr + first.len > second.addr {
             return Err(ArgsError::RegionOverlap { first: pair[0], second: pair[1] });
         }
     }
