@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::openai::ApiError;
+use crate::patience::{Patient, bound_kept_bytes, hung_up};
 
 /// How long a client may take to send the head of a request, and how long a connection without a request is kept.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
@@ -29,7 +30,7 @@ const HEAD_WITHIN: Duration = Duration::from_secs(10);
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Longest body, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
-/// How long a client may take to read a long text.
+/// How long a client may take to read a long text, and to take a part of any answer.
 const SENT_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of a long text that are sent at a time.
 const PIECE: usize = 64 << 10;
@@ -40,7 +41,19 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Serves `app` until `stop` is true; then takes no more connections, and waits for the requests that are under way.
 /// Connections beyond `connections` wait in the kernel's queue.
-pub async fn serve(listener: TcpListener, app: Router, connections: u32, mut stop: watch::Receiver<bool>) {
+pub async fn serve(listener: TcpListener, app: Router, connections: u32, stop: watch::Receiver<bool>) {
+    serve_within(SENT_WITHIN, listener, app, connections, stop).await;
+}
+
+/// The same; a connection ends whose client takes nothing of its answer for this long.
+async fn serve_within(
+    sent_within: Duration,
+    listener: TcpListener,
+    app: Router,
+    connections: u32,
+    mut stop: watch::Receiver<bool>,
+) {
+    bound_kept_bytes(&listener);
     let slots = Arc::new(Semaphore::new(connections as usize));
     let stopped = stop.clone();
     loop {
@@ -67,15 +80,17 @@ pub async fn serve(listener: TcpListener, app: Router, connections: u32, mut sto
         tokio::spawn(async move {
             let _slot = slot;
             let _ = stream.set_nodelay(true);
+            let stream = Arc::new(stream);
             let service = TowerToHyperService::new(app);
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_WITHIN)
                 .max_buf_size(BUFFER)
-                .serve_connection(TokioIo::new(stream), service);
+                .serve_connection(TokioIo::new(Patient::new(Arc::clone(&stream), sent_within)), service);
             let mut connection = std::pin::pin!(connection);
             tokio::select! {
                 _ = connection.as_mut() => return,
+                () = hung_up(stream) => return,
                 () = told(&mut stopped) => {}
             }
             connection.as_mut().graceful_shutdown();
@@ -155,11 +170,17 @@ pub fn client() -> HttpClient {
     Client::builder(TokioExecutor::new()).build(connector)
 }
 
+/// Most bytes of an answer of another process of this service.
+pub const MAX_ANSWER: usize = 16 * MAX_BODY;
+
 /// Reads the whole body of an answer of another process of this service.
 pub async fn read_answer(body: Incoming) -> Option<Bytes> {
-    let collected = Limited::new(body, 16 * MAX_BODY).collect().await;
+    let collected = Limited::new(body, MAX_ANSWER).collect().await;
     collected.ok().map(http_body_util::Collected::to_bytes)
 }
+
+/// How long another process of this service may take to say something of itself.
+pub const ASK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Asks another process of this service for what it says at `path`; `None` if it does not answer.
 pub async fn get_bytes(client: &HttpClient, addr: &str, path: &str) -> Option<Bytes> {
@@ -169,7 +190,7 @@ pub async fn get_bytes(client: &HttpClient, addr: &str, path: &str) -> Option<By
         let answered = [StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status());
         if answered { read_answer(response.into_body()).await } else { None }
     };
-    tokio::time::timeout(Duration::from_secs(5), asked).await.ok().flatten()
+    tokio::time::timeout(ASK_WITHIN, asked).await.ok().flatten()
 }
 
 /// The same, as a JSON value.
@@ -179,7 +200,72 @@ pub async fn get_json(client: &HttpClient, addr: &str, path: &str) -> Option<Val
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
     use super::*;
+
+    /// A server with one place, which an answer keeps that ends only with its connection; and a client that has said
+    /// this, and whose request has the place.
+    async fn endless(says: &[u8], streams: bool) -> (Arc<Semaphore>, TcpStream) {
+        let places = Arc::new(Semaphore::new(1));
+        let app = Router::new().fallback({
+            let places = Arc::clone(&places);
+            move || async move {
+                let place = places.try_acquire_owned().unwrap();
+                if !streams {
+                    std::future::pending::<()>().await;
+                }
+                let piece = move || (Ok::<_, Infallible>(Bytes::from_static(&[b'x'; 1000])), &place).0;
+                Response::new(Body::from_stream(stream::repeat_with(piece)))
+            }
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (_stop, stopped) = watch::channel(false);
+            serve_within(WITHIN, listener, app, 4, stopped).await;
+        });
+        let mut client = TcpStream::connect(addr).await.unwrap();
+        client.write_all(says).await.unwrap();
+        while places.available_permits() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        (places, client)
+    }
+
+    const WITHIN: Duration = Duration::from_secs(1);
+    const ASKS: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_loses_its_place_and_one_that_reads_slowly_keeps_it() {
+        let (places, unread) = endless(ASKS, true).await;
+        let freed = tokio::time::timeout(20 * WITHIN, places.acquire()).await;
+        assert!(freed.is_ok(), "a client that never reads keeps its place");
+        drop(unread);
+        let (places, mut client) = endless(ASKS, true).await;
+        let slowly = async {
+            let mut some = vec![0; 100_000];
+            loop {
+                client.read_exact(&mut some).await.unwrap();
+                tokio::time::sleep(WITHIN / 20).await;
+            }
+        };
+        tokio::select! {
+            freed = tokio::time::timeout(4 * WITHIN, places.acquire()) => assert!(freed.is_err()),
+            () = slowly => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_hangs_up_is_noticed_whatever_it_has_sent_after_its_request() {
+        for more in [&b""[..], b"\r\n", ASKS, &[0; 100]] {
+            let (places, client) = endless(&[ASKS, more].concat(), false).await;
+            drop(client);
+            let freed = tokio::time::timeout(20 * WITHIN, places.acquire()).await;
+            assert!(freed.is_ok(), "after {more:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_long_text_is_let_go_when_the_client_does_not_read() {

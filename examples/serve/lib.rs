@@ -64,6 +64,7 @@ mod metrics;
 mod observe;
 mod openai;
 mod options;
+mod patience;
 mod rank;
 mod reply;
 mod router;

@@ -54,8 +54,19 @@ impl Recorders {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).push((recorder, incarnation));
     }
 
-    /// What the workers have recorded of their latest sessions: a line for each worker.
-    fn lines(&self, sessions: usize) -> Result<String, RecordError> {
+    /// What the workers have recorded of their latest sessions: a line for each worker. Of fewer sessions, if the
+    /// router would not read a text of so many.
+    fn lines(&self, mut sessions: usize) -> Result<String, RecordError> {
+        loop {
+            let lines = self.all_lines(sessions)?;
+            if lines.len() <= http::MAX_ANSWER || sessions <= 1 {
+                return Ok(lines);
+            }
+            sessions /= 2;
+        }
+    }
+
+    fn all_lines(&self, sessions: usize) -> Result<String, RecordError> {
         let recorders = self.all.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut lines = String::new();
         for (recorder, incarnation) in recorders {
@@ -73,8 +84,7 @@ pub fn of_rank<S>(recorders: Recorders) -> Router<S> {
 
 /// The routes of the router: `/timeline` and `/timeline.json`.
 pub fn of_router<S>(fleet: Arc<Fleet>, client: HttpClient) -> Router<S> {
-    let joining =
-        Arc::new(Joining { fleet, client, turn: Semaphore::new(1), texts: Arc::new(Semaphore::new(TEXTS)) });
+    let joining = Arc::new(Joining::new(fleet, client));
     Router::new().route("/timeline", get(page)).route("/timeline.json", get(trace)).with_state(joining)
 }
 
@@ -82,19 +92,24 @@ struct Joining {
     fleet: Arc<Fleet>,
     client: HttpClient,
     /// One timeline is made at a time, so that many who ask take no more memory than one.
-    turn: Semaphore,
+    turn: Arc<Semaphore>,
     /// Those that wait for their turn or for their client.
     texts: Arc<Semaphore>,
 }
 
 impl Joining {
+    fn new(fleet: Arc<Fleet>, client: HttpClient) -> Joining {
+        let [turn, texts] = [1, TEXTS].map(|places| Arc::new(Semaphore::new(places)));
+        Joining { fleet, client, turn, texts }
+    }
+
     /// Makes a text of the timeline of the latest requests, without keeping other requests waiting.
     async fn make(
         &self,
         requests: usize,
         text: fn(&Timeline) -> serde_json::Result<String>,
     ) -> Result<String, ApiError> {
-        let _turn = self.turn.acquire().await;
+        let turn = Arc::clone(&self.turn).acquire_owned().await;
         let path = format!("/record?requests={requests}");
         let up = self.fleet.addrs().into_iter().filter_map(|(_, addr)| addr);
         let asked = up.map(|addr| {
@@ -103,6 +118,8 @@ impl Joining {
         });
         let answers = join_all(asked).await;
         let made = tokio::task::spawn_blocking(move || {
+            // The work goes on if the client has hung up, and so its turn does.
+            let _turn = turn;
             let read = |lines: bytes::Bytes| Record::from_lines(&lines, MAX_WORKERS);
             // A process of which nothing can be read is shown as one without a record.
             let records = answers.into_iter().flatten().flat_map(|lines| read(lines).unwrap_or_default());
@@ -143,8 +160,10 @@ fn first_try(room: &Room) -> Option<Room> {
 async fn record(State(recorders): State<Recorders>, uri: Uri) -> Result<Response<Body>, ApiError> {
     let requests = requests(&uri)?;
     let permit = room(&recorders.texts)?;
-    let lines = tokio::task::spawn_blocking(move || recorders.lines(requests)).await;
-    let lines = lines.map_err(ApiError::unavailable)?.map_err(ApiError::unavailable)?;
+    // The work goes on if the client has hung up, and keeps its place.
+    let lines = tokio::task::spawn_blocking(move || (recorders.lines(requests), permit)).await;
+    let (lines, permit) = lines.map_err(ApiError::unavailable)?;
+    let lines = lines.map_err(ApiError::unavailable)?;
     Ok(http::long_text(lines, "application/jsonl", permit))
 }
 
@@ -181,7 +200,71 @@ fn requests(uri: &Uri) -> Result<usize, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use kv_transfer::trace::{Half, KvWhat, Log};
+    use kv_transfer::{ChunkId, EngineId, Op, PostId, SessionId, Time};
+
     use super::*;
+
+    /// What a server of four tensor-parallel ranks has recorded after thousands of requests with long prompts.
+    #[test]
+    fn the_record_of_a_process_is_not_longer_than_the_router_reads() {
+        let recorders = Recorders::default();
+        for rank in 0..4 {
+            let worker = WorkerId { engine: EngineId::new("prefill").unwrap(), rank };
+            let recorder = Recorders::recorder(&worker);
+            let mut log = Log::default();
+            log.listen(true);
+            let mut tell = |session: u64, what: KvWhat| {
+                log.tell(Time::ZERO + Duration::from_secs(session), SessionId(session), || what);
+                recorder.hear(&log.next().unwrap());
+            };
+            for session in 0..3000 {
+                tell(session, KvWhat::Opened { room: Room::from(session), half: Half::Sender });
+                for chunk in 0..40 {
+                    tell(session, KvWhat::ChunkGiven { chunk: ChunkId(chunk), pages: 4 });
+                    let (post, bytes, op) = (PostId(session * 40 + u64::from(chunk)), 1 << 20, Op::Write);
+                    tell(session, KvWhat::PostStarted { post, op, bytes, descriptors: 4 });
+                    let took = Duration::from_micros(70);
+                    tell(session, KvWhat::PostEnded { post, bytes, took, error: None });
+                }
+                tell(session, KvWhat::Closed);
+            }
+            recorders.started(recorder, Incarnation::from_random(7));
+        }
+        let lines = recorders.lines(REQUESTS.1).unwrap();
+        assert!(lines.len() <= http::MAX_ANSWER, "{} bytes", lines.len());
+        let records = Record::from_lines(lines.as_bytes(), MAX_WORKERS).unwrap();
+        assert_eq!(records.len(), 4);
+        for record in records {
+            assert!(record.sessions.len() > 50, "{} sessions", record.sessions.len());
+            assert_eq!(record.sessions.last().unwrap().session, 2999);
+            assert!(record.lost.sessions > 0);
+        }
+    }
+
+    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+    static MOST: AtomicUsize = AtomicUsize::new(0);
+
+    fn slow_text(_: &Timeline) -> serde_json::Result<String> {
+        MOST.fetch_max(1 + UNDER_WAY.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(200));
+        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+        Ok(String::new())
+    }
+
+    #[tokio::test]
+    async fn one_timeline_is_made_at_a_time_whoever_hangs_up_meanwhile() {
+        let joining = Joining::new(Fleet::new(Vec::new()), http::client());
+        for _ in 0..4 {
+            let impatient = tokio::time::timeout(Duration::from_millis(50), joining.make(1, slow_text));
+            assert!(impatient.await.is_err());
+        }
+        assert_eq!(joining.make(1, slow_text).await.unwrap(), "");
+        assert_eq!(MOST.load(Ordering::SeqCst), 1);
+    }
 
     #[test]
     fn the_room_of_a_later_try_names_the_try_before() {

@@ -67,14 +67,14 @@ pub async fn all_metrics(State(router): State<Arc<Router>>) -> String {
     metrics::merged(&all)
 }
 
-/// Has all processes give up the prefixes that they keep.
+/// Has all processes give up the prefixes that they keep. A process that does not answer is not waited for.
 pub async fn reset_prefix_cache(State(router): State<Arc<Router>>) -> Response<Body> {
-    for (_, addr) in router.fleet.addrs() {
-        let Some(addr) = addr else { continue };
+    let up = router.fleet.addrs().into_iter().filter_map(|(_, addr)| addr);
+    let asked = up.filter_map(|addr| {
         let request = hyper::Request::post(format!("http://{addr}/reset_prefix_cache"));
-        if let Ok(request) = request.body(Full::default()) {
-            let _ = router.client.request(request).await;
-        }
-    }
+        let request = request.body(Full::default()).ok()?;
+        Some(tokio::time::timeout(http::ASK_WITHIN, router.client.request(request)))
+    });
+    join_all(asked).await;
     http::json(&json!({}))
 }
