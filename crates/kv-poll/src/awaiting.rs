@@ -1,6 +1,7 @@
 //! Sessions as futures, on any executor.
 
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -40,7 +41,7 @@ pub trait AwaitSession: KvSession + Hidden + Sized {
     /// Resolves with the state of the session when the session is in this state or in a later one, in the order
     /// `Bootstrapping`, `WaitingForInput`, `Transferring`, `Success`; with the failure if the session has failed.
     fn until(&self, state: KvPoll) -> Until<'_, Self> {
-        Until { session: self, state, waiting: self.waiting() }
+        Until { session: self, state, waits: Waits::on(self) }
     }
 
     /// Resolves when the session waits for its scheduler: for `send` on a sender, for `init` on a receiver. Input may
@@ -64,8 +65,8 @@ pub trait AwaitSession: KvSession + Hidden + Sized {
     /// The future waits for the end of the session, and does not end the session: call
     /// [`abort`](KvSession::abort) before, or wait until the session has [finished](AwaitSession::finished).
     fn reclaimed(&mut self) -> TakeBack<'_, Self> {
-        let waiting = self.waiting();
-        TakeBack { session: self, waiting }
+        let waits = Waits::on(self);
+        TakeBack { session: self, waits }
     }
 }
 
@@ -75,15 +76,15 @@ pub trait AwaitSession: KvSession + Hidden + Sized {
 pub struct Until<'a, S> {
     session: &'a S,
     state: KvPoll,
-    waiting: Waiting,
+    waits: Waits,
 }
 
 impl<S: AwaitSession> Future for Until<'_, S> {
     type Output = Result<KvPoll, TransferError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Until { session, state, waiting } = self.get_mut();
-        let look = || {
+        let Until { session, state, waits } = self.get_mut();
+        waits.look(cx, session, |session| {
             session.attend();
             match session.poll() {
                 KvPoll::Failed => Poll::Ready(Err(session.failure().unwrap_or_else(|| {
@@ -92,8 +93,7 @@ impl<S: AwaitSession> Future for Until<'_, S> {
                 poll if poll >= *state => Poll::Ready(Ok(poll)),
                 _ => Poll::Pending,
             }
-        };
-        waiting.look(cx, look)
+        })
     }
 }
 
@@ -102,23 +102,54 @@ impl<S: AwaitSession> Future for Until<'_, S> {
 #[must_use = "futures do nothing unless polled"]
 pub struct TakeBack<'a, S> {
     session: &'a mut S,
-    waiting: Waiting,
+    waits: Waits,
 }
 
 impl<S: AwaitSession> Future for TakeBack<'_, S> {
     type Output = Option<Reclaimed>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Reclaimed>> {
-        let TakeBack { session, waiting } = self.get_mut();
-        let look = || {
+        let TakeBack { session, waits } = self.get_mut();
+        waits.look(cx, session, |session| {
             session.attend();
             match session.reclaim() {
                 Some(reclaimed) => Poll::Ready(Some(reclaimed)),
                 None if session.is_beyond_reclaim() => Poll::Ready(session.reclaim()),
                 None => Poll::Pending,
             }
-        };
-        waiting.look(cx, look)
+        })
+    }
+}
+
+/// What the task of a future is registered with: the session, and while commands of the session wait for room in a
+/// ring, the rings. A worker that takes commands wakes no other tasks: there may be thousands.
+#[derive(Debug)]
+struct Waits {
+    session: Waiting,
+    room: Option<Waiting>,
+}
+
+impl Waits {
+    fn on(session: &impl Hidden) -> Waits {
+        Waits { session: session.waiting(), room: None }
+    }
+
+    /// Looks as [`Waiting::look`] does.
+    fn look<S: Deref<Target: Hidden>, T>(
+        &mut self,
+        cx: &Context<'_>,
+        session: &mut S,
+        mut look: impl FnMut(&mut S) -> Poll<T>,
+    ) -> Poll<T> {
+        let looked = self.session.look(cx, || look(session));
+        if looked.is_ready() {
+            return looked;
+        }
+        self.room = session.rings().map(|fresh| self.room.take().unwrap_or(fresh));
+        match &mut self.room {
+            Some(room) => room.look(cx, || look(session)),
+            None => looked,
+        }
     }
 }
 
@@ -130,6 +161,12 @@ pub trait Hidden: Send + Sync {
     /// The registration of a task that waits for a change.
     #[doc(hidden)]
     fn waiting(&self) -> Waiting;
+
+    /// The registration of a task whose session has commands that wait for room; `None` if it has none.
+    #[doc(hidden)]
+    fn rings(&self) -> Option<Waiting> {
+        None
+    }
 
     /// Does what a drain would do for the session.
     #[doc(hidden)]

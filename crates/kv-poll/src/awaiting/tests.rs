@@ -327,6 +327,37 @@ fn a_session_of_several_ranks_is_awaited_without_a_drain_of_the_group() {
 }
 
 #[test]
+fn a_worker_that_takes_commands_wakes_only_tasks_whose_sessions_wait_for_room() {
+    let (links, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| queues(8, 2)).unzip();
+    let group = EngineGroup::new(managers.clone()).unwrap();
+    let mut sender = group.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+    let cells = opened(&links);
+    let (task, waker) = Task::new();
+    {
+        let mut ready = pin!(sender.ready());
+        assert!(look(ready.as_mut(), &waker).is_pending());
+        links.iter().for_each(|link| link.made_room());
+        assert_eq!(task.woken(), 0, "of thousands that wait for their peers");
+    }
+    let _in_the_way = [2, 3].map(|room| open(&managers[1], room));
+    sender.send(pages(&[1, 2])).unwrap();
+    let mut finished = pin!(sender.finished());
+    assert!(look(finished.as_mut(), &waker).is_pending());
+    assert_eq!(links[1].commands_waiting(), 2, "the pages have no room");
+    take(&links[1]);
+    links[1].made_room();
+    assert_eq!((task.woken(), look(finished.as_mut(), &waker)), (1, Poll::Pending));
+    assert_eq!(links[1].commands_waiting(), 2, "and now they have");
+    links[1].made_room();
+    assert_eq!(task.woken(), 0);
+    for (link, cell) in links.iter().zip(&cells) {
+        set(link, cell, KvPoll::Success);
+    }
+    assert!(task.woken() > 0);
+    assert_eq!(look(finished, &waker), Poll::Ready(Ok(KvPoll::Success)));
+}
+
+#[test]
 fn a_stream_of_a_group_reports_a_request_once_and_hands_on_what_waited_for_room() {
     let (links, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| queues(8, 2)).unzip();
     let group = EngineGroup::new(managers.clone()).unwrap();

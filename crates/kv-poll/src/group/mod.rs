@@ -202,15 +202,24 @@ impl EngineGroup {
         untold
     }
 
-    /// Takes the pages that came back from all ranks after the handle of their session was dropped.
+    /// Takes the pages that came back from all ranks after the handle of their session was dropped. Also a server that
+    /// awaits its sessions, and drains nothing, gets them.
     pub fn orphans(&self) -> Vec<Pages> {
+        self.gather_and_tell();
         self.shared.lock().take_orphans()
     }
 
     /// Takes the items of cache groups that came back from all ranks after their session's handle was
     /// dropped.
     pub fn orphan_groups(&self) -> Vec<RequestCacheGroups> {
+        self.gather_and_tell();
         self.shared.lock().take_orphan_groups()
+    }
+
+    /// Takes note of what has changed; what the scheduler is to be told makes the descriptor of the group readable.
+    fn gather_and_tell(&self) {
+        let _telling = Telling(&self.shared);
+        self.gather();
     }
 
     fn geometries(&self) -> impl Iterator<Item = &Geometry> {

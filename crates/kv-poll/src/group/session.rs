@@ -126,8 +126,12 @@ impl<Role> KvSession for EngineSession<Role> {
 
 impl<Role> Hidden for EngineSession<Role> {
     fn waiting(&self) -> Waiting {
-        let ports = self.shared.managers.iter().map(Manager::awaited);
-        Waiting::on(self.ranks.iter().map(Watch::awaited).chain(ports))
+        Waiting::on(self.ranks.iter().map(Watch::awaited))
+    }
+
+    fn rings(&self) -> Option<Waiting> {
+        let behind = self.shared.lock().get(self.id).is_some_and(Members::is_behind);
+        behind.then(|| Waiting::on(self.shared.managers.iter().map(Manager::awaited)))
     }
 
     /// Hands on what waits for room in the ring of a rank, and ends the request on all ranks if the request has

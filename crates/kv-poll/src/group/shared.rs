@@ -1,5 +1,6 @@
 //! What an engine group, its clones and its sessions share.
 
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,6 +8,7 @@ use kv_core::KvArgs;
 
 use super::roster::Roster;
 use crate::kv::{Manager, Session};
+use crate::worker::waiters::WakesLater;
 
 /// The role of a rank's session inside a group. Whether the session sends or receives is in the type of the
 /// group's handle.
@@ -31,7 +33,30 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Roster<Session<Rank>>> {
-        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> Locked<'_> {
+        let wakes = WakesLater::begin();
+        Locked { roster: self.roster.lock().unwrap_or_else(PoisonError::into_inner), _wakes: wakes }
+    }
+}
+
+/// The open sessions, while they are locked. What is done to them may end sessions, of which tasks are told: these
+/// are woken after the lock is released, because a waker is the executor's code, which may use the group.
+pub(super) struct Locked<'a> {
+    /// Released first.
+    roster: MutexGuard<'a, Roster<Session<Rank>>>,
+    _wakes: WakesLater,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Roster<Session<Rank>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.roster
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.roster
     }
 }

@@ -1,12 +1,15 @@
 //! The caller's code and the group's lock: neither waits for the other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use futures_core::Stream;
 use kv_core::machine::SessionCommand;
 use kv_core::proto::Command;
 use kv_core::{
@@ -169,6 +172,61 @@ fn a_ready_event_that_was_never_asked_is_dropped_while_the_group_is_not_locked()
         let expected = if keeps_the_handle { vec![] } else { vec![pages(&[3])] };
         assert_eq!((orphans, left.load(Ordering::SeqCst)), (expected, 1), "handle kept: {keeps_the_handle}");
     }
+}
+
+/// A server may await all its sessions, and drop those whose clients have hung up.
+#[test]
+fn pages_of_a_dropped_session_come_back_to_a_server_that_never_drains_the_group() {
+    let ([first, second], group) = two_ranks();
+    drop(begun(&group));
+    end(&first);
+    end(&second);
+    assert_eq!(group.orphans(), [pages(&[3])]);
+    // And what a scheduler has yet to be told is not lost.
+    let sender = group.sender("", Room::from(2), &[], SessionOptions::default()).unwrap();
+    let cells = [&first, &second].map(|link| link.next_command().unwrap().cell);
+    for (link, cell) in [&first, &second].into_iter().zip(&cells) {
+        cell.set(KvPoll::WaitingForInput, None);
+        link.announce(cell);
+    }
+    assert_eq!(group.orphans(), []);
+    assert!(wakes(&group));
+    let mut told = Vec::new();
+    group.drain(|change| told.push((change.session, change.poll)));
+    assert_eq!(told, [(sender.id(), KvPoll::WaitingForInput)]);
+}
+
+/// A task of an executor that runs the task at once when the task is woken.
+struct AtOnce {
+    group: EngineGroup,
+    woken: AtomicUsize,
+}
+
+impl Wake for AtOnce {
+    fn wake(self: Arc<Self>) {
+        self.group.drain(|_| ());
+        self.woken.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A worker that has stopped hands back at once what its sessions are given: the caller's thread wakes tasks.
+#[test]
+fn a_task_that_a_call_on_a_session_wakes_may_use_the_group_at_once() {
+    let ([first, _second], group) = two_ranks();
+    let mut sender = begun(&group);
+    first.close();
+    let task = Arc::new(AtOnce { group: group.clone(), woken: AtomicUsize::new(0) });
+    let waker = Waker::from(Arc::clone(&task));
+    let calls: [fn(&mut EngineSender); 2] = [|sender| sender.send(pages(&[])).unwrap(), EngineSender::abort];
+    for call in calls {
+        let mut changes = group.changes();
+        while Pin::new(&mut changes).poll_next(&mut TaskContext::from_waker(&waker)).is_ready() {}
+        sender = at_once(move || {
+            call(&mut sender);
+            sender
+        });
+    }
+    assert!(task.woken.load(Ordering::SeqCst) > 0);
 }
 
 /// True if the descriptor of the group wakes an event loop.

@@ -1,7 +1,9 @@
 //! The tasks of async executors that wait for a change.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,16 +39,68 @@ impl Waiters {
             std::mem::take(&mut tasks.wakers)
         };
         // The lock is released: a waker may run code of the executor.
-        for waker in woken.into_values() {
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                // Dropping the payload could panic, too.
-                std::mem::forget(payload);
-            }
-        }
+        wake_all(later(woken.into_values().collect()));
     }
 
     fn lock(&self) -> MutexGuard<'_, Tasks> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wake_all(woken: Vec<Waker>) {
+    for waker in woken {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+            // Dropping the payload could panic, too.
+            std::mem::forget(payload);
+        }
+    }
+}
+
+thread_local! {
+    /// The tasks that this thread is to wake, if it is to wake them later.
+    static LATER: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+}
+
+/// Keeps these for later, if this thread is to wake tasks later; otherwise they are returned.
+fn later(woken: Vec<Waker>) -> Vec<Waker> {
+    let mut woken = Some(woken);
+    let keep = |later: &RefCell<Option<Vec<Waker>>>| {
+        if let Some(kept) = later.borrow_mut().as_mut() {
+            kept.extend(woken.take().into_iter().flatten());
+        }
+    };
+    // A thread that is about to end keeps nothing.
+    let _ = LATER.try_with(keep);
+    woken.unwrap_or_default()
+}
+
+/// While this lives, its thread wakes no task; the tasks are woken when this is dropped. For calls that change
+/// sessions under a lock that the code of an executor may take. Of several, the first one counts.
+#[derive(Debug)]
+pub(crate) struct WakesLater {
+    first: bool,
+    /// The tasks belong to the thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl WakesLater {
+    pub(crate) fn begin() -> WakesLater {
+        let begin = |later: &RefCell<Option<Vec<Waker>>>| {
+            let mut later = later.borrow_mut();
+            let first = later.is_none();
+            later.get_or_insert_default();
+            first
+        };
+        WakesLater { first: LATER.try_with(begin).unwrap_or(false), _thread: PhantomData }
+    }
+}
+
+impl Drop for WakesLater {
+    fn drop(&mut self) {
+        if self.first {
+            let woken = LATER.try_with(RefCell::take).ok().flatten();
+            wake_all(woken.unwrap_or_default());
+        }
     }
 }
 
