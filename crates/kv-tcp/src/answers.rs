@@ -24,7 +24,7 @@ impl TcpTransport {
         way: WayId,
         lane: usize,
     ) -> Result<(), Over> {
-        let mut left = TcpTransport::share();
+        let mut left = connection.share();
         let mut more = true;
         loop {
             self.take_replies(connection, way, lane)?;

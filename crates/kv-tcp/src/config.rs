@@ -9,6 +9,7 @@ use kv_host::{Limit, check};
 
 use crate::message::{HEADER, MAX_SLICE};
 use crate::metadata::MAX_ADDRESSES;
+use crate::tls::Tls;
 
 /// Addresses, limits and tuning of a [`TcpTransport`](crate::TcpTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +56,10 @@ pub struct TcpConfig {
     pub max_strangers: usize,
     /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
     pub outbound_bytes: usize,
+    /// TLS on every connection, with certificates on both sides; `None` (the default) for plain connections. A
+    /// peer that has it otherwise is refused by [`connect`](kv_core::Transport::connect).
+    #[cfg(feature = "tls")]
+    pub tls: Option<crate::Tls>,
     /// Most posts that are accepted and not reported as ended; beyond that `post` returns `WouldBlock`
     /// (default 65 536, 1 to 2^24).
     pub max_posts: usize,
@@ -78,6 +83,8 @@ impl TcpConfig {
             max_guests: 1024,
             max_strangers: 64,
             outbound_bytes: 4 << 20,
+            #[cfg(feature = "tls")]
+            tls: None,
             max_posts: 1 << 16,
         }
     }
@@ -87,6 +94,14 @@ impl TcpConfig {
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
+    }
+
+    /// The encryption of connections, if they are encrypted.
+    pub(crate) fn encryption(&self) -> Option<&Tls> {
+        #[cfg(feature = "tls")]
+        return self.tls.as_ref();
+        #[cfg(not(feature = "tls"))]
+        None
     }
 
     pub(crate) fn check(&self) -> Result<(), Limit> {

@@ -130,7 +130,7 @@ impl Transport for TcpTransport {
     }
 
     fn wait(&self) -> TransportWait {
-        if !self.stirred.is_empty() || self.posts.events() > 0 {
+        if !self.stirred.is_empty() || !self.unread.is_empty() || self.posts.events() > 0 {
             return TransportWait::Now;
         }
         let watch = vec![self.watch.fd().as_raw_fd()];

@@ -2,12 +2,14 @@
 //! peer, all say that the peer is gone, or the time is over. The same search tells whether a peer whose kernel
 //! has closed a connection is dead.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use kv_core::{PeerId, Time, TransportError, WayEnd};
 use kv_host::{Token, clock};
 
 use crate::clocks::PeerClock;
+use crate::config::TcpConfig;
 use crate::connection::{Connection, ConnectionId, Owner};
 use crate::hello::{Hello, WELCOME, Welcome};
 use crate::inbound::Received;
@@ -27,6 +29,11 @@ impl TcpTransport {
         let metadata = Metadata::decode(bytes)?;
         let ours = self.given.identity()?;
         let identity = Identity::of(metadata.token, bytes);
+        match (self.config.encryption().is_some(), metadata.tls) {
+            (true, false) => return Err(TransportError::Metadata("tls is on here, and off at the peer")),
+            (false, true) => return Err(TransportError::Metadata("tls is off here, and on at the peer")),
+            _ => {}
+        }
         if identity.token == ours.token {
             return Err(TransportError::Metadata("it is that of this transport itself"));
         }
@@ -126,14 +133,14 @@ impl TcpTransport {
         let share = dial.deadline.since(now) / (left - dial.address as u32).max(1);
         dial.next = now + share;
         let at = dial.next;
-        match socket::dial(address, &self.config) {
-            Ok(socket) => {
+        match dialed(address, &self.config, Owner::Dialed(id, 0), now) {
+            Ok(dialed) => {
                 dial.connection = Some(connection);
-                self.keep(connection, Connection::new(socket, Owner::Dialed(id, 0), now));
+                self.keep(connection, dialed);
                 self.look_at(id, at);
             }
-            Err(error) => {
-                dial.unclear |= Over::from(error) != Over::Gone;
+            Err(over) => {
+                dial.unclear |= over != Over::Gone;
                 self.next_address(id);
             }
         }
@@ -150,12 +157,12 @@ impl TcpTransport {
             let Some(here) = way.lanes.get_mut(lane).filter(|lane| lane.connection.is_none()) else {
                 continue;
             };
-            match socket::dial(address, &self.config) {
-                Ok(socket) => {
+            match dialed(address, &self.config, Owner::Dialed(id, lane), self.now) {
+                Ok(dialed) => {
                     here.connection = Some(connection);
-                    self.keep(connection, Connection::new(socket, Owner::Dialed(id, lane), self.now));
+                    self.keep(connection, dialed);
                 }
-                Err(error) => return self.way_failed(id, error.into()),
+                Err(over) => return self.way_failed(id, over),
             }
         }
     }
@@ -228,10 +235,17 @@ impl TcpTransport {
         len: usize,
     ) -> Result<Received, Over> {
         let room = len.saturating_sub(connection.inbound.bytes.len()).min(self.scratch.len());
-        let (socket, inbound) = connection.reading_parts();
         let scratch = self.scratch.get_mut(..room).unwrap_or_default();
-        Ok(inbound.receive(socket, self.given.regions(), scratch, 0)?)
+        Ok(connection.receive(self.given.regions(), scratch, 0)?)
     }
+}
+
+/// A connection that is being opened to this address.
+fn dialed(address: &SocketAddr, config: &TcpConfig, owner: Owner, now: Time) -> Result<Connection, Over> {
+    let session = config.encryption().map(|tls| tls.dialed(address.ip()).map_err(|_| Over::Failed));
+    let session = session.transpose()?;
+    let socket = socket::dial(address, config)?;
+    Ok(Connection::new(socket, owner, now).encrypted(session))
 }
 
 impl TcpTransport {

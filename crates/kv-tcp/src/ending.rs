@@ -66,6 +66,13 @@ impl TcpTransport {
     /// A connection has ended.
     pub(crate) fn ended(&mut self, id: ConnectionId, owner: Owner, over: Over) {
         self.stats.broken += u64::from(over == Over::Broken && owner != Owner::Stranger);
+        self.stats.untrusted += u64::from(matches!(over, Over::Untrusted(_)));
+        if let (Owner::Dialed(way, _) | Owner::Greeted(way, _) | Owner::Lane(way, _), Over::Untrusted(reason)) =
+            (owner, over)
+            && let Some(way) = self.ways.get_mut(&way)
+        {
+            way.distrust = Some(reason);
+        }
         match owner {
             Owner::Stranger => {
                 self.strangers.remove(&id);
@@ -135,9 +142,13 @@ impl TcpTransport {
             self.timers.remove(&(due, id));
         }
         self.stirred.remove(&id);
+        let cause = match way.distrust {
+            Some(status) => TransportError::Backend { call: "TLS", status, code: None },
+            None => TransportError::PeerGone,
+        };
         for transfer in self.posts.of_way(id) {
             let failed = self.posts.get_mut(transfer).and_then(|transfer| transfer.failed.take());
-            self.posts.end(transfer, Err(failed.unwrap_or(TransportError::PeerGone)));
+            self.posts.end(transfer, Err(failed.unwrap_or_else(|| cause.clone())));
         }
         let token = way.identity.token;
         match end {
@@ -213,7 +224,7 @@ impl TcpTransport {
                 let mut open = ids.filter_map(|id| self.connections.get(&id));
                 let drained = way.frames.is_empty()
                     && way.last_flight() == Time::ZERO
-                    && open.all(|connection| connection.outbound.is_empty());
+                    && open.all(|connection| connection.is_flushed());
                 if drained || at <= self.now { self.finish(id, None) } else { self.look_at(id, at) }
             }
             Stage::Ending { end, at } => {

@@ -15,6 +15,7 @@ use crate::metadata::{Identity, Metadata};
 pub(crate) struct Given {
     token: Token,
     addresses: Vec<SocketAddr>,
+    tls: bool,
     memory: Vec<Memory>,
     regions: Vec<Memory>,
     /// The transport's metadata, once the owner has asked for it.
@@ -23,11 +24,12 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// A transport with a new token, which peers reach at these addresses.
-    pub(crate) fn new(addresses: Vec<SocketAddr>) -> Result<Given, TcpError> {
+    /// A transport with a new token, which peers reach at these addresses, with TLS or without.
+    pub(crate) fn new(addresses: Vec<SocketAddr>, tls: bool) -> Result<Given, TcpError> {
         Ok(Given {
             token: Token::random()?,
             addresses,
+            tls,
             memory: Vec::new(),
             regions: Vec::new(),
             frozen: Frozen::default(),
@@ -60,7 +62,8 @@ impl Given {
     pub(crate) fn metadata(&self) -> Result<Bytes, TransportError> {
         self.frozen.get_or_make(|| {
             let regions = self.regions.iter().map(|region| region.len() as u64).collect();
-            Metadata { token: self.token, addresses: self.addresses.clone(), regions }.encode()
+            let (token, addresses, tls) = (self.token, self.addresses.clone(), self.tls);
+            Metadata { token, addresses, regions, tls }.encode()
         })
     }
 

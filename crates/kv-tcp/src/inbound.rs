@@ -57,22 +57,29 @@ impl Landing {
 
     /// Takes the next bytes out of `bytes`.
     fn take(&mut self, bytes: &mut BytesMut, regions: &[Memory]) -> Result<(), Broken> {
-        while !bytes.is_empty() && self.left > 0 {
-            if self.discard {
-                let len = bytes.len().min(to_usize(self.left));
-                bytes.advance(len);
-                self.advance(len);
-                return Ok(());
-            }
-            let Some(range) = self.ranges.get(self.at) else { return Err(Broken::End) };
-            let len = bytes.len().min(range.len as usize - self.done);
-            let memory = regions.get(range.region as usize).ok_or(Broken::End)?;
-            let (at, piece) = (range.offset as usize + self.done, bytes.get(..len).unwrap_or_default());
-            memory.write(at, piece).map_err(|_| Broken::End)?;
-            bytes.advance(len);
-            self.advance(len);
-        }
+        let taken = self.copy(bytes, regions)?;
+        bytes.advance(taken);
         Ok(())
+    }
+
+    /// Copies the first of these bytes to their places, or throws them away. Returns how many.
+    fn copy(&mut self, bytes: &[u8], regions: &[Memory]) -> Result<usize, Broken> {
+        let mut taken = 0;
+        while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty() && self.left > 0) {
+            let len = if self.discard {
+                rest.len().min(to_usize(self.left))
+            } else {
+                let range = self.ranges.get(self.at).ok_or(Broken::End)?;
+                let len = rest.len().min(range.len as usize - self.done);
+                let memory = regions.get(range.region as usize).ok_or(Broken::End)?;
+                let (at, piece) = (range.offset as usize + self.done, rest.get(..len).unwrap_or_default());
+                memory.write(at, piece).map_err(|_| Broken::End)?;
+                len
+            };
+            self.advance(len);
+            taken += len;
+        }
+        Ok(taken)
     }
 
     fn advance(&mut self, mut bytes: usize) {
@@ -166,6 +173,20 @@ impl Inbound {
         Ok(if got == asked { Received::Bytes(got) } else { Received::Last(got) })
     }
 
+    /// Takes bytes that have come in another way than by [`receive`](Inbound::receive): pages to their places, and
+    /// at most `room` of other bytes. Returns how many were taken, which is none only for no bytes or no room.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+    pub(crate) fn accept(&mut self, bytes: &[u8], regions: &[Memory], room: usize) -> Result<usize, Broken> {
+        match &mut self.landing {
+            Some(landing) if landing.left > 0 && self.bytes.is_empty() => landing.copy(bytes, regions),
+            _ => {
+                let piece = bytes.get(..bytes.len().min(room)).unwrap_or_default();
+                self.bytes.extend_from_slice(piece);
+                Ok(piece.len())
+            }
+        }
+    }
+
     /// Moves pages that have come with other bytes to their places. True if no pages are awaited any more.
     pub(crate) fn settle(&mut self, regions: &[Memory]) -> Result<bool, Broken> {
         match &mut self.landing {
@@ -192,6 +213,10 @@ pub(crate) enum ReceiveError {
     Os(#[from] OsError),
     #[error(transparent)]
     Broken(#[from] Broken),
+    /// The other side is not the one that a certificate was to show, or the encryption has failed.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+    #[error("{0}")]
+    Untrusted(&'static str),
 }
 
 fn to_usize(value: u64) -> usize {

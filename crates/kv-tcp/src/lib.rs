@@ -6,7 +6,7 @@
 //! into their places, and sends the pages of a read. So a worker moves bytes for its peers only while its
 //! thread polls.
 //!
-//! Pages go from the memory of one side into the memory of the other without a copy in user space
+//! Without TLS, pages go from the memory of one side into the memory of the other without a copy in user space
 //! (`sendmsg` gathers them from the regions, and `recvmsg` scatters them into the regions). A way to a peer is
 //! one connection for frames and one or more for pages. All of them are dialed by the side that has
 //! connected the peer; a peer that has connected this side has connections of its own.
@@ -56,7 +56,20 @@
 //! the service reach. A stranger who does not have the metadata costs one connection of a bounded number, for
 //! a bounded time, and the memory of one greeting.
 //!
-//! What this crate is not: encrypted; a protocol (the content of frames is opaque); for device memory.
+//! # TLS
+//!
+//! With the feature `tls` and `TcpConfig::tls`, every connection is encrypted, with certificates on both sides,
+//! and greetings travel encrypted, too. Nobody who lacks a key that the service's authority has certified reads,
+//! changes or sends a byte. Among the workers of the service nothing is different: each of them is trusted as
+//! above. A stranger then costs the memory and the time of a handshake, which are bounded as well.
+//!
+//! A stream that ends without TLS's last word is not believed to be complete. The way has ended then as it does
+//! when a connection is cut: the peer is dead if nothing listens at its addresses any more, and lost otherwise.
+//! Whether a transport has TLS is in its metadata, and a transport that has it otherwise refuses to connect.
+//!
+//! Pages are copied once on each side, between their regions and the records that are encrypted.
+//!
+//! What this crate is not: a protocol (the content of frames is opaque); for device memory.
 //!
 //! ```
 //! use kv_core::{Descriptor, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};
@@ -123,6 +136,11 @@ mod slicing;
 mod socket;
 mod sockets;
 mod sys;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "tls/absent.rs"]
+mod tls;
 mod transfer;
 mod transport;
 mod watch;
@@ -131,4 +149,6 @@ mod way;
 pub use config::TcpConfig;
 pub use error::TcpError;
 pub use kv_host::{Arena, HostMemory, Limit, Memory, MemoryError, OsError};
+#[cfg(feature = "tls")]
+pub use tls::{Tls, TlsError};
 pub use transport::{TcpStats, TcpTransport};

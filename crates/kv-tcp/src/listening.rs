@@ -37,9 +37,15 @@ impl TcpTransport {
                         self.stats.refused += 1;
                         self.close(oldest);
                     }
+                    let session = self.config.encryption().map(|tls| tls.accepted());
+                    let Ok(session) = session.transpose() else {
+                        self.stats.refused += 1;
+                        continue;
+                    };
                     let id = self.next_id();
                     self.strangers.insert(id);
-                    self.keep(id, Connection::new(socket, Owner::Stranger, self.now));
+                    let stranger = Connection::new(socket, Owner::Stranger, self.now);
+                    self.keep(id, stranger.encrypted(session));
                 }
                 Err(Errno::WOULDBLOCK) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
@@ -70,6 +76,9 @@ impl TcpTransport {
         let Some(bytes) = connection.inbound.bytes.first_chunk::<HELLO>() else { return Ok(()) };
         let hello = Hello::decode(bytes).ok_or(Over::Broken)?;
         connection.inbound.bytes.clear();
+        if !connection.is_trusted() {
+            return Err(Over::Untrusted("the peer has shown no certificate"));
+        }
         let ours = self.given.identity().map_err(|_| Over::Failed)?;
         if hello.to != ours {
             // Says that the transport that was asked for is not here, and not which one is.

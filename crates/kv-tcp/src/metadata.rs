@@ -42,6 +42,8 @@ pub(crate) struct Metadata {
     pub(crate) addresses: Vec<SocketAddr>,
     /// Length of each region, in bytes.
     pub(crate) regions: Vec<u64>,
+    /// True if all connections of the transport are encrypted.
+    pub(crate) tls: bool,
 }
 
 impl Metadata {
@@ -96,6 +98,7 @@ mod tests {
             token: Token::random().unwrap(),
             addresses: vec!["127.0.0.1:1".parse().unwrap(), "[fe80::1]:65535".parse().unwrap()],
             regions: vec![u64::MAX >> 1; regions],
+            tls: regions.is_multiple_of(2),
         }
     }
 

@@ -154,7 +154,44 @@ impl Outbound {
         Ok((sent, sent == asked))
     }
 
-    fn advance(&mut self, sent: usize, now: Time) {
+    /// Copies the next bytes that may be read now into `room`, as many as fit. Returns those, which stay here until
+    /// [`advance`](Outbound::advance) says, with the same time, how many of them were written.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+    pub(crate) fn copy<'a>(
+        &mut self,
+        regions: &[Memory],
+        now: Time,
+        room: &'a mut [u8],
+    ) -> Result<&'a [u8], OsError> {
+        if self.soonest <= now {
+            self.expire(now);
+        }
+        let (mut skip, mut end) = (self.written, 0);
+        for segment in &self.segments {
+            let len = (segment.len() - skip).min(room.len() - end);
+            if len == 0 {
+                break;
+            }
+            let into = room.get_mut(end..end + len).unwrap_or_default();
+            let mut bytes =
+                |bytes: &[u8]| into.copy_from_slice(bytes.get(skip..skip + len).unwrap_or_default());
+            match segment {
+                Segment::Bytes(encoded) => bytes(encoded),
+                Segment::ReadDone(number) => bytes(&done(*number, now)),
+                Segment::Zeros(_) => into.fill(0),
+                Segment::Pages { range, .. } => {
+                    let memory = regions.get(range.region as usize).ok_or(OUTSIDE)?;
+                    memory.read(range.offset as usize + skip, into).map_err(|_| OUTSIDE)?;
+                }
+            }
+            end += len;
+            skip = 0;
+        }
+        Ok(room.get(..end).unwrap_or_default())
+    }
+
+    /// So many of the next bytes are written.
+    pub(crate) fn advance(&mut self, sent: usize, now: Time) {
         self.written += sent;
         while let Some(first) = self.segments.front() {
             let len = first.len();

@@ -22,7 +22,7 @@ pub(crate) fn is_full(connection: &Connection) -> bool {
 impl TcpTransport {
     /// Reads a share of what a guest has sent.
     pub(crate) fn read_guest(&mut self, connection: &mut Connection, id: GuestId) -> Result<(), Over> {
-        let mut left = TcpTransport::share();
+        let mut left = connection.share();
         let mut more = true;
         loop {
             self.take_requests(connection, id)?;

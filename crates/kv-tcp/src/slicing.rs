@@ -49,7 +49,7 @@ impl TcpTransport {
         let Some(way) = self.ways.get(&id) else { return };
         let open = way.lanes.iter().filter(|lane| lane.open).filter_map(|lane| lane.connection);
         let waiting: Vec<u64> = open
-            .filter(|id| self.connections.get(id).is_some_and(|connection| !connection.outbound.is_empty()))
+            .filter(|id| self.connections.get(id).is_some_and(|connection| !connection.is_flushed()))
             .collect();
         for connection in waiting {
             self.ready(connection, EventFlags::empty());

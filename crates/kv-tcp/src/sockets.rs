@@ -18,10 +18,11 @@ use crate::watch::Woken;
 
 /// How long one call of `poll` reads and writes.
 const TURN: Duration = Duration::from_micros(500);
+/// Most bytes of messages that are read at once. Pages do not pass through this buffer, but for those that come
+/// with their message.
+const MESSAGES: usize = 16 << 10;
 /// The number of events for the owner after which a call of `poll` reads no more.
 pub(crate) const EVENTS: usize = 1024;
-/// Most bytes that one connection reads, and writes, when it is its turn.
-const SHARE: usize = 512 << 10;
 
 /// How a connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub(crate) enum Over {
     Failed,
     /// The other side has broken the rules of the stream.
     Broken,
+    /// Certificates do not show that the other side is a worker of the service, for this reason.
+    Untrusted(&'static str),
 }
 
 impl From<OsError> for Over {
@@ -63,6 +66,7 @@ impl From<ReceiveError> for Over {
         match error {
             ReceiveError::Os(error) => error.into(),
             ReceiveError::Broken(error) => error.into(),
+            ReceiveError::Untrusted(reason) => Over::Untrusted(reason),
         }
     }
 }
@@ -74,13 +78,23 @@ impl TcpTransport {
         loop {
             self.fill_stirred(|| begun.elapsed() >= TURN);
             let woken = self.watch.woken();
-            if woken.is_empty() {
+            if woken.is_empty() && self.unread.is_empty() {
                 return;
             }
-            for woken in woken {
-                match woken {
-                    Woken::Listener => self.accept_some(),
-                    Woken::Socket(id, flags) => self.ready(id, flags),
+            // Sockets that the kernel reports, and connections with bytes that it does not report, take turns.
+            let turns = woken.len().max(self.unread.len());
+            let mut woken = woken.into_iter();
+            for _ in 0..turns {
+                match woken.next() {
+                    Some(Woken::Listener) => self.accept_some(),
+                    Some(Woken::Socket(id, flags)) => self.ready(id, flags),
+                    None => {}
+                }
+                if let Some(id) = self.unread.pop_front() {
+                    if let Some(connection) = self.connections.get_mut(&id) {
+                        connection.listed = false;
+                    }
+                    self.ready(id, EventFlags::IN);
                 }
                 // What is left over is reported again, after the others.
                 if begun.elapsed() >= TURN || self.posts.events() >= EVENTS {
@@ -140,10 +154,10 @@ impl TcpTransport {
 
     /// Writes a share of what waits on a connection.
     pub(crate) fn write(&mut self, connection: &mut Connection) -> Result<(), Over> {
-        let mut left = SHARE;
-        while !connection.outbound.is_empty() && left > 0 {
-            let (socket, outbound) = connection.parts();
-            let (sent, more) = outbound.flush(socket, self.given.regions(), clock::now(), left)?;
+        let mut left = connection.share();
+        while !connection.is_flushed() && left > 0 {
+            let (regions, now) = (self.given.regions(), clock::now());
+            let (sent, more) = connection.flush(regions, now, left, &mut self.scratch)?;
             left = left.saturating_sub(sent);
             if !more {
                 break;
@@ -159,23 +173,19 @@ impl TcpTransport {
 
     /// Reads once from a connection: pages into their places, and messages.
     pub(crate) fn receive(&mut self, connection: &mut Connection, most: usize) -> Result<Received, Over> {
-        let (socket, inbound) = connection.reading_parts();
-        Ok(inbound.receive(socket, self.given.regions(), &mut self.scratch, most)?)
-    }
-
-    /// Most bytes that a connection reads when it is its turn.
-    pub(crate) const fn share() -> usize {
-        SHARE
+        let room = self.scratch.len().min(MESSAGES);
+        let scratch = self.scratch.get_mut(..room).unwrap_or_default();
+        Ok(connection.receive(self.given.regions(), scratch, most)?)
     }
 
     /// Puts a connection back, watched for what it waits for.
     pub(crate) fn keep(&mut self, id: ConnectionId, mut connection: Connection) {
-        connection.inbound.tidy();
+        connection.tidy();
         let mut wanted = EventFlags::empty();
         if !matches!(connection.owner, Owner::Dialed(..)) && !serving::is_full(&connection) {
             wanted |= EventFlags::IN;
         }
-        if matches!(connection.owner, Owner::Dialed(..)) || !connection.outbound.is_empty() {
+        if matches!(connection.owner, Owner::Dialed(..)) || !connection.is_flushed() {
             wanted |= EventFlags::OUT;
         }
         if connection.watched != Some(wanted) {
@@ -188,6 +198,10 @@ impl TcpTransport {
             }
             connection.watched = Some(wanted);
         }
+        if connection.has_unread() && !connection.listed && !serving::is_full(&connection) {
+            connection.listed = true;
+            self.unread.push_back(id);
+        }
         self.connections.insert(id, connection);
     }
 
@@ -199,7 +213,8 @@ impl TcpTransport {
     /// Closes a connection, if it is open.
     pub(crate) fn close(&mut self, id: ConnectionId) {
         self.strangers.remove(&id);
-        if let Some(connection) = self.connections.remove(&id) {
+        if let Some(mut connection) = self.connections.remove(&id) {
+            connection.say_goodbye();
             self.forget(&connection);
         }
     }
@@ -211,6 +226,7 @@ impl TcpTransport {
         for id in ids {
             if let Some(mut connection) = self.connections.remove(&id) {
                 let _ = self.write(&mut connection);
+                connection.say_goodbye();
             }
         }
     }

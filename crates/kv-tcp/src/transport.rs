@@ -12,7 +12,7 @@
 //! ending      how ways and guests end, and what has to be waited for
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -29,8 +29,8 @@ use crate::socket;
 use crate::watch::Watch;
 use crate::way::{Way, WayId};
 
-/// Most bytes of messages read at once. Pages do not pass through this buffer.
-const SCRATCH: usize = 16 << 10;
+/// Most bytes that are copied at once.
+const SCRATCH: usize = 64 << 10;
 
 /// One worker's end of the TCP transport. The [crate's page](crate) says what it does, with an example.
 pub struct TcpTransport {
@@ -44,6 +44,8 @@ pub struct TcpTransport {
     pub(crate) lost: HashMap<PeerId, Token>,
     pub(crate) guests: Guests,
     pub(crate) strangers: BTreeSet<ConnectionId>,
+    /// Connections with bytes that the kernel does not report, in the order in which they are read.
+    pub(crate) unread: VecDeque<ConnectionId>,
     pub(crate) posts: Posts,
     /// Ways that may have something to send.
     pub(crate) stirred: BTreeSet<WayId>,
@@ -71,6 +73,10 @@ pub struct TcpStats {
     pub refused: u64,
     /// Connections that were closed because the other side broke the rules of the stream.
     pub broken: u64,
+    /// Connections that were closed because certificates did not show that the other side is a worker of the
+    /// service, or because the other side does not speak TLS. They are counted as refused, too, if this side had
+    /// accepted them.
+    pub untrusted: u64,
     /// Slices that were not in place in their time, and were sent again.
     pub late: u64,
     /// Posts that have ended without an error: all bytes are in place.
@@ -92,9 +98,10 @@ impl TcpTransport {
         let (listener, bound) = socket::listener(&config).map_err(bind)?;
         let addresses =
             socket::advertised(&config, bound).map_err(|address| TcpError::Advertise { address })?;
+        let tls = config.encryption().is_some();
         Ok(TcpTransport {
             config,
-            given: Given::new(addresses)?,
+            given: Given::new(addresses, tls)?,
             watch: Watch::new(listener)?,
             connections: HashMap::new(),
             ways: BTreeMap::new(),
@@ -102,6 +109,7 @@ impl TcpTransport {
             lost: HashMap::new(),
             guests: Guests::default(),
             strangers: BTreeSet::new(),
+            unread: VecDeque::new(),
             posts: Posts::default(),
             stirred: BTreeSet::new(),
             filled: 0,

@@ -144,6 +144,8 @@ pub(crate) struct Way {
     pub(crate) permitted: Time,
     /// True if the peer has revoked the right to write.
     pub(crate) revoked: bool,
+    /// Why the peer was not trusted, if it was not.
+    pub(crate) distrust: Option<&'static str>,
     /// When the way is looked at again, if nothing happens before.
     pub(crate) due: Option<Time>,
 }
@@ -179,6 +181,7 @@ impl Way {
             reads_next: false,
             permitted: Time::ZERO,
             revoked: false,
+            distrust: None,
             due: None,
         }
     }

@@ -159,6 +159,38 @@ fn what_a_peer_does_not_take_is_refused_here_and_goes_on_when_the_peer_takes_it(
     assert!(bytes == pattern(LEN));
 }
 
+#[cfg(feature = "tls")]
+#[test]
+fn strangers_who_never_end_their_tls_handshake_cost_a_bounded_memory() {
+    let _alone = alone();
+    let tls = workers::authority::Authority::new().tls();
+    let config = TcpConfig::new(loopback()).with(|config| config.tls = Some(tls));
+    let mut to = worker(config, &[LEN]);
+    to.transport.metadata().unwrap();
+    let addr = to.transport.local_addr();
+    // Records of a handshake, which are parts of one message of 56 KiB that never comes to its end.
+    let mut records = vec![0x16, 3, 1, 0x40, 0, 1, 0, 0xe0, 0];
+    records.resize(5 + (16 << 10), 3);
+    let mut more = vec![0x16, 3, 1, 0x40, 0];
+    more.resize(5 + (16 << 10), 3);
+    let flood = [records, more.repeat(2)].concat();
+    let before = resident();
+    let crowd: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(addr).unwrap()).collect();
+    let mut events = Vec::new();
+    for mut stream in &crowd {
+        stream.set_nonblocking(true).unwrap();
+        let _ = stream.write(&flood);
+        to.transport.poll(boottime(), &mut events);
+    }
+    for _ in 0..200 {
+        to.transport.poll(boottime(), &mut events);
+    }
+    let grown = resident().saturating_sub(before);
+    println!("{grown} bytes for 64 strangers, {:?}", to.transport.stats());
+    assert!(grown < 64 * (128 << 10) && events.is_empty(), "{grown} bytes for 64 strangers");
+    assert_eq!(to.transport.stats().refused, 0);
+}
+
 #[test]
 fn strangers_who_send_without_end_cost_one_greeting_each() {
     let _alone = alone();

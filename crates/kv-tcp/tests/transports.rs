@@ -27,6 +27,13 @@ fn several_narrow_connections_keep_the_contract() {
     kv_conformance::all(|| Kind::Many);
 }
 
+#[cfg(feature = "tls")]
+#[test]
+fn encrypted_connections_keep_the_contract() {
+    let kind = Kind::Tls(std::process::id());
+    kv_conformance::all(|| kind);
+}
+
 #[test]
 fn connections_over_ipv6_keep_the_contract() {
     kv_conformance::all(|| Kind::Six);

@@ -62,11 +62,24 @@ fn exchange_again(from: &mut Side<TcpTransport>, to: &mut Side<TcpTransport>) {
 
 #[test]
 fn a_connection_that_is_cut_in_either_direction_ends_the_way_and_all_posts_but_not_the_peer() {
+    cut_in_every_way(|config| config);
+}
+
+/// Without a last word: a stream that was cut by somebody else on the way looks like that.
+#[cfg(feature = "tls")]
+#[test]
+fn an_encrypted_connection_that_is_cut_ends_the_way_and_all_posts_but_not_the_peer() {
+    let tls = workers::authority::Authority::new().tls();
+    cut_in_every_way(|config| config.with(|config| config.tls = Some(tls.clone())));
+}
+
+fn cut_in_every_way(change: impl Fn(TcpConfig) -> TcpConfig) {
     for (connection, to_dialer, to_other) in
         [(0, true, false), (0, false, true), (1, true, false), (1, false, true), (1, true, true)]
     {
         let wire = Wire::new();
-        let (mut from, mut to) = (worker(TcpConfig::new(loopback()), &[LEN]), worker(wire.config(), &[LEN]));
+        let config = change(TcpConfig::new(loopback()));
+        let (mut from, mut to) = (worker(config, &[LEN]), worker(change(wire.config()), &[LEN]));
         connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
         // Slow enough that the posts are under way for long.
         wire.slow(1 << 20);

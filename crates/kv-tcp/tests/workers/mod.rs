@@ -1,6 +1,8 @@
 //! Workers with a TCP transport, for tests.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
+#[cfg(feature = "tls")]
+pub mod authority;
 pub mod wire;
 
 use std::net::SocketAddr;
@@ -22,10 +24,17 @@ pub enum Kind {
     Many,
     /// IPv6.
     Six,
+    /// TLS, with the authority of the test binary with this process id.
+    #[cfg(feature = "tls")]
+    Tls(u32),
 }
 
 impl Kind {
     pub fn named(name: &str) -> Kind {
+        #[cfg(feature = "tls")]
+        if let Some(number) = name.strip_prefix("Tls(") {
+            return Kind::Tls(number.trim_end_matches(')').parse().unwrap());
+        }
         let all = [Kind::Usual, Kind::One, Kind::Many, Kind::Six];
         all.into_iter().find(|kind| format!("{kind:?}") == name).unwrap()
     }
@@ -41,6 +50,8 @@ impl Kind {
                 (config.send_buffer, config.receive_buffer) = (Some(16 << 10), Some(16 << 10));
             }),
             Kind::Six => TcpConfig::new("[::1]:0".parse().unwrap()),
+            #[cfg(feature = "tls")]
+            Kind::Tls(number) => config.with(|config| config.tls = Some(authority::shared(number))),
         }
     }
 }

@@ -22,6 +22,10 @@ struct State {
     /// Bytes per second in each direction of each connection; 0 for no bound.
     rate: AtomicU64,
     held: AtomicBool,
+    /// True until one byte was changed.
+    damage: AtomicBool,
+    /// What was carried, if that is kept.
+    kept: Mutex<Option<Vec<u8>>>,
     /// Where the connections lead, in their order; the last one is that of all further ones.
     ends: Mutex<Vec<SocketAddr>>,
     /// Both sockets of each connection, the dialer's first.
@@ -67,6 +71,16 @@ impl Wire {
     /// Carries nothing while `held` is true. The kernels of both sides go on answering each other.
     pub fn hold(&self, held: bool) {
         self.state.held.store(held, Ordering::Relaxed);
+    }
+
+    /// Changes one byte of what is carried next.
+    pub fn damage(&self) {
+        self.state.damage.store(true, Ordering::Relaxed);
+    }
+
+    /// Keeps what is carried from now on. Returns what was kept before.
+    pub fn keep(&self) -> Vec<u8> {
+        self.state.kept.lock().unwrap().replace(Vec::new()).unwrap_or_default()
     }
 
     /// The number of connections so far.
@@ -124,6 +138,12 @@ fn pump(mut from: TcpStream, mut to: TcpStream, state: &State) {
         let rate = state.rate.load(Ordering::Relaxed);
         if rate > 0 {
             std::thread::sleep(Duration::from_secs_f64(count as f64 / rate as f64));
+        }
+        if state.damage.swap(false, Ordering::Relaxed) {
+            piece[count / 2] ^= 1;
+        }
+        if let Some(kept) = &mut *state.kept.lock().unwrap() {
+            kept.extend_from_slice(&piece[..count]);
         }
         if to.write_all(&piece[..count]).is_err() {
             break;
