@@ -37,6 +37,16 @@ pub enum ExampleError {
     /// The transports could not be combined.
     #[error(transparent)]
     Ways(#[from] kv_transfer::ways::WaysError),
+    /// The certificates of the TCP transport cannot be used.
+    #[cfg(feature = "tls")]
+    #[error(transparent)]
+    Tls(#[from] kv_transfer::tcp::TlsError),
+    /// Some of the variables for TLS have a value, and this one has none.
+    #[error("{variable} is missing: TLS needs a certificate, its key, and the certificates of authorities")]
+    TlsFile {
+        /// The name of the environment variable.
+        variable: &'static str,
+    },
     /// A variable does not hold an address.
     #[error("{variable} is {got:?}; it must be an address with a port, as 10.0.0.1:0 or [fd00::1]:0")]
     Variable {

@@ -179,13 +179,45 @@ pub fn several(
 /// The variable with the address by which this host's processes are reached over TCP, port 0 for any port.
 const TCP_ADDRESS: &str = "KV_TCP_ADDRESS";
 
-/// A transport over TCP, without memory: on the address in `KV_TCP_ADDRESS`, or between processes of this host.
+/// A transport over TCP, without memory: on the address in `KV_TCP_ADDRESS`, or between processes of this host; encrypted
+/// if there are variables with certificates.
 pub fn tcp(pace: Pace) -> Result<TcpTransport, ExampleError> {
     let address = std::env::var(TCP_ADDRESS).unwrap_or_else(|_| "127.0.0.1:0".to_owned());
     let bad = |_| ExampleError::Variable { variable: TCP_ADDRESS, got: address.clone() };
     let config = TcpConfig::new(address.parse().map_err(bad)?);
     let handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
+    let config = encrypted(config)?;
     Ok(TcpTransport::new(config.with(|config| config.handshake_timeout = handshake_timeout))?)
+}
+
+/// The variables with the paths of this process's certificate, its key, and the certificates of the authorities that
+/// sign those of its peers, all PEM. With them, TCP is encrypted.
+const TLS_FILES: [&str; 3] = ["KV_TCP_TLS_CERT", "KV_TCP_TLS_KEY", "KV_TCP_TLS_CA"];
+
+/// The variable with the name in the certificates of all peers; without it, they have the peers' addresses.
+#[cfg(feature = "tls")]
+const TLS_NAME: &str = "KV_TCP_TLS_NAME";
+
+fn encrypted(config: TcpConfig) -> Result<TcpConfig, ExampleError> {
+    let files = TLS_FILES.map(std::env::var_os);
+    if files.iter().all(Option::is_none) {
+        return Ok(config);
+    }
+    let missing = TLS_FILES.iter().zip(&files).find(|(_, file)| file.is_none());
+    if let Some((variable, _)) = missing {
+        return Err(ExampleError::TlsFile { variable });
+    }
+    #[cfg(feature = "tls")]
+    {
+        let [certificate, key, authorities] = files.map(Option::unwrap_or_default);
+        let mut tls = kv_transfer::tcp::Tls::from_pem_files(certificate, key, authorities)?;
+        if let Ok(name) = std::env::var(TLS_NAME) {
+            tls = tls.peer_name(&name)?;
+        }
+        Ok(config.with(|config| config.tls = Some(tls)))
+    }
+    #[cfg(not(feature = "tls"))]
+    Err(ExampleError::NotBuilt { feature: "tls" })
 }
 
 /// A transport over NIXL, without memory.
