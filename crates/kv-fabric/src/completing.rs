@@ -21,6 +21,8 @@ pub(crate) enum Flight {
     Message(WayId),
     /// A message to a guest.
     Reply,
+    /// A write that nobody can answer.
+    Probe(WayId),
     /// A slice of a post.
     Slice { way: WayId, transfer: TransferId, op: Op, bytes: u64, begun: Time },
 }
@@ -103,6 +105,7 @@ impl FabricTransport {
     fn ended(&mut self, flight: Flight, result: Result<(), i32>) {
         let id = match flight {
             Flight::Reply => return,
+            Flight::Probe(id) => return self.probed(id, result),
             Flight::Message(id) | Flight::Slice { way: id, .. } => id,
         };
         let Some(way) = self.ways.get_mut(&id) else { return };
@@ -125,7 +128,7 @@ impl FabricTransport {
                 }
                 self.settle(transfer);
             }
-            Flight::Message(_) | Flight::Reply => way.messages -= 1,
+            Flight::Message(_) | Flight::Reply | Flight::Probe(_) => way.messages -= 1,
         }
         if result.is_err() {
             self.break_way(id, None);

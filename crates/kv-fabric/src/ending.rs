@@ -7,6 +7,7 @@ use kv_core::{PeerId, Time, TransportError, TransportEvent, WayEnd};
 use kv_host::{Life, clock};
 
 use crate::completing::Flight;
+use crate::ffi::Attempt;
 use crate::message::{Header, Kind};
 use crate::posts::TransferId;
 use crate::transfer::Notify;
@@ -54,8 +55,7 @@ impl FabricTransport {
         if let (Notify::Announced { sequence, len }, Some(way)) = (&notify, way) {
             way.announced -= 1;
             way.announced_bytes -= len;
-            let open = matches!(way.stage, Stage::Open | Stage::Leaving { .. }) && !way.severed;
-            if failed.is_some() && open {
+            if failed.is_some() && matches!(way.stage, Stage::Open | Stage::Leaving { .. }) {
                 // All writes that were begun have ended, so that none is counted after this.
                 let withdraw = Header { sequence: *sequence, ..Header::new(way.key, Kind::Withdraw) };
                 way.push(withdraw, Bytes::new());
@@ -176,55 +176,57 @@ impl FabricTransport {
                 if way.under_way() == 0 && way.outgoing.is_empty() {
                     return self.finish(id, None);
                 }
-                if dead && way.reading == 0 {
-                    self.sever(id);
-                }
                 self.look_at(id, self.now + AGAIN);
             }
             Stage::Broken { until, end } => self.look_at_broken(id, until, end),
         }
     }
 
-    /// A broken way ends when nothing is under way any more.
-    ///
-    /// While slices are under way, the connection is closed only if they are writes: libfabric 1.17 frees the
-    /// entry of a read twice if the connection is closed in the middle of its bytes. Reads end when the kernel reports
-    /// the end of the connection: at once for a process that has ended, and after the kernel's own time (some fifteen
-    /// minutes) for a host that is gone.
+    /// A broken way ends when nothing is under way any more, and, if the peer is dead, when nothing of it can arrive.
     fn look_at_broken(&mut self, id: WayId, until: Time, end: Option<WayEnd>) {
         let Some(way) = self.ways.get(&id) else { return };
-        let dead = way.life.is_over();
-        if !dead && end.is_none() && self.now < until {
+        let (dead, is_quiet, drained) = (way.life.is_over(), way.under_way() == 0, way.drained);
+        if !is_quiet || (!dead && end.is_none() && self.now < until) {
             return self.look_at(id, self.now + AGAIN);
         }
-        let may_close = way.reading == 0;
-        let is_quiet = way.under_way() == 0;
-        if may_close && (dead || !is_quiet) {
-            // What the peer has written and this side has not taken in is thrown away with the connection.
-            self.sever(id);
-        }
-        if !is_quiet {
-            return self.look_at(id, self.now + AGAIN);
+        if dead && !drained {
+            self.probe(id);
+            return self.look_at(id, self.now);
         }
         let end = if dead { WayEnd::Dead { quiet_after: Duration::ZERO } } else { WayEnd::Lost };
         self.finish(id, Some(end));
     }
 
-    /// Closes the connection to the endpoint of a way. Nothing more is begun to it, by whatever way.
-    fn sever(&mut self, id: WayId) {
-        let Some(name) = self.ways.get(&id).map(|way| way.name.clone()) else { return };
-        let same = self.ways.iter().filter(|(_, way)| way.name == name).map(|(id, _)| *id);
-        for other in same.collect::<Vec<_>>() {
-            self.break_way(other, None);
-            if let Some(way) = self.ways.get_mut(&other) {
-                way.severed = true;
-            }
+    /// Finds out whether everything that a dead peer has sent was taken in or thrown away.
+    ///
+    /// libfabric does not say when a connection has ended. But it ends a connection when it has read all of the
+    /// connection's bytes, up to the end that the kernel has put behind them when the process ended; and then it cancels
+    /// what is under way. So a write of one byte is begun, which nobody can answer. If it is cancelled, or there is no
+    /// connection to begin it on, nothing comes any more. If it fails otherwise, bytes may still be unread, and the next
+    /// one is tried.
+    fn probe(&mut self, id: WayId) {
+        let strict = self.reads_sockets();
+        let Some(way) = self.ways.get_mut(&id) else { return };
+        match self.endpoint.probe(way.address, Flight::Probe(id)) {
+            Attempt::Begun => way.probing = true,
+            Attempt::Full => way.drained = true,
+            Attempt::Failed(_) => way.drained = !strict,
         }
-        let guests = self.guests.all().filter(|(_, guest)| guest.name == name).map(|(id, _)| id);
-        for guest in guests.collect::<Vec<_>>() {
-            self.forget_guest(guest);
-        }
-        self.addresses.sever(&mut self.endpoint, &name);
+    }
+
+    /// A probe has ended.
+    pub(crate) fn probed(&mut self, id: WayId, result: Result<(), i32>) {
+        let strict = self.reads_sockets();
+        let Some(way) = self.ways.get_mut(&id) else { return };
+        way.probing = false;
+        way.drained |= result == Err(libc::ECANCELED) || (result.is_err() && !strict);
+        self.look_at(id, self.now);
+    }
+
+    /// True if this process copies the bytes of peers' writes out of sockets; false if a network card puts them in place,
+    /// which has no bytes of a process that has ended.
+    fn reads_sockets(&self) -> bool {
+        self.config.provider.split(';').any(|part| ["tcp", "sockets", "udp", "net"].contains(&part))
     }
 
     /// Removes a way. Its posts end, and then the owner is told of the peer's end, if it asked for the peer.
@@ -238,6 +240,9 @@ impl FabricTransport {
         self.keys.remove(&way.key);
         if let Life::Watched(process) = &way.life {
             self.watch.forget(process);
+        }
+        if let (Some(WayEnd::Dead { .. }), Some(guest)) = (end, self.guests.by_token(way.identity.token)) {
+            self.forget_guest(guest);
         }
         self.addresses.give_back(&mut self.endpoint, &way.name);
         for transfer in self.posts.of_way(id) {

@@ -24,16 +24,15 @@
 //! With `tcp;ofi_rxm`, libfabric reports nothing when a peer without operations under way is killed, and opens the
 //! connection again when something is sent.
 //!
-//! - The process of a peer on this host is watched (kv-host's `Life`). When it has ended, the connection is closed on
-//!   this side, too, so that bytes that the kernel still holds for this process are thrown away. Then the peer is
-//!   [dead](kv_core::WayEnd::Dead), and quiet at once.
+//! - The process of a peer on this host is watched (kv-host's `Life`). When it has ended, bytes of its writes may still
+//!   lie in sockets of this process. The peer is reported [dead](kv_core::WayEnd::Dead), and quiet at once, when libfabric
+//!   has taken them in up to the end of the connection, which a write that nobody can answer shows.
 //! - A peer that has answered no greeting for [`FabricConfig::silence`], or an operation to whom has failed, is
 //!   [lost](kv_core::WayEnd::Lost). Nothing is proven about a process of another host.
 //! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.
 //!
-//! Posts to a peer end before its end is reported. Slices that are under way to a host that is gone end when
-//! the kernel gives the connection up, if one of them is a read: libfabric 1.17 frees memory twice if a connection
-//! is closed in the middle of a read's bytes, so this crate does not close it.
+//! Posts to a peer end before its end is reported. Slices that are under way to a host that is gone end when the kernel
+//! gives their connection up (some fifteen minutes): libfabric cannot be told to close one connection of an endpoint.
 //!
 //! # What is promised about writes
 //!
@@ -50,7 +49,7 @@
 //!
 //! What this crate is not: encrypted; a protocol (the content of frames is opaque); for device memory.
 //!
-//! ```no_run
+//! ```
 //! use kv_core::{Descriptor, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};
 //! use kv_fabric::{FabricConfig, FabricTransport, HostMemory};
 //!
@@ -96,6 +95,9 @@ mod contract;
 mod ending;
 mod error;
 mod ffi;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 mod given;
 mod guest;
 mod hearing;

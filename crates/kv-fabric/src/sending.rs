@@ -102,7 +102,7 @@ impl FabricTransport {
     pub(crate) fn send_outgoing(&mut self, id: WayId) -> bool {
         let share = (SENDS / (self.ways.len() + 1)).clamp(2, MESSAGES);
         let Some(way) = self.ways.get_mut(&id) else { return true };
-        if way.severed || !matches!(way.stage, Stage::Open | Stage::Leaving { .. }) {
+        if !matches!(way.stage, Stage::Open | Stage::Leaving { .. }) {
             return true;
         }
         loop {

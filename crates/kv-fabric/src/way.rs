@@ -68,8 +68,9 @@ pub(crate) struct Way {
     pub(crate) immediate: usize,
     pub(crate) life: Life,
     pub(crate) stage: Stage,
-    /// True once the connection was closed, and the peer's endpoint has no address any more.
-    pub(crate) severed: bool,
+    /// True while a probe of a dead peer's connection is under way, and once nothing of the peer can arrive any more.
+    pub(crate) probing: bool,
+    pub(crate) drained: bool,
     /// The number by which the peer knows this side's writes.
     pub(crate) slot: u32,
     /// Messages that wait, the next one first, and the bytes of the frames among them.
@@ -121,7 +122,8 @@ impl Way {
             immediate: immediate.min(usize::from(metadata.immediate)),
             life,
             stage: Stage::Greeting { until },
-            severed: false,
+            probing: false,
+            drained: false,
             slot: 0,
             outgoing: VecDeque::new(),
             frame_bytes: 0,
@@ -160,7 +162,7 @@ impl Way {
 
     /// Operations under way.
     pub(crate) fn under_way(&self) -> usize {
-        self.messages + self.writing + self.reading
+        self.messages + self.writing + self.reading + usize::from(self.probing)
     }
 
     /// Throws away what waits.

@@ -9,6 +9,8 @@ use kv_transfer::params::TransferParams;
 
 pub use kv_bootstrap::fuzz::{record as rank_record, requests as http_requests, responses as http_responses};
 pub use kv_ec::host::fuzz::messages as ec_host;
+#[cfg(feature = "fabric")]
+pub use kv_fabric::fuzz::{messages as fabric_messages, metadata as fabric_metadata};
 pub use kv_interop::fuzz::{sglang_message, side_channel, vllm_answer, vllm_notification, zmtp};
 pub use kv_local::fuzz::{hello as local_hello, messages as local_messages, metadata as local_metadata};
 #[cfg(feature = "nixl")]

@@ -10,6 +10,7 @@
 //! | `local_metadata`, `local_hello`, `local_messages` | what kv-local reads |
 //! | `tcp_metadata`, `tcp_greetings`, `tcp_requests`, `tcp_replies` | what kv-tcp reads |
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what kv-nixl reads (feature `nixl`) |
+//! | `fabric_metadata`, `fabric_messages` | what kv-fabric reads (feature `fabric`) |
 //! | `aux_row` | an aux row that a peer has written, after the layout of the reader and a wish to seal the row |
 //! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
 //! | `ec_host` | what the server of a host's encoder cache and its ranks read |
@@ -49,6 +50,10 @@ pub const DECODERS: &[Target] = &[
     ("local_metadata", local_metadata),
     ("local_hello", local_hello),
     ("local_messages", local_messages),
+    #[cfg(feature = "fabric")]
+    ("fabric_metadata", fabric_metadata),
+    #[cfg(feature = "fabric")]
+    ("fabric_messages", fabric_messages),
     ("tcp_metadata", tcp_metadata),
     ("tcp_greetings", tcp_greetings),
     ("tcp_requests", tcp_requests),

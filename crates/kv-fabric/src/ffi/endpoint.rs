@@ -211,8 +211,7 @@ impl<T: Copy> Endpoint<T> {
         if inserted == 1 { Ok(Address(address)) } else { Err(self.failed("fi_av_insert", inserted)) }
     }
 
-    /// Removes a peer's endpoint, and closes the connection to it: what is under way ends with errors, and what the
-    /// peer has sent and this side has not taken in is thrown away.
+    /// Removes a peer's endpoint. Nothing is under way to it.
     pub(crate) fn remove(&mut self, address: Address) {
         let (av, mut address) = (self.objects.av, address.0);
         // SAFETY: the address was inserted.

@@ -17,24 +17,30 @@ const COMPANIONS: usize = 32;
 /// The oldest version whose providers this crate uses: 1.14.
 const OLDEST: (u32, u32) = (1, 14);
 
+type GetInfo = unsafe extern "C" fn(
+    u32,
+    *const c_char,
+    *const c_char,
+    u64,
+    *const sys::fi_info,
+    *mut *mut sys::fi_info,
+) -> c_int;
+type FreeInfo = unsafe extern "C" fn(*mut sys::fi_info);
+type DupInfo = unsafe extern "C" fn(*const sys::fi_info) -> *mut sys::fi_info;
+type Fabric = unsafe extern "C" fn(*mut sys::fi_fabric_attr, *mut *mut sys::fid_fabric, *mut c_void) -> c_int;
+type Version = unsafe extern "C" fn() -> u32;
+type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
+
 /// The functions of libfabric that are symbols. A library stays loaded until the process ends.
 #[derive(Debug)]
 pub(crate) struct Library {
     path: PathBuf,
-    pub(super) getinfo: unsafe extern "C" fn(
-        u32,
-        *const c_char,
-        *const c_char,
-        u64,
-        *const sys::fi_info,
-        *mut *mut sys::fi_info,
-    ) -> c_int,
-    pub(super) freeinfo: unsafe extern "C" fn(*mut sys::fi_info),
-    pub(super) dupinfo: unsafe extern "C" fn(*const sys::fi_info) -> *mut sys::fi_info,
-    pub(super) fabric:
-        unsafe extern "C" fn(*mut sys::fi_fabric_attr, *mut *mut sys::fid_fabric, *mut c_void) -> c_int,
-    version: unsafe extern "C" fn() -> u32,
-    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+    pub(super) getinfo: GetInfo,
+    pub(super) freeinfo: FreeInfo,
+    pub(super) dupinfo: DupInfo,
+    pub(super) fabric: Fabric,
+    version: Version,
+    strerror: StrError,
 }
 
 /// The version of the libfabric that a transport would load, as `1.17`. The library stays loaded.
@@ -85,12 +91,12 @@ impl Library {
         // SAFETY: libfabric's headers declare these symbols with these types.
         let library = unsafe {
             Library {
-                getinfo: std::mem::transmute::<*mut c_void, _>(symbol(c"fi_getinfo")?),
-                freeinfo: std::mem::transmute::<*mut c_void, _>(symbol(c"fi_freeinfo")?),
-                dupinfo: std::mem::transmute::<*mut c_void, _>(symbol(c"fi_dupinfo")?),
-                fabric: std::mem::transmute::<*mut c_void, _>(symbol(c"fi_fabric")?),
-                version: std::mem::transmute::<*mut c_void, _>(symbol(c"fi_version")?),
-                strerror: std::mem::transmute::<*mut c_void, _>(symbol(c"fi_strerror")?),
+                getinfo: std::mem::transmute::<*mut c_void, GetInfo>(symbol(c"fi_getinfo")?),
+                freeinfo: std::mem::transmute::<*mut c_void, FreeInfo>(symbol(c"fi_freeinfo")?),
+                dupinfo: std::mem::transmute::<*mut c_void, DupInfo>(symbol(c"fi_dupinfo")?),
+                fabric: std::mem::transmute::<*mut c_void, Fabric>(symbol(c"fi_fabric")?),
+                version: std::mem::transmute::<*mut c_void, Version>(symbol(c"fi_version")?),
+                strerror: std::mem::transmute::<*mut c_void, StrError>(symbol(c"fi_strerror")?),
                 path,
             }
         };

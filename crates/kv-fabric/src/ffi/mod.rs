@@ -3,6 +3,8 @@
 //! Most functions of libfabric are inline functions of its headers, which call through tables in the objects. They
 //! are written here as what they are: calls through those tables.
 #![allow(unsafe_code)]
+// A flag of libfabric has the type that its value needs, and is used as 64 bits.
+#![allow(clippy::unnecessary_cast)]
 
 pub(crate) mod adopt;
 mod contexts;

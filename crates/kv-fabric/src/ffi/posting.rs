@@ -72,10 +72,50 @@ impl<T: Copy> Endpoint<T> {
         self.move_ranges(to, ranges, (sys::FI_COMPLETION as u64, 0), false, what)
     }
 
+    /// Begins a write of one byte to no memory of the peer, to learn what becomes of it.
+    pub(crate) fn probe(&mut self, to: Address, what: T) -> Attempt {
+        let near = libc::iovec { iov_base: self.buffers.addr() as *mut c_void, iov_len: 1 };
+        let flags = sys::FI_COMPLETION as u64 | sys::FI_DELIVERY_COMPLETE as u64;
+        self.move_iovecs(
+            to,
+            &[(near, Far { addr: 0, key: 0 }, self.buffers_descriptor)],
+            (flags, 0),
+            true,
+            what,
+        )
+    }
+
     fn move_ranges(
         &mut self,
         to: Address,
         ranges: &[(Near, Far)],
+        (flags, data): (u64, u64),
+        is_write: bool,
+        what: T,
+    ) -> Attempt {
+        if ranges.is_empty() || ranges.len() > RANGES {
+            return Attempt::Failed(libc::EINVAL);
+        }
+        let nothing = iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        let mut all = [(nothing, Far { addr: 0, key: 0 }, ptr::null_mut()); RANGES];
+        for ((near, far), place) in ranges.iter().zip(&mut all) {
+            let region = self.regions.get(near.region);
+            let inside = |len: usize| near.offset.checked_add(near.len).is_some_and(|end| end <= len);
+            let Some(region) = region.filter(|region| inside(region.memory.len())) else {
+                return Attempt::Failed(libc::EFAULT);
+            };
+            let iov_base = (region.memory.addr() + near.offset as u64) as *mut c_void;
+            *place = (iovec { iov_base, iov_len: near.len }, *far, region.descriptor);
+        }
+        let all = all.get(..ranges.len()).unwrap_or_default();
+        self.move_iovecs(to, all, (flags, data), is_write, what)
+    }
+
+    /// The ranges here lie in memory that is registered under the descriptors beside them.
+    fn move_iovecs(
+        &mut self,
+        to: Address,
+        ranges: &[(iovec, Far, *mut c_void)],
         (flags, data): (u64, u64),
         is_write: bool,
         what: T,
@@ -85,19 +125,10 @@ impl<T: Copy> Endpoint<T> {
         let mut there = [sys::fi_rma_iov { addr: 0, len: 0, key: 0 }; RANGES];
         let mut descriptors = [ptr::null_mut::<c_void>(); RANGES];
         let slots = here.iter_mut().zip(&mut there).zip(&mut descriptors);
-        if ranges.is_empty() || ranges.len() > RANGES {
-            return Attempt::Failed(libc::EINVAL);
-        }
-        for ((near, far), ((here, there), descriptor)) in ranges.iter().zip(slots) {
-            let region = self.regions.get(near.region);
-            let inside = |len: usize| near.offset.checked_add(near.len).is_some_and(|end| end <= len);
-            let Some(region) = region.filter(|region| inside(region.memory.len())) else {
-                return Attempt::Failed(libc::EFAULT);
-            };
-            here.iov_base = (region.memory.addr() + near.offset as u64) as *mut c_void;
-            here.iov_len = near.len;
-            *there = sys::fi_rma_iov { addr: far.addr, len: near.len, key: far.key };
-            *descriptor = region.descriptor;
+        for ((near, far, from), ((here, there), descriptor)) in ranges.iter().zip(slots) {
+            *here = *near;
+            *there = sys::fi_rma_iov { addr: far.addr, len: near.iov_len, key: far.key };
+            *descriptor = *from;
         }
         let context = self.contexts.at(context_of(operation));
         let message = sys::fi_msg_rma {

@@ -63,7 +63,11 @@ fn main() {
         ("vllm_machine", scripts("vllm_machine", machine::run_vllm, cases)),
         ("sglang_machine", scripts("sglang_machine", machine::run_sglang, cases)),
     ];
-    for (target, inputs) in targets {
+    let fabric = [
+        ("fabric_metadata", vec![fabric_metadata(0), fabric_metadata(2)]),
+        ("fabric_messages", fabric_messages()),
+    ];
+    for (target, inputs) in targets.into_iter().chain(fabric) {
         let folder = Path::new(&into).join(target);
         std::fs::create_dir_all(&folder).unwrap();
         let bytes: usize = inputs.iter().map(Vec::len).sum();
@@ -72,6 +76,33 @@ fn main() {
             std::fs::write(folder.join(format!("{number:03}")), input).unwrap();
         }
     }
+}
+
+fn fabric_metadata(regions: usize) -> Vec<u8> {
+    let (host, process) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64));
+    let name = Bytes::from_static(b"\x02\0\x1f\x90\x7f\0\0\x01\0\0\0\0\0\0\0\0");
+    let regions = vec![(0_u64, 0xfeed_u64, 1_u64 << 20); regions];
+    let mut bytes = b"KVF\x01".to_vec();
+    rmp_serde::encode::write(
+        &mut bytes,
+        &((8_u64, 9_u64), "tcp;ofi_rxm", host, process, name, 8_u8, regions),
+    )
+    .unwrap();
+    bytes
+}
+
+/// Steps of a guest: messages, each after its length, and writes that carry a number.
+fn fabric_messages() -> Vec<Vec<u8>> {
+    let message = |kind: u8, [len, count, sequence]: [u32; 3], body: &[u8]| {
+        let numbers = [len, count, sequence].map(u32::to_le_bytes).concat();
+        let message = [&7_u64.to_le_bytes()[..], &[kind, 0, 0, 0], &numbers, body].concat();
+        [&[128 | (message.len() >> 8) as u8, message.len() as u8], &message[..]].concat()
+    };
+    let hello = message(1, [0; 3], &[5; 16 + 16 + 32 + 16]);
+    let frames =
+        [message(3, [4, 0, 0], b"done"), message(3, [8, 0, 0], b"two "), message(4, [0; 3], b"part")];
+    let counted = [message(3, [4, 2, 9], b"done"), vec![0, 9, 0, 9], message(5, [0, 0, 9], b"")];
+    vec![hello, frames.concat(), counted.concat()]
 }
 
 fn args() -> KvArgs {
