@@ -34,14 +34,18 @@ fn generate() -> Result<(), String> {
         .dynamic_library_name("Ucp")
         .dynamic_link_require_all(true)
         .allowlist_function(FUNCTIONS)
-        .allowlist_type("ucp_.*_attr_field|ucp_.*_params?_field|ucp_ep_close_flags_t|ucp_send_am_flags|ucp_am_cb_flags")
+        .allowlist_type(
+            "ucp_.*_attr_field|ucp_.*_params?_field|ucp_ep_close_flags_t|ucp_send_am_flags|ucp_am_cb_flags",
+        )
         .allowlist_type("ucp_op_attr_t|ucp_am_recv_attr_t|ucp_feature|ucp_params_field|ucp_datatype_.*")
         .allowlist_var("UCP_API_M.*|UCP_MEM_MAP_.*")
         .prepend_enum_name(false)
         .generate_comments(false)
         .layout_tests(false)
         .generate()
-        .map_err(|error| format!("bindgen cannot read the headers in {}: {error}. {HELP}", include.display()))?;
+        .map_err(|error| {
+            format!("bindgen cannot read the headers in {}: {error}. {HELP}", include.display())
+        })?;
     bindings.write_to_file(out.join("ucp.rs")).map_err(|error| format!("{}: {error}", out.display()))
 }
 

@@ -32,7 +32,7 @@ impl UcxTransport {
     ///
     /// # Errors
     ///
-    /// [`UcxError::Device`] if UCX could not load its CUDA module; otherwise as [`adopt`](UcxTransport::adopt).
+    /// [`UcxError::Kind`] if UCX could not load its CUDA module; otherwise as [`adopt`](UcxTransport::adopt).
     ///
     /// # Safety
     ///
@@ -41,7 +41,7 @@ impl UcxTransport {
     pub unsafe fn adopt_device(&mut self, addr: u64, len: u64, device: u64) -> Result<(), UcxError> {
         let memory = MemoryKind::Vram;
         if !self.engine.knows(memory) {
-            return Err(UcxError::Device { region: 0, memory, device });
+            return Err(UcxError::Kind { region: 0, memory, device });
         }
         check::range(addr, len)?;
         Ok(self.add_range(Range::device(addr, len, device))?)
@@ -52,7 +52,7 @@ impl UcxTransport {
     ///
     /// # Errors
     ///
-    /// [`UcxError::Device`] for a region in memory that UCX does not move; otherwise as
+    /// [`UcxError::Kind`] for a region in memory that UCX does not move; otherwise as
     /// [`adopt`](UcxTransport::adopt). Regions before the one at fault are adopted.
     ///
     /// # Safety
@@ -66,12 +66,14 @@ impl UcxTransport {
         for (index, region) in regions.into_iter().enumerate() {
             let Region { memory, device, addr, len, .. } = *region;
             if !self.engine.knows(memory) {
-                return Err(UcxError::Device { region: index, memory, device });
+                return Err(UcxError::Kind { region: index, memory, device });
             }
-            // SAFETY: the caller promises this for each region.
-            match memory {
-                MemoryKind::Vram => unsafe { self.adopt_device(addr, len, device) }?,
-                MemoryKind::Dram | MemoryKind::File => unsafe { self.adopt(addr, len) }?,
+            if memory == MemoryKind::Vram {
+                // SAFETY: the caller promises this for each region.
+                unsafe { self.adopt_device(addr, len, device) }?;
+            } else {
+                // SAFETY: as above.
+                unsafe { self.adopt(addr, len) }?;
             }
         }
         Ok(())

@@ -5,6 +5,13 @@ use std::time::Duration;
 use kv_core::MAX_FRAME;
 use kv_host::{Limit, check};
 
+use crate::error::UcxError;
+
+/// A setting that the transport makes unless the environment has it: the variable, the name, the value. UCX 1.22 puts
+/// over TCP without a copy only if it needs no connection for rendezvous, which this transport never uses; otherwise a
+/// put is a message that the peer's processor copies, at a third of the speed.
+const RENDEZVOUS: (&str, &str, &str) = ("UCX_RNDV_THRESH", "RNDV_THRESH", "inf");
+
 /// Devices, settings and limits of a [`UcxTransport`](crate::UcxTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -75,6 +82,9 @@ impl UcxConfig {
     /// The settings that UCX is given, in their order.
     pub(crate) fn all_settings(&self) -> Vec<(String, String)> {
         let mut all = Vec::new();
+        if std::env::var_os(RENDEZVOUS.0).is_none() {
+            all.push((RENDEZVOUS.1.to_owned(), RENDEZVOUS.2.to_owned()));
+        }
         for (name, list) in [("NET_DEVICES", &self.devices), ("TLS", &self.transports)] {
             if !list.is_empty() {
                 all.push((name.to_owned(), list.join(",")));
@@ -82,6 +92,16 @@ impl UcxConfig {
         }
         all.extend(self.settings.iter().cloned());
         all
+    }
+
+    /// Refuses a device that this host does not have. A name with a port (`mlx5_0:1`) is that of a card.
+    pub(crate) fn check_devices(&self) -> Result<(), UcxError> {
+        let has = devices();
+        let there = |device: &str| has.iter().any(|name| *name == device.split(':').next().unwrap_or(device));
+        match self.devices.iter().find(|device| !has.is_empty() && !there(device)) {
+            Some(device) => Err(UcxError::Device { device: device.clone(), has }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), Limit> {
@@ -99,6 +119,16 @@ impl UcxConfig {
     }
 }
 
+/// The names of this host's network devices and cards; empty if the kernel does not tell.
+fn devices() -> Vec<String> {
+    let class = |path| std::fs::read_dir(path).into_iter().flatten().flatten();
+    let all = class("/sys/class/net").chain(class("/sys/class/infiniband"));
+    let mut names: Vec<String> = all.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,9 +141,10 @@ mod tests {
             config.settings = vec![("TLS".to_owned(), "all".to_owned())];
         });
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let wanted = [pair("NET_DEVICES", "eth0,lo"), pair("TLS", "tcp"), pair("TLS", "all")];
+        let first = pair("RNDV_THRESH", "inf");
+        let wanted = [first.clone(), pair("NET_DEVICES", "eth0,lo"), pair("TLS", "tcp"), pair("TLS", "all")];
         assert_eq!(config.all_settings(), wanted);
-        assert_eq!(UcxConfig::default().all_settings(), []);
+        assert_eq!(UcxConfig::default().all_settings(), [first]);
     }
 
     #[test]

@@ -70,7 +70,11 @@ impl Transport for UcxTransport {
         }
         let id = self.usable(peer)?;
         let Some(way) = self.ways.get(&id) else { return Err(TransportError::PeerGone) };
-        check::descriptors(&post.descriptors, |region| self.given.len_of(region), |region| way.len_of(region))?;
+        check::descriptors(
+            &post.descriptors,
+            |region| self.given.len_of(region),
+            |region| way.len_of(region),
+        )?;
         if post.op == Op::Read && !self.may_read(way.remote) {
             return Err(TransportError::Unsupported(NO_READS));
         }
@@ -146,8 +150,9 @@ impl UcxTransport {
     /// True if no bytes go to the remote over TCP, or reads over TCP are allowed.
     fn may_read(&self, remote: u64) -> bool {
         let lanes = || self.remotes.get(remote).map(|remote| self.engine.transports(remote.endpoint));
-        let without_tcp =
-            |lanes: Vec<(String, String)>| !lanes.is_empty() && lanes.iter().all(|(transport, _)| transport != "tcp");
+        let without_tcp = |lanes: Vec<(String, String)>| {
+            !lanes.is_empty() && lanes.iter().all(|(transport, _)| transport != "tcp")
+        };
         self.config.reads_over_tcp || lanes().is_some_and(without_tcp)
     }
 }

@@ -71,8 +71,15 @@ pub enum UcxError {
         /// UCX's words.
         status: &'static str,
     },
-    /// A call of UCX failed. With a device that the host does not have, or no transport for the devices, it is
-    /// `ucp_worker_create` or `ucp_init` that fails.
+    /// This host does not have one of the devices. UCX alone would warn, and go on without the device.
+    #[error("devices has {device}, and this host has {}", has.join(", "))]
+    Device {
+        /// The name in [`UcxConfig::devices`](crate::UcxConfig::devices).
+        device: String,
+        /// The network devices and cards of this host.
+        has: Vec<String>,
+    },
+    /// A call of UCX failed. With no transport for the devices, it is `ucp_worker_create` or `ucp_init` that fails.
     #[error("{call} failed with {status} ({code}); devices are {devices:?}, transports are {transports:?}")]
     Call {
         /// UCX's function.
@@ -92,7 +99,7 @@ pub enum UcxError {
     /// A region lies in memory of a kind that UCX cannot move here: device memory needs a UCX whose CUDA module
     /// could be loaded, and files are none of its kinds.
     #[error("regions[{region}] is in {memory:?} of device {device}, which UCX does not move in this process")]
-    Device {
+    Kind {
         /// Position of the region in the list.
         region: usize,
         /// The kind of the region's memory.

@@ -32,7 +32,8 @@ impl Range {
 
     /// The part of the range that a region describes, if all of the region is inside.
     fn part(&self, region: &Region) -> Option<Range> {
-        let same = self.kind == region.memory && (self.kind == MemoryKind::Dram || self.device == region.device);
+        let same =
+            self.kind == region.memory && (self.kind == MemoryKind::Dram || self.device == region.device);
         let end = region.addr.checked_add(region.len)?;
         let inside = region.addr >= self.addr && end <= self.addr + self.len;
         (same && inside).then(|| Range { addr: region.addr, len: region.len, ..self.clone() })

@@ -1,4 +1,76 @@
-//! UCX directly.
+//! The UCX transport: moves KV pages between workers with UCX alone ([`UcxTransport`]).
+//!
+//! A transport is one UCX context and one UCX worker, which one thread drives. A worker of the service puts its pages
+//! into a [`HostMemory`], an [`Arena`], or memory of its own that the transport [adopts](UcxTransport::adopt_regions).
+//! Peers write the regions that lie there (`ucp_put_nbx`), and read them where that is safe (`ucp_get_nbx`). Frames are
+//! active messages. UCX chooses the way to a peer among the devices that both have: RDMA cards, or TCP.
+//!
+//! # Why it is written the way it is
+//!
+//! - UCX is loaded at run time ([`Ucx::load`]): a program that never uses this transport runs without UCX, and one that
+//!   uses it is told what is missing ([`LoadError`]). The build needs UCX's headers, and libclang.
+//! - A process has one copy of UCX. NIXL brings its own copy; [`Ucx::load`] refuses to load a second one beside it.
+//!   NIXL does not look: load UCX last, and where both may be wanted, treat the refusal as the absence of this
+//!   transport.
+//! - UCX's settings are given to it by calls, so that other threads may run. UCX's environment variables count, too.
+//! - There is no progress thread. The owner's thread polls, and sleeps on one descriptor that UCX makes readable.
+//! - A post is cut into slices, which take turns. A slice is a list of puts and a flush after them, whose end says that
+//!   the bytes are in place at the peer. The notify frame is sent when the last slice's flush has ended.
+//! - A write waits until its peer permits it, and CLOCK_BOOTTIME is read before each slice. What UCX has been given
+//!   cannot be called back: it writes when it can, and goes on after a stop where it was. So a cancelled post ends when
+//!   its slices have ended, and the write fence is [`AtDeath`](kv_core::WriteFence::AtDeath).
+//! - READ over TCP is refused ([`Directions::WRITE`](kv_core::Directions::WRITE)), unless
+//!   [`UcxConfig::reads_over_tcp`] is set: UCX serves such a READ by software, and of 100 readers that were killed in the
+//!   middle, three took down the process that they read from (UCX 1.22). Of 100 killed writers none did.
+//!
+//! # The end of a peer
+//!
+//! UCX says when a connection has failed, and the kernel says when a process of this host has ended. A peer is
+//! [dead](kv_core::WayEnd::Dead) only if its process has ended on this host, in this network namespace. What a dead
+//! process has left in its sockets may still arrive afterwards, and UCX would put it in place. So the death is told when every
+//! connection of this process is seen to be read to its end, if its other end belonged to a process that is gone.
+//! Otherwise the way is [lost](kv_core::WayEnd::Lost): at once if nothing was under way, or else after
+//! [`UcxConfig::settle`], by when what was under way has arrived or never will. A peer on another host that does not
+//! answer is noticed by UCX's own probes, every 20 s (`UCX_KEEPALIVE_INTERVAL`).
+//!
+//! # What a network without encryption can prove
+//!
+//! A transport has a name: 128 random bits, its incarnation, and the address of its UCX worker. Metadata carry the
+//! name. A way begins with a hello, which says who asks for whom, with a hash of the metadata asked for. The answer, with
+//! a secret of the session and the keys of the memory, goes to the address in the asking transport's name. So a frame
+//! comes from the worker of its [origin](kv_core::Transport::may_speak_for)'s name, and a restarted worker is another
+//! peer.
+//!
+//! UCX itself believes what comes over the network: over TCP, who reaches a worker's port can write into its process, and
+//! can end it. Metadata of peers hold addresses and keys that only UCX can read, and UCX does not expect them to be
+//! damaged. So the network and the bootstrap server are trusted; let UCX listen on devices of a network that only the
+//! workers of the service reach ([`UcxConfig::devices`]).
+//!
+//! UCX's sockets stay open in processes that the worker's process starts, unless these close what they inherit. Such a
+//! process keeps the connections of a worker that has died.
+//!
+//! What this crate is not: encrypted; a protocol (the content of frames is opaque); the way between workers of one
+//! host, where kv-local is several times faster, and UCX takes TCP.
+//!
+//! ```no_run
+//! use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport};
+//! use kv_ucx::{HostMemory, Ucx, UcxConfig, UcxTransport};
+//!
+//! # let metadata_of_the_peer = Vec::new();
+//! let ucx = Ucx::load(None)?;
+//! let memory = HostMemory::new(64 << 20)?;
+//! let config = UcxConfig::default().with(|config| config.devices = vec!["mlx5_0:1".to_owned()]);
+//! let mut transport = UcxTransport::new(ucx, config)?;
+//! transport.add_memory(&memory)?;
+//! transport.register(&Region::dram(RegionRole::Kv, memory.addr(), 64 << 20, 1 << 20))?;
+//!
+//! transport.connect(PeerId(1), &metadata_of_the_peer)?;
+//! // The peer has said that writes may begin; until then, writes wait.
+//! transport.permit(PeerId(1), Time::MAX);
+//! let page = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 << 20 };
+//! transport.post(PeerId(1), Post { id: PostId(1), op: Op::Write, descriptors: vec![page], notify: None })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_code)]
 
 #[cfg(not(target_os = "linux"))]

@@ -53,7 +53,8 @@ pub(crate) fn read_header(bytes: &[u8; HEADER]) -> Option<(Kind, Token)> {
         [b'K', b'U', 1, kind] => *kind,
         _ => return None,
     };
-    let kind = [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::Goodbye].into_iter().find(|it| *it as u8 == kind)?;
+    let kind =
+        [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::Goodbye].into_iter().find(|it| *it as u8 == kind)?;
     Some((kind, Token::from_bytes(secret.try_into().ok()?)))
 }
 
@@ -152,7 +153,10 @@ mod tests {
         }
         assert!(Hello::decode(&hello(0).encode()).is_none());
         assert!(Hello::decode(&hello(MAX_ADDRESS + 1).encode()).is_none());
-        let welcome = |keys, len| Welcome { session: Token::from_bytes([9; 16]), keys: vec![vec![1; len].into(); keys] };
+        let welcome = |keys, len| Welcome {
+            session: Token::from_bytes([9; 16]),
+            keys: vec![vec![1; len].into(); keys],
+        };
         for (keys, len) in [(0, 0), (1, 0), (MAX_REGIONS, MAX_KEY)] {
             let bytes = welcome(keys, len).encode();
             assert!(bytes.len() <= MAX_BODY);

@@ -30,7 +30,9 @@ impl UcxTransport {
             return if same {
                 Ok(())
             } else {
-                Err(TransportError::Unsupported("the id is that of a connected peer, which has other metadata"))
+                Err(TransportError::Unsupported(
+                    "the id is that of a connected peer, which has other metadata",
+                ))
             };
         }
         if self.peers.len() >= self.config.max_peers {

@@ -205,6 +205,9 @@ mod tests {
         let name = again.name.clone();
         remotes.insert(2, again);
         assert!(remotes.remove(1).is_some());
-        assert_eq!((remotes.by_name(&name), remotes.by_endpoint(9), remotes.by_endpoint(1)), (Some(2), Some(2), None));
+        assert_eq!(
+            (remotes.by_name(&name), remotes.by_endpoint(9), remotes.by_endpoint(1)),
+            (Some(2), Some(2), None)
+        );
     }
 }

@@ -59,7 +59,8 @@ impl Transfer {
             let rest = descriptor.len - self.skip;
             // Nothing shorter than what a part costs is left over.
             let room = most - weight;
-            let len = if rest <= room.saturating_add(DESCRIPTOR) { rest } else { room.max(DESCRIPTOR).min(rest) };
+            let len =
+                if rest <= room.saturating_add(DESCRIPTOR) { rest } else { room.max(DESCRIPTOR).min(rest) };
             parts.push(Descriptor {
                 local_offset: descriptor.local_offset + self.skip,
                 remote_offset: descriptor.remote_offset + self.skip,
@@ -101,7 +102,10 @@ mod tests {
                 let weight = transfer.cut(most, &mut all);
                 let parts = &all[before..];
                 let sum: u64 = parts.iter().map(|part| part.len + DESCRIPTOR).sum();
-                assert!(!parts.is_empty() && sum == weight && weight <= most + 2 * DESCRIPTOR, "{most}: {parts:?}");
+                assert!(
+                    !parts.is_empty() && sum == weight && weight <= most + 2 * DESCRIPTOR,
+                    "{most}: {parts:?}"
+                );
             }
             // Neighbours that were one descriptor are one again.
             let mut joined: Vec<Descriptor> = Vec::new();

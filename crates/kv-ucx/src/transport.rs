@@ -90,10 +90,12 @@ impl UcxTransport {
     ///
     /// # Errors
     ///
-    /// [`UcxError::Limit`] if a field of `config` is out of its range; [`UcxError::Setting`] if UCX refuses a
+    /// [`UcxError::Limit`] if a field of `config` is out of its range; [`UcxError::Device`] if this host does not have
+    /// one of the devices; [`UcxError::Setting`] if UCX refuses a
     /// setting; [`UcxError::Call`] if UCX cannot work with the devices and transports.
     pub fn new(ucx: Ucx, config: UcxConfig) -> Result<UcxTransport, UcxError> {
         config.check()?;
+        config.check_devices()?;
         let settings = config.all_settings();
         let call = |Failure { call, status }: Failure| UcxError::Call {
             call,

@@ -64,7 +64,14 @@ pub(crate) struct Session {
 }
 
 impl Way {
-    pub(crate) fn new(peer: PeerId, remote: RemoteId, token: Token, hash: Hash, regions: Vec<Place>, until: Time) -> Way {
+    pub(crate) fn new(
+        peer: PeerId,
+        remote: RemoteId,
+        token: Token,
+        hash: Hash,
+        regions: Vec<Place>,
+        until: Time,
+    ) -> Way {
         Way {
             peer,
             remote,

@@ -20,7 +20,8 @@ impl Api {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
         // SAFETY: loading runs the library's initializers; the library is the one that the user has named or
         // installed as UCX. It is never unloaded.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| words(&error))?;
+        let library =
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| words(&error))?;
         // SAFETY: the functions are looked up by their names, and have the types of UCX's headers.
         let ucp = unsafe { Ucp::from_library(library) }.map_err(|error| words(&error))?;
         let (mut major, mut minor, mut release): (c_uint, c_uint, c_uint) = (0, 0, 0);

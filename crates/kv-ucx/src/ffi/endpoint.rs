@@ -72,7 +72,8 @@ impl Endpoint {
     pub(super) fn unpack(&mut self, key: &[u8]) -> Result<u32, Status> {
         let mut unpacked: ucp_rkey_h = ptr::null_mut();
         // SAFETY: the endpoint is open, and the key's bytes are there during the call.
-        let status = unsafe { self.api.ucp.ucp_ep_rkey_unpack(self.ep, key.as_ptr().cast(), &raw mut unpacked) };
+        let status =
+            unsafe { self.api.ucp.ucp_ep_rkey_unpack(self.ep, key.as_ptr().cast(), &raw mut unpacked) };
         Status::check(status)?;
         if let Some(number) = self.free.pop()
             && let Some(place) = self.keys.get_mut(number as usize)

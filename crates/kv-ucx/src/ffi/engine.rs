@@ -76,7 +76,10 @@ unsafe impl Send for Engine {}
 
 impl Engine {
     /// A context with these settings of UCX, and a worker. A setting that UCX refuses is named in the error.
-    pub(crate) fn new(api: &'static Api, settings: &[(String, String)]) -> Result<Engine, (Failure, Option<usize>)> {
+    pub(crate) fn new(
+        api: &'static Api,
+        settings: &[(String, String)],
+    ) -> Result<Engine, (Failure, Option<usize>)> {
         let plain = |failure| (failure, None);
         let mut config: *mut ucp_config_t = ptr::null_mut();
         // SAFETY: UCX makes a configuration at the given place.
@@ -137,7 +140,8 @@ impl Engine {
         // SAFETY: the worker is there.
         check("ucp_worker_query", unsafe { self.api.ucp.ucp_worker_query(self.worker, &raw mut attr) })?;
         // SAFETY: UCX has made an address of this length, which is released once, after it was copied.
-        let address = unsafe { slice::from_raw_parts(attr.address.cast::<u8>(), attr.address_length) }.to_vec();
+        let address =
+            unsafe { slice::from_raw_parts(attr.address.cast::<u8>(), attr.address_length) }.to_vec();
         // SAFETY: as above.
         unsafe { self.api.ucp.ucp_worker_release_address(self.worker, attr.address) };
         Ok(address)
@@ -155,8 +159,7 @@ impl Engine {
     /// False if the worker has something to do, or has done something that the transport has not looked at.
     pub(crate) fn arm(&self) -> bool {
         // SAFETY: the worker is there.
-        !self.shared.has_news()
-            && Status::check(unsafe { self.api.ucp.ucp_worker_arm(self.worker) }).is_ok()
+        !self.shared.has_news() && Status::check(unsafe { self.api.ucp.ucp_worker_arm(self.worker) }).is_ok()
     }
 
     /// True if UCX moves memory of this kind.
@@ -315,7 +318,8 @@ impl Engine {
         let mut param = Flight::param(flight);
         let mut result = Ok(());
         for piece in pieces {
-            let inside = |range: &Range| piece.offset.checked_add(piece.len).is_some_and(|end| end <= range.len);
+            let inside =
+                |range: &Range| piece.offset.checked_add(piece.len).is_some_and(|end| end <= range.len);
             let local = self.registered.get(piece.memory as usize).filter(|local| inside(&local.range));
             let (Some(local), Some(key)) = (local, endpoint.key(piece.key)) else {
                 result = Err(Status::UNREACHABLE);

@@ -8,9 +8,7 @@ use std::slice;
 
 use bytes::Bytes;
 
-use super::bindings::{
-    UCP_AM_RECV_ATTR_FLAG_RNDV, ucp_am_recv_param_t, ucp_ep_h, ucs_status_t,
-};
+use super::bindings::{UCP_AM_RECV_ATTR_FLAG_RNDV, ucp_am_recv_param_t, ucp_ep_h, ucs_status_t};
 use super::endpoint::EndpointState;
 use super::status::Status;
 use crate::message::{HEADER, MAX_BODY};
@@ -52,7 +50,9 @@ impl Shared {
 
     /// True if the transport has something to look at.
     pub(super) fn has_news(&self) -> bool {
-        !self.arrived.borrow().is_empty() || !self.ended.borrow().is_empty() || !self.broken.borrow().is_empty()
+        !self.arrived.borrow().is_empty()
+            || !self.ended.borrow().is_empty()
+            || !self.broken.borrow().is_empty()
     }
 
     /// Messages that were dropped: of another form, too long, or too many.

@@ -1,0 +1,244 @@
+//! Peers in processes of their own that are killed, come back, or are not what they seem; and what is refused.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod workers;
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_conformance::process::{self, Process};
+use kv_conformance::{Harness, Job, Other, Side, boottime, connect, heard, rest, snapshot};
+use kv_core::{
+    Descriptor, Directions, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Transport,
+    TransportError, TransportEvent, WayEnd, WriteFence,
+};
+use kv_ucx::{HostMemory, MemoryError, Ucx, UcxConfig, UcxError, UcxTransport};
+use workers::{Kind, ucx, worker};
+
+const PEER: PeerId = PeerId(1);
+
+/// The other process. Without its variable it is no test at all.
+#[test]
+fn child() {
+    process::child(|kind| worker(Kind::named(kind).config(), &[Kind::FAR_LEN]));
+}
+
+fn post(id: u64, op: Op, len: u64) -> Post {
+    let descriptor = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
+    Post { id: PostId(id), op, descriptors: vec![descriptor], notify: None }
+}
+
+/// Polls until `done` returns true of the events so far.
+fn until(
+    what: &str,
+    here: &mut Side<UcxTransport>,
+    events: &mut Vec<TransportEvent>,
+    done: impl Fn(&[TransportEvent]) -> bool,
+) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done(events) {
+        assert!(Instant::now() < deadline, "{what}: {events:?}");
+        here.transport.poll(boottime(), events);
+        if !done(events) {
+            rest(&here.transport, Duration::from_millis(2));
+        }
+    }
+}
+
+/// How many processes are killed: a few, or as many as `KV_UCX_KILLS` says.
+fn kills() -> u64 {
+    std::env::var("KV_UCX_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4)
+}
+
+#[test]
+fn killed_writers_leave_the_process_they_write_to_in_service() {
+    if ucx().is_none() {
+        return;
+    }
+    let mut here = worker(Kind::Usual.config(), &[Kind::FAR_LEN]);
+    let metadata = here.transport.metadata().unwrap();
+    // Written to in another process, because its end would end this test, too.
+    let mut target = Process::start("Usual", Job::Serve, &metadata);
+    for round in 0..kills() {
+        let mut writer = Process::start("Usual", Job::Write, target.metadata());
+        std::thread::sleep(Duration::from_millis(20 + 7 * round % 60));
+        writer.kill();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(target.is_alive(), "round {round}: the target died with its writer");
+    }
+    connect(&mut here.transport, PEER, target.metadata()).unwrap();
+    here.transport.post(PEER, post(1, Op::Write, Kind::FAR_LEN as u64)).unwrap();
+    let mut events = Vec::new();
+    let ended = TransportEvent::Posted { post: PostId(1), result: Ok(()) };
+    until("a write", &mut here, &mut events, |events| events.contains(&ended));
+    here.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
+    until("an echo", &mut here, &mut events, |events| heard(events, b"echo"));
+}
+
+#[test]
+fn what_a_killed_writer_has_left_in_sockets_arrives_before_its_death_is_told() {
+    if ucx().is_none() {
+        return;
+    }
+    for round in 0..3 {
+        let mut here = worker(Kind::Usual.config(), &[Kind::FAR_LEN]);
+        let mut writer = Process::start("Usual", Job::Write, &here.transport.metadata().unwrap());
+        connect(&mut here.transport, PEER, writer.metadata()).unwrap();
+        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        let mut word = [0; 8];
+        while word == [0; 8] {
+            assert!(Instant::now() < deadline, "nothing is written");
+            here.transport.poll(boottime(), &mut events);
+            here.memory.read(0, 1 << 20, &mut word);
+        }
+        // The buffers of the sockets are filled while nobody reads them.
+        std::thread::sleep(Duration::from_millis(300));
+        writer.kill();
+        let dead = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+        until("the end of the writer", &mut here, &mut events, |events| events.contains(&dead));
+        here.memory.write(0, 0, &vec![0xee; Kind::FAR_LEN]);
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            here.transport.poll(boottime(), &mut events);
+        }
+        let memory = snapshot(&here);
+        let written = memory[0].iter().filter(|byte| **byte != 0xee).count();
+        assert_eq!(written, 0, "round {round}: bytes were written after the death was told");
+    }
+}
+
+#[test]
+fn reads_over_tcp_are_refused_unless_the_owner_allows_them() {
+    if ucx().is_none() {
+        return;
+    }
+    let mut there = worker(Kind::Usual.config(), &[4096]);
+    let metadata = there.transport.metadata().unwrap();
+    let mut here = worker(Kind::Usual.config(), &[4096]);
+    connect(&mut here.transport, PEER, &metadata).unwrap();
+    let refused = here.transport.post(PEER, post(1, Op::Read, 1));
+    assert!(matches!(refused, Err(TransportError::Unsupported(_))), "{refused:?}");
+    assert_eq!(here.transport.directions(Some(PEER)), Directions::WRITE);
+    assert_eq!(here.transport.write_fence(PEER), WriteFence::AtDeath);
+    let lanes = here.transport.lanes(PEER);
+    assert!(lanes.iter().all(|(transport, device)| transport == "tcp" && device == "lo"), "{lanes:?}");
+
+    let mut reader = worker(Kind::Reads.config(), &[4096]);
+    there.memory.write(0, 0, b"bytes");
+    connect(&mut reader.transport, PEER, &metadata).unwrap();
+    assert_eq!(reader.transport.directions(Some(PEER)), Directions::BOTH);
+    reader.transport.post(PEER, post(1, Op::Read, 5)).unwrap();
+    let mut events = Vec::new();
+    while events.is_empty() {
+        there.transport.poll(boottime(), &mut Vec::new());
+        reader.transport.poll(boottime(), &mut events);
+    }
+    assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
+    let mut bytes = [0; 5];
+    reader.memory.read(0, 0, &mut bytes);
+    assert_eq!(&bytes, b"bytes");
+}
+
+#[test]
+fn metadata_of_another_table_of_regions_open_no_way() {
+    if ucx().is_none() {
+        return;
+    }
+    let mut there = worker(Kind::Usual.config(), &[4096]);
+    let mut metadata = there.transport.metadata().unwrap().to_vec();
+    // The length of the region is the last number of the metadata: 4096 becomes 4097.
+    *metadata.last_mut().unwrap() += 1;
+    let short = Kind::Usual.config().with(|config| config.handshake_timeout = Duration::from_millis(300));
+    let mut here = worker(short, &[4096]);
+    connect(&mut here.transport, PEER, &metadata).unwrap();
+    here.transport.post(PEER, post(1, Op::Write, 1)).unwrap();
+    let (mut events, mut others) = (Vec::new(), Vec::new());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while events.len() < 2 {
+        assert!(Instant::now() < deadline, "{events:?}");
+        there.transport.poll(boottime(), &mut others);
+        here.transport.poll(boottime(), &mut events);
+    }
+    let ended = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
+    assert_eq!(events, [ended, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    assert!(others.is_empty() && there.transport.stats().strangers > 0);
+}
+
+#[test]
+fn a_worker_may_speak_only_for_the_name_at_its_address() {
+    if ucx().is_none() {
+        return;
+    }
+    let mut sides = [(); 3].map(|()| worker(Kind::Usual.config(), &[4096]));
+    let [to, one, two] = &mut sides;
+    let metadata = to.transport.metadata().unwrap();
+    for (side, word) in [(&mut *one, &b"one"[..]), (&mut *two, &b"two"[..])] {
+        connect(&mut side.transport, PEER, &metadata).unwrap();
+        side.transport.send(PEER, Bytes::copy_from_slice(word)).unwrap();
+    }
+    let mut events = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !heard(&events, b"one") || !heard(&events, b"two") {
+        assert!(Instant::now() < deadline, "{events:?}");
+        to.transport.poll(boottime(), &mut events);
+        for side in [&mut *one, &mut *two] {
+            side.transport.poll(boottime(), &mut Vec::new());
+        }
+    }
+    let (mine, theirs) = (one.transport.metadata().unwrap(), two.transport.metadata().unwrap());
+    for event in &events {
+        let TransportEvent::Frame { from, frame } = event else { panic!("{event:?}") };
+        let is_one = &frame[..] == b"one";
+        assert_eq!(to.transport.may_speak_for(*from, &mine), is_one);
+        assert_eq!(to.transport.may_speak_for(*from, &theirs), !is_one);
+        assert!(!to.transport.may_speak_for(*from, b"nonsense"));
+    }
+}
+
+#[test]
+fn devices_and_settings_that_ucx_does_not_have_are_named() {
+    let Some(ucx) = ucx() else { return };
+    let config = UcxConfig::default().with(|config| config.devices = vec!["no_such_device".to_owned()]);
+    let error = UcxTransport::new(ucx, config).unwrap_err();
+    let UcxError::Device { device, has } = &error else { panic!("{error}") };
+    assert!(device == "no_such_device" && has.iter().any(|name| name == "lo"), "{error}");
+    let setting = ("NO_SUCH_SETTING".to_owned(), "1".to_owned());
+    let config = UcxConfig::default().with(|config| config.settings = vec![setting]);
+    let error = UcxTransport::new(ucx, config).unwrap_err();
+    assert!(matches!(&error, UcxError::Setting { name, .. } if name == "NO_SUCH_SETTING"), "{error}");
+}
+
+#[test]
+fn memory_that_was_not_given_and_memory_of_no_known_kind_are_refused() {
+    let Some(ucx) = ucx() else { return };
+    let pool = HostMemory::new(1 << 20).unwrap();
+    let mut transport = UcxTransport::new(ucx, Kind::Usual.config()).unwrap();
+    let region = |addr, len| Region::dram(RegionRole::Kv, addr, len, 1);
+    let whole = region(pool.addr(), 1 << 20);
+    assert!(matches!(transport.register(&whole), Err(TransportError::UnknownMemory { region: 0, .. })));
+    transport.add_memory(&pool).unwrap();
+    for wrong in [
+        region(pool.addr() - 1, 10),
+        region(pool.addr() + 1, 1 << 20),
+        region(pool.addr(), u64::MAX),
+        whole.clone().memory(MemoryKind::Vram, 0),
+        whole.clone().memory(MemoryKind::File, 0),
+    ] {
+        assert!(matches!(transport.register(&wrong), Err(TransportError::UnknownMemory { .. })), "{wrong:?}");
+    }
+    let file = whole.clone().memory(MemoryKind::File, 3);
+    // SAFETY: refused, so never used.
+    let refused = unsafe { transport.adopt_regions([&file]) };
+    assert_eq!(refused, Err(UcxError::Kind { region: 0, memory: MemoryKind::File, device: 3 }));
+    transport.register(&whole).unwrap();
+    transport.metadata().unwrap();
+    assert_eq!(transport.add_memory(&pool), Err(UcxError::Memory(MemoryError::Frozen)));
+    assert!(transport.register(&whole).is_err());
+}
+
+#[test]
+fn a_second_load_gives_the_same_library() {
+    let Some(first) = ucx() else { return };
+    let again = Ucx::load(None).unwrap();
+    assert_eq!((first.library(), first.version()), (again.library(), again.version()));
+}
