@@ -40,7 +40,7 @@ impl Relay {
     }
 
     /// Four wake-ups: scheduler, worker, worker there with its copy, worker, scheduler. Returns the seconds.
-    pub(crate) fn from_here(&mut self) -> Result<f64, Error> {
+    pub(crate) fn four_hops(&mut self) -> Result<f64, Error> {
         let begun = now();
         raise(&self.ask)?;
         await_event(&self.done)?;
@@ -48,7 +48,7 @@ impl Relay {
     }
 
     /// Three wake-ups: scheduler there, worker there with its copy, worker, scheduler. Returns the seconds.
-    pub(crate) fn from_there(&mut self) -> Result<f64, Error> {
+    pub(crate) fn three_hops(&mut self) -> Result<f64, Error> {
         self.next += 1;
         self.told.tell("send")?;
         await_event(&self.done)?;

@@ -57,7 +57,7 @@ impl<'a> Pair<'a> {
     }
 
     /// Requests whose senders wait for their receivers: from the first open of a receiver to the last success.
-    fn pulled_up(&mut self, count: u64, each: usize) -> Result<f64, Error> {
+    fn asked(&mut self, count: u64, each: usize) -> Result<f64, Error> {
         let batch = self.near.batch(count, each);
         self.far.open(&batch, false)?;
         let receiving = self.near.receivers(&self.far.addr, &batch)?;
@@ -104,7 +104,7 @@ fn small(ways: &[Way], extent: &Extent) -> Result<(), Error> {
         for round in 0..=extent.rounds {
             let limit = copy.run(0, requests as usize, 1)?;
             for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
-                let took = pair.pulled_up(u64::from(requests), 1)?;
+                let took = pair.asked(u64::from(requests), 1)?;
                 if round > 0 {
                     rounds.push(Measured { took, limit });
                 }
@@ -136,9 +136,9 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
             }
             Ok(median(took.into_iter()))
         };
-        let limits = [times(&mut || relay.from_there())?, times(&mut || relay.from_here())?];
+        let limits = [times(&mut || relay.three_hops())?, times(&mut || relay.four_hops())?];
         for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
-            let took = [times(&mut || pair.sent())?, times(&mut || pair.pulled_up(1, 1))?];
+            let took = [times(&mut || pair.sent())?, times(&mut || pair.asked(1, 1))?];
             for ((rounds, took), limit) in rounds.iter_mut().zip(took).zip(limits) {
                 if round > 0 {
                     rounds.push(Measured { took, limit });
@@ -181,19 +181,17 @@ fn large(ways: &[Way], extent: &Extent) -> Result<(), Error> {
             let memcpy = copy.run(0, 1, all)?;
             let fresh = copy.fresh()?;
             let mut pair = Pair::start(way, &shape, near)?;
-            let met = pair.pulled_up(1, 4)?;
+            let met = pair.asked(1, 4)?;
             std::thread::sleep(extent.early);
-            let early = pair.pulled_up(1, all)?;
-            let warm =
-                median((0..3).map(|_| pair.pulled_up(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
-            rounds.met.push(Measured { took: met, limit: pair.pulled_up(1, 4)? });
+            let early = pair.asked(1, all)?;
+            let warm = median((0..3).map(|_| pair.asked(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
+            rounds.met.push(Measured { took: met, limit: pair.asked(1, 4)? });
             rounds.early.push(Measured { took: early, limit: warm });
             rounds.warm.push(Measured { took: warm, limit: memcpy });
             drop(pair);
             let mut pair = Pair::start(way, &shape, near)?;
-            let just_then = pair.pulled_up(1, all)?;
-            let warm =
-                median((0..3).map(|_| pair.pulled_up(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
+            let just_then = pair.asked(1, all)?;
+            let warm = median((0..3).map(|_| pair.asked(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
             rounds.just_then.push(Measured { took: just_then, limit: warm });
             rounds.fresh.push(Measured { took: just_then, limit: fresh });
         }
