@@ -99,7 +99,8 @@ pub trait Transport {
     fn disconnect(&mut self, peer: PeerId);
 
     /// Sends a frame. `Err(WouldBlock)` means that the frame was dropped; the protocol repeats what
-    /// matters.
+    /// matters. The frame may wait for the next call of [`poll`](Transport::poll), to travel with
+    /// others; [`wait`](Transport::wait) then says [`Now`](TransportWait::Now).
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError>;
 
     /// Starts a data operation. `Err` means that no memory was touched, and that no event will

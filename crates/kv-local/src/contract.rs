@@ -54,7 +54,7 @@ impl Transport for LocalTransport {
         if !link.parked.is_empty() || !link.connection.outbound.queue_frame(frame) {
             return Err(TransportError::WouldBlock);
         }
-        self.flush(id);
+        self.flush_soon(id);
         Ok(())
     }
 
@@ -110,6 +110,10 @@ impl Transport for LocalTransport {
 
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         self.now = now;
+        // Beside a short copy, the messages wait for its notify frame.
+        if !self.posts.is_copying() {
+            self.flush_all();
+        }
         self.keep_pace();
         self.serve_sockets();
         self.pacing.end_reading();
@@ -126,6 +130,7 @@ impl Transport for LocalTransport {
         self.pacing.handled();
         let busy = self.posts.is_busy()
             || !self.backlog.is_empty()
+            || !self.unflushed.is_empty()
             || !self.unwatched.is_empty()
             || self.populate_at().is_some_and(|at| at <= self.now)
             || !self.retired.is_empty();

@@ -16,6 +16,8 @@ use crate::transport::LocalTransport;
 const QUANTUM: usize = 256 << 10;
 /// How long one call of `poll` copies: half of the time that a call may take.
 const COPY_TIME: Duration = Duration::from_micros(500);
+/// Slices after which waiting messages are written, among them the notify frames of posts that have ended.
+const FLUSH_EVERY: usize = 4;
 /// Longest time that a slice of a write is assumed to take, with much to spare. No slice begins this close to
 /// the end of the permission.
 const SLICE_TIME: Duration = Duration::from_millis(10);
@@ -29,6 +31,7 @@ impl LocalTransport {
     /// Copies for a while, one quantum of each post after the other.
     pub(crate) fn copy_some(&mut self) {
         let mut start = None;
+        let mut slices = 0;
         while let Some((id, transfer)) = self.posts.next() {
             let start = *start.get_or_insert_with(Instant::now);
             let Some(link) = self.links.get_mut(transfer.link) else {
@@ -46,11 +49,16 @@ impl LocalTransport {
                 Some(Ok(Progress::Complete)) => self.bytes_in_place(id),
                 Some(Err(error)) => self.posts.end(id, Err(error)),
             }
+            if slices % FLUSH_EVERY == 0 {
+                self.flush_all();
+            }
+            slices += 1;
             // The clock is read only if other posts wait.
             if self.posts.is_copying() && start.elapsed() >= COPY_TIME {
                 break;
             }
         }
+        self.flush_all();
     }
 
     /// Ends a post whose bytes are all copied, after its notify frame has found room.
@@ -65,7 +73,8 @@ impl LocalTransport {
         match (transfer.notify.take(), self.links.get_mut(link_id)) {
             (Some(notify), Some(link)) => {
                 link.parked.push(id, notify);
-                self.flush(link_id);
+                self.unpark(link_id);
+                self.flush_soon(link_id);
             }
             (None, _) => self.posts.end(id, Ok(())),
             (Some(_), None) => {}

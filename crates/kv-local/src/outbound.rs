@@ -14,6 +14,8 @@ use crate::framing::{HEADER, Kind};
 const FLUSH: usize = 64 << 10;
 /// Most messages gathered into one write.
 const GATHER: usize = 32;
+/// Bytes of messages that do not wait for others.
+const LONG: usize = 16 << 10;
 
 /// The messages that one connection has still to write.
 #[derive(Debug)]
@@ -101,6 +103,11 @@ impl Outbound {
     /// Allows frames to be written: the peer's hello has been accepted.
     pub(crate) fn open(&mut self) {
         self.open = true;
+    }
+
+    /// True if the messages fill a write: none is to wait for further ones.
+    pub(crate) fn is_long(&self) -> bool {
+        self.messages.len() >= GATHER || self.queued >= LONG
     }
 
     /// True if no message waits that may be written now.

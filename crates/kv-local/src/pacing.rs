@@ -35,6 +35,8 @@ const OF_MESSAGE: usize = 256;
 pub(crate) struct Pacing {
     /// What was read from each connection in the last call of `poll`.
     read: Vec<Read>,
+    /// True if there were other connections when reading began: only then is the time counted.
+    counts: bool,
     /// The processor time when reading began.
     begun: Duration,
     /// The processor time when the owner was given the events.
@@ -101,7 +103,8 @@ impl Pacing {
 
     fn of(&mut self, id: LinkId) -> &mut Read {
         if self.read.is_empty() {
-            self.begun = clock::thread_time();
+            self.counts = self.accounts.len() > 1;
+            self.begun = self.time();
         }
         let at = match self.read.iter().rposition(|read| read.id == id) {
             Some(at) => at,
@@ -117,22 +120,27 @@ impl Pacing {
     /// for any connection.
     pub(crate) fn end_reading(&mut self) {
         if !self.read.is_empty() {
-            self.reading = clock::thread_time().saturating_sub(self.begun);
+            self.reading = self.time().saturating_sub(self.begun);
         }
     }
 
     /// Notes that the owner is given the events now.
     pub(crate) fn hand_over(&mut self) {
         if !self.read.is_empty() {
-            self.handed = clock::thread_time();
+            self.handed = self.time();
         }
     }
 
     /// Notes that the owner has handled the events.
     pub(crate) fn handled(&self) {
         if !self.read.is_empty() && self.handled.get().is_none() {
-            self.handled.set(Some(clock::thread_time()));
+            self.handled.set(Some(self.time()));
         }
+    }
+
+    /// The processor time of this thread, if it is counted.
+    fn time(&self) -> Duration {
+        if self.counts { clock::thread_time() } else { Duration::ZERO }
     }
 
     /// How long until the first resting connection is read again; `None` if no connection rests.
@@ -162,7 +170,7 @@ impl Pacing {
             return changes;
         }
         let now = clock::now();
-        if let Some(handled) = handled.filter(|_| self.accounts.len() > 1) {
+        if let Some(handled) = handled.filter(|_| self.counts) {
             let spent = self.reading + handled.saturating_sub(self.handed);
             let total: usize = read.iter().map(|read| read.bytes).sum();
             for Read { id, bytes, messages } in read {

@@ -1,7 +1,7 @@
 //! [`LocalTransport`]: its parts, each of which owns its state, and how it is made. Other files work with the
 //! parts, from the bottom up: [`links`](crate::links), `copying`, and `contract`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use kv_core::Time;
 use kv_host::{Arena, Mapping, Memory};
@@ -33,6 +33,8 @@ pub struct LocalTransport {
     pub(crate) watch: Watch,
     /// Links that may have complete messages in their buffers.
     pub(crate) backlog: VecDeque<LinkId>,
+    /// Links with messages that are to be written together.
+    pub(crate) unflushed: BTreeSet<LinkId>,
     /// Links whose sockets the kernel does not watch: they will be ended.
     pub(crate) unwatched: Vec<LinkId>,
     /// Links whose peers' memory is made present, in turns, each from a moment on.
@@ -88,6 +90,7 @@ impl LocalTransport {
             revoking: Revoking::default(),
             pacing: Pacing::default(),
             backlog: VecDeque::new(),
+            unflushed: BTreeSet::new(),
             unwatched: Vec::new(),
             populating: VecDeque::new(),
             retired: Vec::new(),

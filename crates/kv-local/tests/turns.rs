@@ -107,6 +107,8 @@ fn an_idle_transport_sleeps_until_a_frame_a_connection_or_a_death() {
     assert!(!readable(&pair.a, Duration::from_millis(200)), "woken for nothing");
     assert!(!readable(&pair.b, Duration::from_millis(200)), "woken for nothing");
     pair.a.transport.send(PEER, Bytes::from_static(b"wake up")).unwrap();
+    assert_eq!(pair.a.transport.wait(), TransportWait::Now, "the frames of a turn travel together");
+    pair.a.transport.poll(boottime(), &mut Vec::new());
     assert!(readable(&pair.b, Duration::from_secs(20)));
     pair.turn();
     assert!(pair.b_events.len() == 1 && heard(&pair.b_events, b"wake up"), "{:?}", pair.b_events);

@@ -35,6 +35,11 @@ impl LocalTransport {
         if link.stage == Stage::Closing {
             return;
         }
+        // A goodbye takes the place of the messages of which nothing is written.
+        self.flush_noted(id);
+        let Some(link) = self.links.get_mut(id) else {
+            return;
+        };
         link.stage = Stage::Closing;
         link.connection.outbound.queue_goodbye();
         if let Some((memory, _)) = link.memory.take() {

@@ -1,9 +1,35 @@
-//! Writing the messages that are queued for a peer.
+//! Writing the messages that are queued for a peer. A write wakes the peer, and costs more than the few bytes of most
+//! messages: the messages of one turn travel together.
+
+use std::mem;
 
 use crate::link::{LinkId, Stage};
 use crate::transport::LocalTransport;
 
 impl LocalTransport {
+    /// Notes that a message was queued for a link, to be written with those that follow: in the next call of `poll`, or
+    /// once they are many.
+    pub(crate) fn flush_soon(&mut self, id: LinkId) {
+        self.unflushed.insert(id);
+        if self.links.get(id).is_some_and(|link| link.connection.outbound.is_long()) {
+            self.flush_noted(id);
+        }
+    }
+
+    /// Writes the messages of a link, if some were noted.
+    pub(crate) fn flush_noted(&mut self, id: LinkId) {
+        if self.unflushed.remove(&id) {
+            self.flush(id);
+        }
+    }
+
+    /// Writes the messages of all links for which some were noted.
+    pub(crate) fn flush_all(&mut self) {
+        for id in mem::take(&mut self.unflushed) {
+            self.flush(id);
+        }
+    }
+
     /// Writes some of the queued messages, ends parked posts whose notify frames have room now, and asks the
     /// kernel to report when there is room for more.
     pub(crate) fn flush(&mut self, id: LinkId) {
@@ -33,7 +59,7 @@ impl LocalTransport {
     }
 
     /// Queues the notify frames of parked posts while there is room. Returns how many were queued.
-    fn unpark(&mut self, id: LinkId) -> usize {
+    pub(crate) fn unpark(&mut self, id: LinkId) -> usize {
         let mut ended = 0;
         while let Some(link) = self.links.get_mut(id)
             && let Some((post, notify)) = link.parked.pop(|len| link.connection.outbound.has_room(len))

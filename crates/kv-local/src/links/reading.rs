@@ -116,7 +116,9 @@ impl LocalTransport {
             match link.connection.receive(self.scratch.get_mut(..room).unwrap_or_default()) {
                 Ok(Received::Bytes(count)) => {
                     link.heard = self.now;
-                    share -= count;
+                    // Fewer bytes than there was room for are the last ones for now.
+                    let is_last = count < room && link.stage == Stage::Open;
+                    share = if is_last { 0 } else { share - count };
                     budget.bytes -= count;
                     self.pacing.note_bytes(id, count);
                 }

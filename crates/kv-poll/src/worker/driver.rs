@@ -165,6 +165,8 @@ impl<M: Machine> Driver<M> {
         self.shared.counters.turns.add_one();
         self.take_commands();
         self.take_events();
+        // The messages of the commands are on their way.
+        self.shared.poll_set.signal_noted();
         self.take_answers();
         self.take_timeout();
         self.take_ready_events();
@@ -173,7 +175,9 @@ impl<M: Machine> Driver<M> {
         // `rest`.
         let now = self.clock.now();
         self.drain(now);
-        match self.wind_up(now) {
+        let ended = self.wind_up(now);
+        self.shared.poll_set.signal_noted();
+        match ended {
             Some(ended) => Turn::Ended(ended),
             None => {
                 self.face.show(now, &self.shared, &self.machine);

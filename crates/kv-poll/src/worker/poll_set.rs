@@ -39,6 +39,8 @@ pub struct PollSet<M: Machine> {
     queue: ArrayQueue<Arc<Cell<M>>>,
     event: OwnedFd,
     signal: AtomicU8,
+    /// There is a change for which the descriptor is to be made readable at the end of the worker's turn.
+    noted: AtomicBool,
     /// A drain is under way. Nothing ever waits for the end of one.
     draining: AtomicBool,
     /// A drain found another one under way.
@@ -60,6 +62,7 @@ impl<M: Machine> PollSet<M> {
             queue: ArrayQueue::new(max_sessions.saturating_mul(2).max(2)),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             signal: AtomicU8::new(QUIET),
+            noted: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             turned_away: AtomicBool::new(false),
             waiters: Waiters::default(),
@@ -142,11 +145,35 @@ impl<M: Machine> PollSet<M> {
     /// Puts a session into the set, unless the session is there already, and makes the descriptor readable.
     /// Comes after the change.
     pub(crate) fn notify(&self, cell: &Arc<Cell<M>>) {
-        if cell.is_handle_gone() || !cell.enqueue() {
-            return;
+        if self.put(cell) {
+            self.signal();
         }
-        self.push(Arc::clone(cell));
-        self.signal();
+    }
+
+    /// As [`notify`](PollSet::notify), but leaves it to [`signal_noted`](PollSet::signal_noted) to make the descriptor
+    /// readable: once for all changes of a turn, and after the worker's messages are on their way. For the worker's
+    /// thread.
+    pub(crate) fn note(&self, cell: &Arc<Cell<M>>) {
+        if self.put(cell) {
+            self.noted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes the descriptor readable if changes were noted that nobody has drained meanwhile.
+    pub(crate) fn signal_noted(&self) {
+        if self.noted.load(Ordering::Relaxed) {
+            self.noted.store(false, Ordering::Relaxed);
+            self.signal();
+        }
+    }
+
+    /// Puts a session into the set. False if it is there already, or has no handle.
+    fn put(&self, cell: &Arc<Cell<M>>) -> bool {
+        let is_new = !cell.is_handle_gone() && cell.enqueue();
+        if is_new {
+            self.push(Arc::clone(cell));
+        }
+        is_new
     }
 
     fn push(&self, cell: Arc<Cell<M>>) {

@@ -71,7 +71,7 @@ impl<M: Machine> Sessions<M> {
         if status.is_terminal() {
             self.shared.counters.start_quarantine(entry.held);
         }
-        self.shared.announce(&entry.cell);
+        self.shared.announce_soon(&entry.cell);
         self.retire(session);
     }
 
@@ -129,6 +129,7 @@ impl<M: Machine> Drop for Sessions<M> {
             self.shared.announce(&entry.cell);
             self.shared.leave(&entry.cell, Side::Worker);
         }
+        self.shared.poll_set.signal_noted();
     }
 }
 

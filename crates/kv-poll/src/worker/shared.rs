@@ -231,18 +231,26 @@ impl<M: Machine> Shared<M> {
         !self.ring.is_empty() || !self.aborts.is_empty()
     }
 
-    /// Hands a resource back to its session, and reports the session if the session can be reclaimed now.
+    /// Hands a resource back to its session, and reports the session if the session can be reclaimed now, at the end
+    /// of the turn.
     pub(crate) fn give_back(&self, cell: &Arc<Cell<M>>, resource: M::Resource) {
+        self.give(cell, resource);
+        if cell.is_reclaimable() {
+            self.announce_soon(cell);
+        }
+    }
+
+    fn give(&self, cell: &Arc<Cell<M>>, resource: M::Resource) {
         if let Some(orphan) = cell.give_back(resource) {
             self.add_orphan(orphan);
         }
-        self.notify_if_reclaimable(cell);
     }
 
     /// Hands back what a command lends that the machine has not seen, so that no data operation uses it.
     pub(crate) fn return_unseen(&self, cell: &Arc<Cell<M>>, command: M::Command) {
         if let Some(resource) = command.into_resource() {
-            self.give_back(cell, resource);
+            self.give(cell, resource);
+            self.notify_if_reclaimable(cell);
         }
     }
 
@@ -293,6 +301,13 @@ impl<M: Machine> Shared<M> {
         if cell.is_reclaimable() {
             self.announce(cell);
         }
+    }
+
+    /// As [`announce`](Shared::announce), but the descriptor of the poll set becomes readable at the end of the turn
+    /// only. For the worker's thread.
+    pub(crate) fn announce_soon(&self, cell: &Arc<Cell<M>>) {
+        self.poll_set.note(cell);
+        cell.waiters().wake();
     }
 
     /// Tells the poll set and the tasks that wait for the session that the session has changed.
