@@ -7,6 +7,7 @@
 pub mod host;
 pub mod hybrid;
 pub mod memory;
+pub mod netns;
 pub mod overheard;
 pub mod pair;
 pub mod process;

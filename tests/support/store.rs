@@ -37,6 +37,8 @@ pub enum Members {
     Tcp,
     TcpLocal,
     LocalTcp,
+    /// As `LocalTcp`, with memory that local has adopted.
+    AdoptedTcp,
 }
 
 impl Place {
@@ -55,7 +57,7 @@ impl Place {
         let mut parts = word.strip_prefix("Placed|")?.split('|');
         let mut address = || parts.next()?.parse().ok();
         let (bind, advertised) = (address()?, address()?);
-        let members = [Members::Tcp, Members::TcpLocal, Members::LocalTcp];
+        let members = [Members::Tcp, Members::TcpLocal, Members::LocalTcp, Members::AdoptedTcp];
         let named = parts.next()?;
         let members = members.into_iter().find(|members| format!("{members:?}") == named)?;
         Some(Place { bind, advertised, members })
@@ -72,6 +74,13 @@ impl Place {
             Members::Tcp => vec![tcp],
             Members::TcpLocal => vec![tcp, local()],
             Members::LocalTcp => vec![local(), tcp],
+            Members::AdoptedTcp => {
+                let mut adopting = LocalTransport::new(LocalConfig::default()).unwrap();
+                // SAFETY: the store keeps the arena until its worker has stopped, and reads and writes it by
+                // address.
+                unsafe { adopting.adopt(arena.addr(), arena.len() as u64) }.unwrap();
+                vec![Member::new(Box::new(adopting)), tcp]
+            }
         })
         .unwrap()
     }

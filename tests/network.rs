@@ -1,0 +1,231 @@
+//! Workers on two hosts, as far as one machine can show it: a decode worker in one network namespace and a prefill
+//! process in another, joined by a link that is slow, drops packets, or is cut. Each test runs in namespaces of its
+//! own, and is skipped with the reason where those are not permitted.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod support;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use kv_transfer::params::TransferParams;
+use kv_transfer::prelude::*;
+use support::host::Host;
+use support::netns::{Beyond, enter, far, near};
+use support::process::{Kind, Process, reader};
+use support::random::Random;
+use support::store::{Members, Place, Store};
+use support::{PATIENCE, ended, reclaimed, until};
+
+/// Pages of a request: 3 MiB.
+const PAGES: usize = 48;
+/// Pages of a long request: 12 MiB.
+const MANY: usize = 192;
+
+/// The entry point of the other process. In the test's own process it does nothing.
+#[test]
+fn child() {
+    support::process::child();
+}
+
+/// A decode worker in this namespace, and a prefill process in the one beyond.
+struct Hosts {
+    beyond: Beyond,
+    _server: KvBootstrapServer,
+    decode: Host,
+    prefill: Process,
+    rooms: u64,
+}
+
+impl Hosts {
+    fn over(members: Members) -> Hosts {
+        let place = |bind| Place::at(bind, members);
+        Hosts::at(place(near(false)), place(far(false)))
+    }
+
+    fn at(here: Place, there: Place) -> Hosts {
+        let beyond = Beyond::joined();
+        let server = KvBootstrapServer::start(&near(false).to_string()).unwrap();
+        let addr = server.local_addr().to_string();
+        let by = beyond.by();
+        let by: Vec<&str> = by.iter().map(String::as_str).collect();
+        let mut prefill = Process::start_by(&by, Kind::Placed(there), WorkerRole::Prefill, &addr);
+        prefill.tell("deadline 60000");
+        let decode = Kind::Placed(here).setup(WorkerRole::Decode, &addr).start();
+        Hosts { beyond, _server: server, decode, prefill, rooms: 0 }
+    }
+
+    /// Pages that the prefill worker writes.
+    fn push(&mut self, pages: usize) {
+        self.rooms += 1;
+        let (room, content, addr) = (self.rooms, 3 * self.rooms, self.decode.addr.clone());
+        self.prefill.tell(&format!("send {room} {pages} 0 {content}"));
+        let mut receiver = self.decode.receiver(&addr, room, SessionOptions::default());
+        receiver.init(self.decode.room_for(pages), None).unwrap();
+        self.arrives(receiver, room, content);
+    }
+
+    /// Pages that the decode worker reads.
+    fn pull(&mut self, pages: usize) {
+        self.rooms += 1;
+        let (room, content) = (self.rooms, 3 * self.rooms);
+        self.prefill.tell(&format!("keep {room} {pages} {content} 30000"));
+        let params = self.prefill.expect("kept").join(" ");
+        let (_, mut receiver) = reader(&self.decode, &TransferParams::parse(&params).unwrap());
+        receiver.init(self.decode.room_for(pages), None).unwrap();
+        self.arrives(receiver, room, content);
+    }
+
+    fn arrives(&mut self, receiver: kv_transfer::Receiver, room: u64, content: u64) {
+        assert_eq!(ended(&receiver), KvPoll::Success, "{:?}", receiver.failure());
+        let pages = reclaimed(receiver);
+        self.decode.arrived(pages.list(), content, &format!("room {room}"));
+        self.decode.free(pages);
+        assert_eq!(self.prefill.end_of(room), "Success");
+    }
+
+    /// By which transports the prefill worker was reached.
+    fn opened(&self) -> Vec<String> {
+        let Store::Placed(_, _, log) = &self.decode.memory.store else { panic!("another transport") };
+        let lines = log.lock().unwrap();
+        lines.iter().filter(|line| line.starts_with("connect ")).cloned().collect()
+    }
+
+    fn close(self) {
+        self.decode.check_idle("at the end");
+        self.prefill.close();
+        self.decode.close("decode");
+        drop(self.beyond);
+    }
+}
+
+#[test]
+fn pages_cross_a_link_in_both_modes_and_over_both_families_of_addresses() {
+    if !enter("pages_cross_a_link_in_both_modes_and_over_both_families_of_addresses") {
+        return;
+    }
+    for v6 in [false, true] {
+        let place = |bind| Place::at(bind, Members::Tcp);
+        let mut hosts = Hosts::at(place(near(v6)), place(far(v6)));
+        hosts.push(MANY);
+        hosts.pull(MANY);
+        hosts.close();
+    }
+}
+
+#[test]
+fn workers_that_listen_everywhere_are_reached_by_the_addresses_that_they_advertise() {
+    if !enter("workers_that_listen_everywhere_are_reached_by_the_addresses_that_they_advertise") {
+        return;
+    }
+    for (everywhere, v6) in [("0.0.0.0:0", false), ("[::]:0", true)] {
+        let bind: SocketAddr = everywhere.parse().unwrap();
+        let place = |advertised| Place { bind, advertised, members: Members::Tcp };
+        let mut hosts = Hosts::at(place(near(v6)), place(far(v6)));
+        hosts.push(PAGES);
+        hosts.pull(PAGES);
+        hosts.close();
+    }
+}
+
+#[test]
+fn a_peer_in_another_network_namespace_is_reached_by_tcp_where_local_is_preferred() {
+    if !enter("a_peer_in_another_network_namespace_is_reached_by_tcp_where_local_is_preferred") {
+        return;
+    }
+    let mut hosts = Hosts::over(Members::LocalTcp);
+    hosts.push(PAGES);
+    hosts.pull(PAGES);
+    assert_eq!(
+        hosts.opened(),
+        ["connect local", "connect tcp"],
+        "one attempt that is refused, and no later one"
+    );
+    hosts.close();
+}
+
+#[test]
+fn a_narrow_link_that_drops_packets_delivers_every_byte() {
+    if !enter("a_narrow_link_that_drops_packets_delivers_every_byte") {
+        return;
+    }
+    let mut hosts = Hosts::over(Members::Tcp);
+    if let Err(why) = hosts.beyond.shape("tbf rate 200mbit burst 16kb limit 24kb") {
+        println!("SKIPPED: this kernel cannot limit a link: {why}");
+        return hosts.close();
+    }
+    for _ in 0..2 {
+        hosts.push(PAGES);
+        hosts.pull(PAGES);
+    }
+    let dropped = hosts.beyond.dropped();
+    println!("{dropped} packets were dropped");
+    assert!(dropped > 0, "the link is too wide for this test");
+    hosts.close();
+}
+
+#[test]
+fn delayed_and_lost_packets_delay_requests_and_damage_none() {
+    if !enter("delayed_and_lost_packets_delay_requests_and_damage_none") {
+        return;
+    }
+    let mut hosts = Hosts::over(Members::Tcp);
+    if let Err(why) = hosts.beyond.shape("netem delay 10ms 3ms loss 1% reorder 5%") {
+        println!("SKIPPED: this kernel cannot delay and lose packets (sch_netem): {why}");
+        return hosts.close();
+    }
+    for _ in 0..3 {
+        hosts.push(PAGES);
+        hosts.pull(PAGES);
+    }
+    hosts.close();
+}
+
+/// A partition, in the middle of a long request that takes seconds: both sides fail by their deadlines, all pages
+/// come back while the link is still cut, and the next request after the partition is served.
+#[test]
+fn a_partition_ends_requests_by_their_deadlines_and_the_next_one_after_it_is_served() {
+    if !enter("a_partition_ends_requests_by_their_deadlines_and_the_next_one_after_it_is_served") {
+        return;
+    }
+    let mut random = Random::new("partition");
+    let mut hosts = Hosts::over(Members::Tcp);
+    hosts.push(PAGES);
+    if let Err(why) = hosts.beyond.shape("tbf rate 40mbit burst 32kb limit 256kb") {
+        println!("SKIPPED: this kernel cannot limit a link: {why}");
+        return hosts.close();
+    }
+    let deadline = Duration::from_millis(4000);
+    hosts.prefill.tell("deadline 4000");
+    hosts.rooms += 1;
+    let (room, addr) = (hosts.rooms, hosts.decode.addr.clone());
+    let began = Instant::now();
+    hosts.prefill.tell(&format!("send {room} {MANY} 0 99"));
+    let options = SessionOptions::default().with(|options| options.deadline = Some(deadline));
+    let mut receiver = hosts.decode.receiver(&addr, room, options);
+    let pages = hosts.decode.room_for(MANY);
+    let first = pages.list().iter().next().unwrap();
+    let before = hosts.decode.memory.page(first);
+    receiver.init(pages, None).unwrap();
+    until("the first bytes", || hosts.decode.memory.page(first) != before);
+    std::thread::sleep(Duration::from_micros(random.below(500_000) as u64));
+    assert!(!receiver.poll().is_terminal(), "the link is too wide for this test");
+    hosts.beyond.cut();
+    assert_eq!(ended(&receiver), KvPoll::Failed);
+    let (failed_after, why) = (began.elapsed(), receiver.failure());
+    assert!(failed_after < deadline + Duration::from_secs(3), "{failed_after:?}: {why:?}");
+    let pages = reclaimed(receiver);
+    println!("failed after {failed_after:?} by {why:?}; pages are back after {:?}", began.elapsed());
+    hosts.decode.missed(pages.list(), 99, &"a request that was cut off");
+    hosts.decode.rewrite(pages.list());
+    hosts.decode.free(pages);
+    // The pipes of the other process do not go by the link.
+    let theirs = hosts.prefill.end_of(room);
+    assert!(theirs != "Success" && began.elapsed() < PATIENCE, "{theirs} after {:?}", began.elapsed());
+    println!("the prefill side has its pages back after {:?}: {theirs}", began.elapsed());
+
+    hosts.beyond.mend();
+    hosts.prefill.tell("deadline 60000");
+    hosts.push(PAGES);
+    hosts.close();
+}

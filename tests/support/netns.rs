@@ -1,0 +1,152 @@
+//! Network namespaces for the processes of a test. Everything goes with the processes: names, links and addresses
+//! are of namespaces that nothing else is in.
+
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+
+use super::until;
+
+/// The variable with the name of the test that runs in a namespace of its own.
+const INSIDE: &str = "KV_TRANSFER_TEST_NAMESPACE";
+/// The addresses of this namespace and of the one beyond the link: of ranges for benchmarks and for private use.
+const NEAR: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(198, 18, 0, 1), Ipv6Addr::new(0xfd00, 0x18, 0, 0, 0, 0, 0, 1));
+const FAR: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(198, 18, 0, 2), Ipv6Addr::new(0xfd00, 0x18, 0, 0, 0, 0, 0, 2));
+
+/// Runs the calling test once more, alone in a network namespace of its own. True inside that namespace. False
+/// outside: then the test has run inside, or was skipped, and the reason was printed.
+pub fn enter(test: &str) -> bool {
+    if std::env::var(INSIDE).is_ok_and(|inside| inside == test) {
+        run("ip link set lo up");
+        return true;
+    }
+    if let Err(why) =
+        ["unshare -n true", "ip -V", "nsenter --version"].map(tried).into_iter().collect::<Result<(), _>>()
+    {
+        println!("SKIPPED: {test} needs network namespaces and the program `ip` of iproute2: {why}");
+        return false;
+    }
+    let status = Command::new("unshare")
+        .arg("-n")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, test)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{test} has failed in its namespace");
+    false
+}
+
+/// A command line that must succeed.
+pub fn run(line: &str) {
+    tried(line).unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// Runs a command line; what it prints is the error.
+pub fn tried(line: &str) -> Result<(), String> {
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    let output =
+        command.args(words).stdin(Stdio::null()).output().map_err(|error| format!("{line}: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{line}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+/// A second namespace, which a link joins to this one. The link is `near` here and `far` there.
+pub struct Beyond {
+    /// The process that the namespace belongs to.
+    holder: Child,
+}
+
+impl Beyond {
+    pub fn joined() -> Beyond {
+        let mut holder = Command::new("unshare")
+            .args(["-n", "sh", "-c", "echo; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // What it says, it says in its namespace.
+        holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let beyond = Beyond { holder };
+        run(&format!("ip link add near type veth peer name far netns {}", beyond.pid()));
+        for (at, dev, (v4, v6)) in [("", "near", NEAR), (&*beyond.prefix(), "far", FAR)] {
+            run(format!("{at} ip addr add {v4}/24 dev {dev}").trim());
+            run(format!("{at} ip addr add {v6}/64 dev {dev} nodad").trim());
+            run(format!("{at} ip link set {dev} up").trim());
+        }
+        run(&format!("{} ip link set lo up", beyond.prefix()));
+        until("the link is up", is_up);
+        beyond
+    }
+
+    fn pid(&self) -> u32 {
+        self.holder.id()
+    }
+
+    fn prefix(&self) -> String {
+        format!("nsenter -t {} -n", self.pid())
+    }
+
+    /// The program by which processes are started in the namespace, with its options.
+    pub fn by(&self) -> Vec<String> {
+        self.prefix().split(' ').map(str::to_owned).collect()
+    }
+
+    /// Nothing passes any more, and neither side is told.
+    pub fn cut(&self) {
+        run("ip link set near down");
+    }
+
+    pub fn mend(&self) {
+        run("ip link set near up");
+        until("the link is up", is_up);
+    }
+
+    /// How packets leave both ends of the link, in the words of `tc`.
+    pub fn shape(&self, discipline: &str) -> Result<(), String> {
+        tried(&format!("tc qdisc replace dev near root {discipline}"))?;
+        tried(&format!("{} tc qdisc replace dev far root {discipline}", self.prefix()))
+    }
+
+    /// How many packets were dropped at both ends of the link since the discipline was set.
+    pub fn dropped(&self) -> u64 {
+        let ends =
+            ["tc -s qdisc show dev near".to_owned(), format!("{} tc -s qdisc show dev far", self.prefix())];
+        let dropped = |line: &String| -> u64 {
+            let mut words = line.split(' ');
+            let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let (_, rest) = text.split_once("(dropped ").unwrap();
+            rest.split(',').next().unwrap().parse().unwrap()
+        };
+        ends.iter().map(dropped).sum()
+    }
+}
+
+fn is_up() -> bool {
+    // What /sys says is about the namespace in which it was mounted.
+    let output = Command::new("ip").args(["-o", "link", "show", "dev", "near"]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).contains("LOWER_UP")
+}
+
+impl Drop for Beyond {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// Any port of this end of the link.
+pub fn near(v6: bool) -> SocketAddr {
+    SocketAddr::new(if v6 { IpAddr::from(NEAR.1) } else { NEAR.0.into() }, 0)
+}
+
+/// Any port of the other end.
+pub fn far(v6: bool) -> SocketAddr {
+    SocketAddr::new(if v6 { IpAddr::from(FAR.1) } else { FAR.0.into() }, 0)
+}
