@@ -14,6 +14,7 @@ use crate::handshake::{Hello, opening};
 use crate::link::{Identity, Link, LinkId, Stage};
 use crate::metadata::Metadata;
 use crate::right::Right;
+use crate::sys::read_byte;
 use crate::transport::LocalTransport;
 use crate::watch::new_socket;
 
@@ -23,6 +24,25 @@ const ACCEPT_BUDGET: usize = 16;
 pub(super) const DIAL_AGAIN: Duration = Duration::from_millis(10);
 /// How soon connections are accepted again after file descriptors ran out.
 pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+
+/// Refuses a peer whose adopted memory cannot be reached from here, so that the peer is reached by another
+/// transport.
+fn check_adopted(metadata: &Metadata, process: &Process) -> Result<(), TransportError> {
+    let adopted = metadata.regions.iter().find(|region| region.arena.is_none() && region.len > 0);
+    let Some(addr) = adopted.and_then(|region| usize::try_from(region.start).ok()) else { return Ok(()) };
+    let Some(pid) = process.pid() else {
+        return Err(TransportError::Metadata(
+            "it has adopted memory in a PID namespace that is not seen here",
+        ));
+    };
+    match read_byte(pid, addr) {
+        Err(error) if error.errno == Some(Errno::PERM.raw_os_error()) && process.is_alive() => {
+            Err(TransportError::Metadata("it has adopted memory that this process has no right to reach"))
+        }
+        // What else is wrong, the first post will tell.
+        _ => Ok(()),
+    }
+}
 
 impl LocalTransport {
     /// Connects a peer: over a connection that the peer has opened to this transport, or over a new one.
@@ -56,6 +76,9 @@ impl LocalTransport {
             return Err(TransportError::Metadata("it differs from the metadata in the peer's hello"));
         }
         let lent = link.lent.as_ref().ok_or(TransportError::PeerGone)?;
+        if let Some(process) = &link.process {
+            check_adopted(&identity.metadata, process)?;
+        }
         let mapped = lent.map(&identity.metadata)?;
         link.memory = Some(mapped);
         link.lent = None;
@@ -116,6 +139,7 @@ impl LocalTransport {
                 return Err(TransportError::Metadata("another process listens at the peer's address"));
             }
         };
+        check_adopted(&identity.metadata, &process)?;
         let (right, page) = Right::grant()?;
         self.watch.watch_process(id, &process)?;
         link.process = Some(process);
