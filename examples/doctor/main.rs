@@ -1,11 +1,12 @@
-//! Prints what the TCP transport and the NIXL transport would use on this host, and tries them out.
+//! Prints what the transports would use on this host or in this container, and tries them out.
 //!
 //! ```text
 //! scripts/setup-nixl.sh && source target/nixl/env.sh
 //! cargo run --release --features nixl --example doctor
 //! ```
 //!
-//! The program prints addresses, socket buffers and the speed of TCP. Without `--features nixl` that is all; with it,
+//! The program prints namespaces, limits and the speed of the embedded transport, and addresses, socket buffers and the
+//! speed of TCP. Without `--features nixl` that is all; with it,
 //! it prints libraries, plugins, limits and environment variables. Then it transfers bytes between two
 //! processes, checks them, and prints the transports that UCX chose and the speed in both directions. The exit
 //! status is 1 if NIXL cannot be used.
@@ -15,6 +16,7 @@ use std::process::ExitCode;
 
 #[cfg(feature = "nixl")]
 mod host;
+mod local;
 mod tcp;
 #[cfg(feature = "nixl")]
 mod trial;
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         };
     }
     // Before NIXL, which must be loaded while there is one thread: the threads of the trial have ended.
+    local::report();
     if let Err(error) = tcp::report() {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
 
 #[cfg(not(feature = "nixl"))]
 fn main() -> ExitCode {
+    local::report();
     if let Err(error) = tcp::report() {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;

@@ -1,0 +1,116 @@
+//! What the embedded transport finds in this process's container: namespaces, user, limits, and whether it works here.
+
+use std::time::Instant;
+
+use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
+use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
+use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
+use rustix::process::{Resource, geteuid, getrlimit};
+
+const REGION: usize = 64 << 20;
+const PEER: PeerId = PeerId(1);
+
+/// The name of the PID namespace that a kernel starts with.
+const FIRST_PIDS: &str = "pid:[4026531836]";
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Prints what was found. What does not work here is left to the next transport, so nothing is an error.
+pub fn report() {
+    println!("Local (needs nothing installed)");
+    let same = "peers must be in the same one, or are reached by the next transport";
+    line("network", &namespace("net"), same);
+    let pids = if namespace("pid") == FIRST_PIDS { "the host's" } else { "a container's" };
+    line(
+        "processes",
+        pids,
+        "peers in other PID namespaces of this host are reached, but no adopted memory of theirs",
+    );
+    line(
+        "user",
+        &geteuid().as_raw().to_string(),
+        "peers must run as the same one, or are reached by the next transport",
+    );
+    let bytes = |resource| {
+        getrlimit(resource)
+            .current
+            .map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} MiB", bytes >> 20))
+    };
+    line(
+        "memory",
+        &or_unlimited(&cgroup("memory.max")),
+        "of the container: the caches of its workers count against it",
+    );
+    line(
+        "addresses",
+        &bytes(Resource::As),
+        "must hold this worker's cache and those of its peers, which are mapped",
+    );
+    line("locked memory", &bytes(Resource::Memlock), "local and TCP lock none; RDMA locks the cache");
+    let files =
+        getrlimit(Resource::Nofile).current.map_or_else(|| "unlimited".to_owned(), |files| files.to_string());
+    line("descriptors", &files, "two for each peer, and a few for each worker");
+    line("/dev/shm", "not used", "arenas are memory files, which no mount limits");
+    match trial() {
+        Ok(rate) => {
+            line("speed", &format!("WRITE {rate:.2} GB/s"), "between two transports of this process, 64 MiB")
+        }
+        Err(error) => line("speed", "does not work here", &error.to_string()),
+    }
+    println!();
+}
+
+fn line(what: &str, value: &str, why: &str) {
+    println!("  {what:<14}  {value}  ({why})");
+}
+
+fn namespace(kind: &str) -> String {
+    let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));
+    link.map_or_else(|_| "unknown".to_owned(), |name| name.display().to_string())
+}
+
+/// The value of a file of this process's control group.
+fn cgroup(file: &str) -> String {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let path = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    let read = |path: &str| std::fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}"));
+    read(path).or_else(|_| read("")).unwrap_or_default().trim().to_owned()
+}
+
+fn or_unlimited(bytes: &str) -> String {
+    bytes.parse::<u64>().map_or_else(|_| "unlimited".to_owned(), |bytes| format!("{} MiB", bytes >> 20))
+}
+
+fn side() -> Result<(LocalTransport, Arena), Error> {
+    let arena = Arena::new(REGION)?;
+    let mut transport = LocalTransport::new(LocalConfig::default())?;
+    transport.add_arena(&arena)?;
+    transport.register(&Region::dram(RegionRole::Kv, arena.addr(), REGION as u64, 1 << 16))?;
+    Ok((transport, arena))
+}
+
+/// The better of two writes of a whole region, in GB/s.
+fn trial() -> Result<f64, Error> {
+    let (mut here, _ours) = side()?;
+    let (mut there, _theirs) = side()?;
+    here.connect(PEER, &there.metadata()?)?;
+    here.permit(PEER, Time::MAX);
+    let mut best = 0f64;
+    for id in 0..2 {
+        let len = REGION as u64;
+        let whole = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
+        let begun = Instant::now();
+        here.post(PEER, Post { id: PostId(id), op: Op::Write, descriptors: vec![whole], notify: None })?;
+        let mut events = Vec::new();
+        while events.is_empty() && begun.elapsed().as_secs() < 10 {
+            there.poll(Time::ZERO, &mut Vec::new());
+            here.poll(Time::ZERO, &mut events);
+        }
+        match events.pop() {
+            Some(TransportEvent::Posted { result, .. }) => result?,
+            other => return Err(format!("a write has not ended: {other:?}").into()),
+        }
+        best = best.max(REGION as f64 / begun.elapsed().as_secs_f64() / 1e9);
+    }
+    Ok(best)
+}
