@@ -9,7 +9,7 @@ mod support;
 
 use browser::{Browser, chromium, target};
 use kv_core::Room;
-use kv_timeline::{Message, Side, Text, Timeline, What};
+use kv_timeline::{Failure, Message, Note, SessionNotes, Side, Text, Timeline, What};
 use serde_json::Value;
 use support::{HOUR, MS, START, pair, push};
 
@@ -68,6 +68,41 @@ fn hostile_names_are_texts_in_the_page_and_nothing_else() {
     }
     browser.drawn();
     browser.screenshot(&target().join("timeline-hostile.png"));
+    assert_eq!(browser.errors, Vec::<String>::new());
+}
+
+/// A record that was read may hold anything: sessions that end twice, and events that are centuries apart.
+#[test]
+fn a_record_that_no_worker_has_made_breaks_nothing_in_the_page() {
+    let mut made = pair([0, 0]);
+    let end = push(&mut made, &Room::Number(1), 1, START, [MS, MS]);
+    let [name, why, advice] = ["PeerLost", "the peer was lost", "none"].map(Text::new);
+    let failure = Failure { phase: kv_core::Phase::Transfer, peer: None, name, why, advice };
+    made[0].notes(1, Some((1, 1)), START + MS, What::Failed(Box::new(failure)));
+    made[0].notes(1, Some((1, 1)), end, What::Ended);
+    for (session, times) in [(2, [0, u64::MAX]), (3, [u64::MAX - 3, u64::MAX - 1])] {
+        let opened = What::Opened { room: Room::Number(session), side: Side::Sender };
+        let note = |(at, what)| Note { at, peer: None, attempt: None, what };
+        let notes = times.into_iter().zip([opened, What::Closed]).map(note).collect();
+        made[0].record.sessions.push(SessionNotes { session, notes });
+    }
+    let timeline = Timeline::join(made.into_iter().map(|made| made.record).collect()).unwrap();
+    let html = timeline.html().unwrap();
+    let Some(program) = chromium() else { return };
+    let path = target().join("timeline-strange.html");
+    std::fs::write(&path, html).unwrap();
+    let mut browser = Browser::open(&program, &path, (1200, 900), true);
+    assert_eq!(browser.errors, Vec::<String>::new());
+    assert_eq!(browser.value("document.documentElement.dataset.drawn"), "yes");
+    // Every request, as near as it gets.
+    for number in 0..3 {
+        let near = format!(
+            "(() => {{ const one = page.data.requests[{number}]; page.detail(one); page.span(one.from, one.to); \
+             for (let times = 0; times < 20; times += 1) document.getElementById('zoom-in').click(); page.draw(); return 1; }})()"
+        );
+        assert_eq!(browser.value(&near), 1);
+    }
+    browser.drawn();
     assert_eq!(browser.errors, Vec::<String>::new());
 }
 

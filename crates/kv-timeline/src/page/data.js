@@ -107,7 +107,7 @@ window.addEventListener("error", (event) => {
     const requests = group.requests.size ? count(group.requests.size, "request") : "";
     const times = group.number > group.workers.size ? " (" + group.number + " times)" : "";
     switch (group.kind) {
-      case "failed": return by + ": " + requests + " failed" + (peer ? " with " + peer : "") + ": " + (group.lane ? group.lane.failure[1] : group.text);
+      case "failed": return by + ": " + requests + " failed" + (peer ? " with " + peer : "") + ": " + (group.lane && group.lane.failure ? group.lane.failure[1] : group.text);
       case "lease expired": return by + ": the lease of " + requests + " has expired" + (peer ? " before " + peer + " had read the pages" : " before anybody read the pages");
       case "asked again": return by + ": " + group.text + (requests ? ", for " + requests : "") + times;
       default: {

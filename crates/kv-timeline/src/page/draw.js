@@ -73,7 +73,8 @@
     const power = 10 ** Math.floor(Math.log10(wanted));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= wanted);
     const all = [];
-    for (let tick = Math.ceil(view.from / step) * step; tick <= view.to; tick += step) all.push(tick);
+    // Centuries away, the next tick may be the same number.
+    for (let tick = Math.ceil(view.from / step) * step; tick <= view.to && all.at(-1) !== tick; tick += step) all.push(tick);
     return { all, step };
   };
   const label = (tick, step) => {
