@@ -272,6 +272,8 @@ pub use kv_observe as observe;
 pub use kv_tcp as tcp;
 #[cfg(feature = "timeline")]
 pub use kv_timeline as timeline;
+#[cfg(feature = "ucx")]
+pub use kv_ucx as ucx;
 pub use kv_ways as ways;
 
 pub mod unstable;

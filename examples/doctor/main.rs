@@ -5,8 +5,9 @@
 //! cargo run --release --features nixl --example doctor
 //! ```
 //!
-//! The program prints namespaces, limits and the speed of the embedded transport, and addresses, socket buffers and the
-//! speed of TCP. Without `--features nixl` that is all; with it,
+//! The program prints namespaces, limits and the speed of the embedded transport; addresses, socket buffers and the speed
+//! of TCP; and with `--features ucx` the speed of UCX, in a process of its own, as NIXL brings another copy of UCX.
+//! Without `--features nixl` that is all; with it,
 //! it prints libraries, plugins, limits and environment variables. Then it transfers bytes between two
 //! processes, checks them, and prints the transports that UCX chose and the speed in both directions. The exit
 //! status is 1 if NIXL cannot be used.
@@ -20,12 +21,13 @@ mod local;
 mod tcp;
 #[cfg(feature = "nixl")]
 mod trial;
+mod ucx;
 
 #[cfg(feature = "nixl")]
 fn main() -> ExitCode {
     use kv_transfer::nixl::{Nixl, Search, guards};
 
-    if let Some(result) = trial::role() {
+    if let Some(result) = ucx::role().or_else(trial::role) {
         return match result {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
     }
+    println!();
+    ucx::report();
     println!();
     // Read before loading NIXL adds variables.
     let missing = guards::missing();
@@ -92,11 +96,20 @@ fn main() -> ExitCode {
 
 #[cfg(not(feature = "nixl"))]
 fn main() -> ExitCode {
+    if let Some(result) = ucx::role() {
+        return if result.inspect_err(|error| eprintln!("error: {error}")).is_ok() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
     local::report();
     if let Err(error) = tcp::report() {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
     }
+    println!();
+    ucx::report();
     println!("\nNIXL: not looked for, because this example was built without `--features nixl`. Try");
     println!("  scripts/setup-nixl.sh && source target/nixl/env.sh");
     println!("  cargo run --release --features nixl --example doctor");

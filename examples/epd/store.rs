@@ -250,6 +250,14 @@ fn start(spec: &StoreSpec, config: EcConfig, region: &EcRegion) -> Result<EcWork
             let ways = transport::several(region.memory(), region.arena(), spec.timing)?;
             Ok(EcWorker::start(config, region, ways, client)?)
         }
+        #[cfg(feature = "ucx")]
+        TransportKind::Ucx => {
+            let mut transport = transport::ucx(spec.timing)?;
+            transport.add_memory(region.memory()).map_err(ExampleError::Ucx)?;
+            Ok(EcWorker::start(config, region, transport, client)?)
+        }
+        #[cfg(not(feature = "ucx"))]
+        TransportKind::Ucx => Err(ExampleError::NotBuilt { feature: "ucx" }.into()),
     }
 }
 

@@ -36,6 +36,9 @@ pub enum TransportKind {
     /// All that this build and this host have: each peer by the best that both sides have, and by the next one where that
     /// fails. Peers on other hosts need KV_TCP_ADDRESS.
     Auto,
+    /// kv-ucx: UCX without NIXL: RDMA, TCP. Needs a build with --features ucx. The variable UCX_NET_DEVICES has the
+    /// devices (default: all).
+    Ucx,
 }
 
 /// Which side moves the bytes.

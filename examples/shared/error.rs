@@ -63,6 +63,10 @@ pub enum ExampleError {
     #[cfg(feature = "nixl")]
     #[error(transparent)]
     Nixl(#[from] kv_transfer::nixl::NixlError),
+    /// UCX could not be loaded, or its transport could not be set up.
+    #[cfg(feature = "ucx")]
+    #[error(transparent)]
+    Ucx(#[from] kv_transfer::ucx::UcxError),
     /// The worker did not start.
     #[error(transparent)]
     Start(#[from] StartError),

@@ -29,6 +29,10 @@ pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
             drop(kv_transfer::nixl::Nixl::load(&kv_transfer::nixl::Search::default()));
             Ok(())
         }
+        #[cfg(feature = "ucx")]
+        TransportKind::Ucx => load_ucx().map(drop),
+        #[cfg(not(feature = "ucx"))]
+        TransportKind::Ucx => Err(ExampleError::NotBuilt { feature: "ucx" }),
     }
 }
 
@@ -44,6 +48,9 @@ pub enum Memory {
     Pool(HostMemory),
     /// Memory for every transport that there is, and the arena that the memory is, unless the host has none.
     Any(kv_transfer::tcp::Memory, Option<Arena>),
+    /// Memory for kv-ucx.
+    #[cfg(feature = "ucx")]
+    Ucx(HostMemory),
 }
 
 impl Memory {
@@ -61,6 +68,10 @@ impl Memory {
                 // Where shared memory is not to be had, other transports may still do.
                 Err(_) => Memory::Any(HostMemory::new(len)?.memory().clone(), None),
             }),
+            #[cfg(feature = "ucx")]
+            TransportKind::Ucx => Ok(Memory::Ucx(HostMemory::new(len)?)),
+            #[cfg(not(feature = "ucx"))]
+            TransportKind::Ucx => Err(ExampleError::NotBuilt { feature: "ucx" }),
         }
     }
 
@@ -72,6 +83,8 @@ impl Memory {
             Memory::Host(memory) => memory.addr(),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => pool.addr(),
+            #[cfg(feature = "ucx")]
+            Memory::Ucx(pool) => pool.addr(),
         }
     }
 
@@ -83,6 +96,8 @@ impl Memory {
             Memory::Host(memory) => Ok(memory.read(offset, out)?),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => Ok(pool.read(offset, out)?),
+            #[cfg(feature = "ucx")]
+            Memory::Ucx(pool) => Ok(pool.read(offset, out)?),
         }
     }
 
@@ -94,6 +109,8 @@ impl Memory {
             Memory::Host(memory) => Ok(memory.write(offset, bytes)?),
             #[cfg(feature = "nixl")]
             Memory::Pool(pool) => Ok(pool.write(offset, bytes)?),
+            #[cfg(feature = "ucx")]
+            Memory::Ucx(pool) => Ok(pool.write(offset, bytes)?),
         }
     }
 }
@@ -127,6 +144,12 @@ pub fn start(
         Memory::Any(memory, arena) => {
             start_over(several(memory, arena.as_ref(), pace)?, config, notes, client)
         }
+        #[cfg(feature = "ucx")]
+        Memory::Ucx(pool) => {
+            let mut transport = ucx(pace)?;
+            transport.add_memory(pool)?;
+            start_over(transport, config, notes, client)
+        }
     }
 }
 
@@ -153,7 +176,7 @@ pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
 }
 
 /// Every transport that there is, as one over the same memory: peers on this host by kv-local if the memory is an
-/// arena, others by NIXL where it is installed and reads as well as it writes (RDMA), and else by TCP.
+/// arena, others by NIXL or UCX where they are installed and read as well as they write (RDMA), and else by TCP.
 pub fn several(
     memory: &kv_transfer::tcp::Memory,
     arena: Option<&Arena>,
@@ -169,6 +192,12 @@ pub fn several(
     if let Ok(mut nixl) = nixl(pace) {
         nixl.add_memory(memory)?;
         members.push(Member::new(Box::new(nixl)));
+    }
+    // Refused beside NIXL, which brings UCX.
+    #[cfg(feature = "ucx")]
+    if let Ok(mut ucx) = ucx(pace) {
+        ucx.add_memory(memory)?;
+        members.push(Member::new(Box::new(ucx)));
     }
     let mut tcp = tcp(pace)?;
     tcp.add_memory(memory)?;
@@ -233,4 +262,20 @@ pub fn nixl_config(pace: Pace) -> kv_transfer::nixl::NixlConfig {
     let config = kv_transfer::nixl::NixlConfig::default();
     let settle = pace.at_most_a_second(config.settle);
     config.with(|config| config.settle = settle)
+}
+
+/// A transport over UCX, without memory.
+#[cfg(feature = "ucx")]
+pub fn ucx(pace: Pace) -> Result<kv_transfer::ucx::UcxTransport, ExampleError> {
+    let config = kv_transfer::ucx::UcxConfig::default();
+    let handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
+    let settle = pace.at_most_a_second(config.settle);
+    let config =
+        config.with(|config| (config.handshake_timeout, config.settle) = (handshake_timeout, settle));
+    Ok(kv_transfer::ucx::UcxTransport::new(load_ucx()?, config)?)
+}
+
+#[cfg(feature = "ucx")]
+fn load_ucx() -> Result<kv_transfer::ucx::Ucx, ExampleError> {
+    Ok(kv_transfer::ucx::Ucx::load(None).map_err(kv_transfer::ucx::UcxError::Load)?)
 }

@@ -74,6 +74,8 @@ enum TransportKind {
     Tcp,
     /// NVIDIA NIXL. Needs a build with --features nixl.
     Nixl,
+    /// kv-ucx. Needs a build with --features ucx.
+    Ucx,
 }
 
 fn main() -> ExitCode {

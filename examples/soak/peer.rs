@@ -47,6 +47,7 @@ impl Peer {
             TransportKind::Local => "local",
             TransportKind::Tcp => "tcp",
             TransportKind::Nixl => "nixl",
+            TransportKind::Ucx => "ucx",
         };
         let process = Command::new(std::env::current_exe()?)
             .args(["--transport", transport, "--peer", addr, &number.to_string()])

@@ -33,6 +33,10 @@ pub fn prepare(kind: TransportKind) -> Result<(), Error> {
         }
         #[cfg(not(feature = "nixl"))]
         TransportKind::Nixl => Err("this example was built without `--features nixl`".into()),
+        #[cfg(feature = "ucx")]
+        TransportKind::Ucx => Ok(kv_transfer::ucx::Ucx::load(None).map(drop)?),
+        #[cfg(not(feature = "ucx"))]
+        TransportKind::Ucx => Err("this example was built without `--features ucx`".into()),
     }
 }
 
@@ -94,6 +98,17 @@ impl Side {
             }
             #[cfg(not(feature = "nixl"))]
             TransportKind::Nixl => return Err("this example was built without `--features nixl`".into()),
+            #[cfg(feature = "ucx")]
+            TransportKind::Ucx => {
+                use kv_transfer::ucx::{Ucx, UcxConfig, UcxTransport};
+                let pool = HostMemory::new(len)?;
+                let mut transport = UcxTransport::new(Ucx::load(None)?, UcxConfig::default())?;
+                transport.add_memory(&pool)?;
+                let worker = Worker::start(config(pool.addr())?, transport, client)?;
+                (Memory::Pool(pool), worker)
+            }
+            #[cfg(not(feature = "ucx"))]
+            TransportKind::Ucx => return Err("this example was built without `--features ucx`".into()),
         };
         let manager = worker.manager();
         if role == WorkerRole::Prefill {
