@@ -130,7 +130,7 @@ fn agents(
     let mut agents = NixlTransport::new(&Nixl::load(&Search::default())?, config)?;
     match rank.memory() {
         Memory::Pool(pool) => agents.add_memory(pool)?,
-        Memory::Arena(_) | Memory::Host(_) | Memory::Any(..) => return Err(ExampleError::NotNixl),
+        _ => return Err(ExampleError::NotNixl),
     }
     Ok(TimedTransport::new(agents, log.clone(), heartbeats.clone()))
 }
