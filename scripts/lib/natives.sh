@@ -6,7 +6,7 @@
 #   without   a text for the end of the output about those that are not there; empty if all are
 set_up_natives() {
     natives=() without=
-    local library settings excluded=() features=checkpoint
+    local library settings excluded=() features=checkpoint,tls
     for library in nixl ucx fabric; do
         if settings=$("scripts/setup-$library.sh" --print); then
             eval "$settings"

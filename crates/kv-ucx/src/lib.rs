@@ -21,7 +21,7 @@
 //!   its slices have ended, and the write fence is [`AtDeath`](kv_core::WriteFence::AtDeath).
 //! - READ over TCP is refused ([`Directions::WRITE`](kv_core::Directions::WRITE)), unless
 //!   [`UcxConfig::reads_over_tcp`] is set: UCX serves such a READ by software, and of 100 readers that were killed in the
-//!   middle, three took down the process that they read from (UCX 1.22). Of 100 killed writers none did.
+//!   middle, three took down the process that they read from (UCX 1.22). Of 20 killed writers none did.
 //!
 //! # The end of a peer
 //!
