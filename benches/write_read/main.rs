@@ -2,7 +2,8 @@
 //! plain memcpy of the same blocks in the same run; and over the TCP transport, against plain blocking sockets.
 //!
 //! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with
-//! `-- nixl` after it, only that; with `-- tcp`, only TCP. Criterion's figures come first; then a table of ratios, each from
+//! `-- nixl` after it, only that; with `-- tcp`, only TCP; with `--features ucx`, also UCX beside plain calls of UCX, and
+//! with `-- ucx`, only that. Criterion's figures come first; then a table of ratios, each from
 //! pairs of measurements taken in turn, so that they hold on a machine whose speed drifts.
 
 #![allow(clippy::print_stdout)]
@@ -12,6 +13,8 @@ mod child;
 mod nixl;
 mod peer;
 mod tcp;
+#[cfg(feature = "ucx")]
+mod ucx;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -31,6 +34,15 @@ const REGION: usize = 512 << 20;
 const ROUNDS: usize = 7;
 
 fn main() -> Result<(), Error> {
+    // Without NIXL, which brings another copy of UCX.
+    #[cfg(feature = "ucx")]
+    if ucx::is_peer() {
+        return ucx::serve();
+    }
+    #[cfg(feature = "ucx")]
+    if std::env::args().skip(1).any(|arg| arg == "ucx") {
+        return ucx::tables(if kv_benches::is_trial() { 8 << 20 } else { REGION });
+    }
     // First: it sets the environment, while there is one thread.
     #[cfg(feature = "nixl")]
     let nixl = nixl::prepare();
@@ -69,6 +81,8 @@ fn main() -> Result<(), Error> {
     if let Some(nixl) = &nixl {
         nixl::tables(nixl, region)?;
     }
+    #[cfg(feature = "ucx")]
+    ucx::in_a_process_of_its_own()?;
     criterion.final_summary();
     Ok(())
 }

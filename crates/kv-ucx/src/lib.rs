@@ -93,6 +93,9 @@ mod metadata;
 mod opening;
 mod posts;
 mod quiet;
+#[cfg(feature = "raw")]
+#[doc(hidden)]
+pub mod raw;
 mod remote;
 mod serving;
 mod slicing;

@@ -7,7 +7,7 @@ use super::bindings::{UCP_API_MAJOR, UCP_API_MINOR, Ucp};
 
 /// UCX's functions. The library stays loaded until the process ends: UCX has a thread of its own.
 pub(crate) struct Api {
-    pub(super) ucp: Ucp,
+    pub(crate) ucp: Ucp,
     pub(crate) version: (u32, u32, u32),
 }
 

@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod api;
-mod bindings;
+pub(crate) mod bindings;
 mod endpoint;
 pub(crate) mod engine;
 mod flight;
