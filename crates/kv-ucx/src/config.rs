@@ -8,8 +8,8 @@ use kv_host::{Limit, check};
 use crate::error::UcxError;
 
 /// A setting that the transport makes unless the environment has it: the variable, the name, the value. UCX 1.22 puts
-/// over TCP without a copy only if it needs no connection for rendezvous, which this transport never uses; otherwise a
-/// put is a message that the peer's processor copies, at a third of the speed.
+/// over TCP without a copy, and by the kernel within a host, only if rendezvous is switched off, which this transport
+/// never uses; otherwise a put is a message that the peer's processor copies.
 const RENDEZVOUS: (&str, &str, &str) = ("UCX_RNDV_THRESH", "RNDV_THRESH", "inf");
 
 /// Devices, settings and limits of a [`UcxTransport`](crate::UcxTransport).
@@ -31,8 +31,8 @@ pub struct UcxConfig {
     /// Most bytes of slices that are under way to one peer, counted as in `slice_bytes` (default 4 MiB, 64 KiB to 1
     /// GiB).
     pub window_bytes: usize,
-    /// Allows READ over TCP (default no). UCX serves such a READ by software at the peer, several times more slowly
-    /// than a WRITE, and a reader that is killed may take down the process that is read from.
+    /// Allows READ over TCP (default no). UCX serves such a READ by software at the peer, and a reader that is killed may
+    /// take down the process that is read from.
     pub reads_over_tcp: bool,
     /// How long the way to a peer may take to open (default 10 s, 10 ms to 1 minute).
     pub handshake_timeout: Duration,

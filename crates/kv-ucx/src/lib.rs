@@ -3,7 +3,8 @@
 //! A transport is one UCX context and one UCX worker, which one thread drives. A worker of the service puts its pages
 //! into a [`HostMemory`], an [`Arena`], or memory of its own that the transport [adopts](UcxTransport::adopt_regions).
 //! Peers write the regions that lie there (`ucp_put_nbx`), and read them where that is safe (`ucp_get_nbx`). Frames are
-//! active messages. UCX chooses the way to a peer among the devices that both have: RDMA cards, or TCP.
+//! active messages. UCX chooses the way to a peer among those that both have: RDMA cards, TCP, or copies by the kernel
+//! within a host.
 //!
 //! # Why it is written the way it is
 //!
@@ -49,8 +50,8 @@
 //! UCX's sockets stay open in processes that the worker's process starts, unless these close what they inherit. Such a
 //! process keeps the connections of a worker that has died.
 //!
-//! What this crate is not: encrypted; a protocol (the content of frames is opaque); the way between workers of one
-//! host, where kv-local is several times faster, and UCX takes TCP.
+//! What this crate is not: encrypted; a protocol (the content of frames is opaque); the best way between workers of one
+//! host, which is kv-local: there, too, this transport refuses READ, because a part of what it sends goes over TCP.
 //!
 //! ```no_run
 //! use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport};
