@@ -1,5 +1,6 @@
 //! WRITE and READ between two processes over kv-local, by block size and count, against a
-//! plain memcpy of the same blocks in the same run; and over the TCP transport, against plain blocking sockets.
+//! plain memcpy of the same blocks in the same run; and over the TCP transport, against plain blocking sockets; with
+//! `--features kv-benches/tls` also encrypted, against rustls over such sockets.
 //!
 //! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with
 //! `-- nixl` after it, only that; with `-- tcp`, only TCP; with `--features ucx`, also UCX beside plain calls of UCX, and

@@ -1,5 +1,9 @@
 //! WRITE and READ over the TCP transport, between two processes, beside plain blocking sockets that move the
-//! same blocks: one thread on each side, `write_all` of each block, `read_exact` into each place.
+//! same blocks: one thread on each side, `write_all` of each block, `read_exact` into each place. With the feature
+//! `tls` also both of them encrypted, the sockets by rustls as its users do it.
+
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,6 +29,14 @@ pub(crate) fn is_peer() -> bool {
     std::env::var_os(PEER).is_some()
 }
 
+/// A connection as a program without a transport would use it.
+trait Plain: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Plain for T {}
+
+/// How a pair is encrypted: not at all, or with certificates, in the form in which the child is told them.
+type Told = Option<String>;
+
 /// The settings; `KV_BENCH_TCP` changes them: `lanes=2 slice=1048576 window=4194304 buffer=1048576`.
 fn config() -> Result<TcpConfig, Error> {
     let mut config = TcpConfig::new("127.0.0.1:0".parse()?);
@@ -42,9 +54,16 @@ fn config() -> Result<TcpConfig, Error> {
     Ok(config)
 }
 
-fn transport(region: usize) -> Result<(TcpTransport, HostMemory), Error> {
+fn transport(region: usize, told: &Told) -> Result<(TcpTransport, HostMemory), Error> {
     let memory = HostMemory::new(region)?;
-    let mut transport = TcpTransport::new(config()?)?;
+    let config = match told {
+        None => config()?,
+        #[cfg(feature = "tls")]
+        Some(told) => tls::encrypted(config()?, told)?,
+        #[cfg(not(feature = "tls"))]
+        Some(_) => return Err("this bench was built without the feature tls".into()),
+    };
+    let mut transport = TcpTransport::new(config)?;
     transport.add_memory(&memory)?;
     transport.register(&Region::dram(RegionRole::Kv, memory.addr(), memory.len() as u64, 4096))?;
     Ok((transport, memory))
@@ -55,13 +74,27 @@ pub(crate) fn serve() -> Result<(), Error> {
     let told = std::env::var(PEER)?;
     let (region, parent) = told.split_once(' ').ok_or("the parent has told too little")?;
     let region = region.parse()?;
-    let (mut transport, _memory) = transport(region)?;
+    let (parent, told) = match parent.split_once(' ') {
+        Some((parent, certificates)) => (parent, Some(certificates.to_owned())),
+        None => (parent, None),
+    };
+    let (mut transport, _memory) = transport(region, &told)?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{} {}", hex(&transport.metadata()?), listener.local_addr()?);
     std::io::stdout().flush()?;
     std::thread::spawn(move || {
-        let failed =
-            listener.accept().map_err(Error::from).and_then(|(socket, _)| plain_child(socket, region));
+        let accepted = listener.accept().map_err(Error::from);
+        let socket = accepted.and_then(|(socket, _)| {
+            socket.set_nodelay(true)?;
+            match &told {
+                None => Ok(Box::new(socket) as Box<dyn Plain>),
+                #[cfg(feature = "tls")]
+                Some(told) => tls::accepted(socket, told),
+                #[cfg(not(feature = "tls"))]
+                Some(_) => Err("this bench was built without the feature tls".into()),
+            }
+        });
+        let failed = socket.and_then(|socket| plain_child(socket, region));
         // The parent sees the end of the connection, too.
         drop(failed);
     });
@@ -78,8 +111,7 @@ pub(crate) fn serve() -> Result<(), Error> {
 }
 
 /// Answers a plain socket: `w` or `r`, then the length of a block and the number of blocks.
-fn plain_child(mut socket: TcpStream, region: usize) -> Result<(), Error> {
-    socket.set_nodelay(true)?;
+fn plain_child(mut socket: Box<dyn Plain>, region: usize) -> Result<(), Error> {
     let mut memory = vec![1; region];
     let mut asked = [0; 17];
     loop {
@@ -95,6 +127,7 @@ fn plain_child(mut socket: TcpStream, region: usize) -> Result<(), Error> {
         if kind == b'w' {
             socket.write_all(b"!")?;
         }
+        socket.flush()?;
     }
 }
 
@@ -104,20 +137,29 @@ struct Pair {
     _child: Served,
     transport: TcpTransport,
     _memory: HostMemory,
-    plain: TcpStream,
+    plain: Box<dyn Plain>,
     buffer: Vec<u8>,
     next: u64,
 }
 
 impl Pair {
-    fn start(region: usize) -> Result<Pair, Error> {
-        let (mut transport, memory) = transport(region)?;
-        let (child, line) = Served::start(PEER, format!("{region} {}", hex(&transport.metadata()?)))?;
+    fn start(region: usize, told: Told) -> Result<Pair, Error> {
+        let (mut transport, memory) = transport(region, &told)?;
+        let certificates = told.as_ref().map_or_else(String::new, |told| format!(" {told}"));
+        let metadata = hex(&transport.metadata()?);
+        let (child, line) = Served::start(PEER, format!("{region} {metadata}{certificates}"))?;
         let (metadata, plain) = line.split_once(' ').ok_or("the child has told too little")?;
         transport.connect(OTHER, &bytes(metadata)?)?;
         transport.permit(OTHER, Time::MAX);
         let plain = TcpStream::connect(plain)?;
         plain.set_nodelay(true)?;
+        let plain = match &told {
+            None => Box::new(plain) as Box<dyn Plain>,
+            #[cfg(feature = "tls")]
+            Some(told) => tls::dialed(plain, told)?,
+            #[cfg(not(feature = "tls"))]
+            Some(_) => return Err("this bench was built without the feature tls".into()),
+        };
         let buffer = vec![2; region];
         Ok(Pair { transport, _memory: memory, plain, buffer, _child: child, next: 0 })
     }
@@ -173,46 +215,68 @@ impl Pair {
     }
 }
 
+impl Pair {
+    /// The times of the sockets' write and read, and of the transport's.
+    fn round(&mut self, moves: &Moves) -> Result<[f64; 4], Error> {
+        let plain_write = timed(|| self.plain(Op::Write, moves))?;
+        let write = timed(|| self.run(Op::Write, moves.descriptors()))?;
+        let plain_read = timed(|| self.plain(Op::Read, moves))?;
+        let read = timed(|| self.run(Op::Read, moves.descriptors()))?;
+        Ok([plain_write, plain_read, write, read])
+    }
+}
+
 /// Medians of throughput and of the ratio to plain sockets, measured in turn.
 pub(crate) fn table(region: usize) -> Result<(), Error> {
-    let mut pair = Pair::start(region)?;
+    let mut pairs = vec![("", Pair::start(region, None)?)];
+    #[cfg(feature = "tls")]
+    pairs.push(("TLS", Pair::start(region, Some(tls::certificates()?))?));
     println!(
         "\nTCP: {} MiB in blocks at random places, medians of {ROUNDS} rounds, in which each row has its turn",
         region >> 20
     );
     println!(
-        "{:>9} {:>14} {:>14} {:>11} {:>11} {:>12} {:>12}",
-        "block", "sockets W GB/s", "sockets R GB/s", "WRITE GB/s", "READ GB/s", "WRITE/plain", "READ/plain"
+        "{:>13} {:>14} {:>14} {:>11} {:>11} {:>12} {:>12}",
+        "block",
+        "sockets W GB/s",
+        "sockets R GB/s",
+        "WRITE GB/s",
+        "READ GB/s",
+        "WRITE/sockets",
+        "READ/sockets"
     );
     for block in [16 << 10, 64 << 10, 256 << 10, 1 << 20] {
         let moves = Moves::random(block, region / block, region);
-        let mut rounds = Vec::new();
+        let mut rounds = vec![Vec::new(); pairs.len()];
         for round in 0..=ROUNDS {
-            let plain_write = timed(|| pair.plain(Op::Write, &moves))?;
-            let write = timed(|| pair.run(Op::Write, moves.descriptors()))?;
-            let plain_read = timed(|| pair.plain(Op::Read, &moves))?;
-            let read = timed(|| pair.run(Op::Read, moves.descriptors()))?;
-            if round > 0 {
-                rounds.push([plain_write, plain_read, write, read]);
+            for ((_, pair), rounds) in pairs.iter_mut().zip(&mut rounds) {
+                let times = pair.round(&moves)?;
+                if round > 0 {
+                    rounds.push(times);
+                }
             }
         }
-        let median = |value: &dyn Fn(&[f64; 4]) -> f64| {
-            let mut values: Vec<f64> = rounds.iter().map(value).collect();
-            values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        };
-        let rate = |at: usize| region as f64 / median(&|round| round[at]) / 1e9;
-        println!(
-            "{:>5} KiB {:>14.2} {:>14.2} {:>11.2} {:>11.2} {:>12.2} {:>12.2}",
-            block >> 10,
-            rate(0),
-            rate(1),
-            rate(2),
-            rate(3),
-            median(&|round| round[0] / round[2]),
-            median(&|round| round[1] / round[3]),
-        );
+        for ((name, _), rounds) in pairs.iter().zip(&rounds) {
+            let median = |value: &dyn Fn(&[f64; 4]) -> f64| {
+                let mut values: Vec<f64> = rounds.iter().map(value).collect();
+                values.sort_by(f64::total_cmp);
+                values[values.len() / 2]
+            };
+            let rate = |at: usize| region as f64 / median(&|round| round[at]) / 1e9;
+            println!(
+                "{name:>4}{:>5} KiB {:>14.2} {:>14.2} {:>11.2} {:>11.2} {:>12.2} {:>12.2}",
+                block >> 10,
+                rate(0),
+                rate(1),
+                rate(2),
+                rate(3),
+                median(&|round| round[0] / round[2]),
+                median(&|round| round[1] / round[3]),
+            );
+        }
     }
-    println!("{:?}", pair.transport.stats());
+    for (name, pair) in &pairs {
+        println!("{name} {:?}", pair.transport.stats());
+    }
     Ok(())
 }
