@@ -28,7 +28,7 @@ impl Addresses {
         Ok(address)
     }
 
-    /// One user less.
+    /// One user of the address less.
     pub(crate) fn give_back<T: Copy>(&mut self, endpoint: &mut Endpoint<T>, name: &[u8]) {
         let Some((address, users)) = self.used.get_mut(name) else { return };
         *users -= 1;

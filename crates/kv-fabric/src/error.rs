@@ -41,7 +41,7 @@ pub enum FabricError {
         "provider is {provider:?}, which libfabric does not have here with all that is needed: {status} ({code})"
     )]
     Provider {
-        /// [`FabricConfig::provider`](crate::FabricConfig::provider).
+        /// The provider that was asked for: [`FabricConfig::provider`](crate::FabricConfig::provider).
         provider: String,
         /// libfabric's number for the reason.
         code: i32,
@@ -51,7 +51,7 @@ pub enum FabricError {
     /// The provider is known to harm a worker whose peer is killed.
     #[error("provider is {provider:?}, which is refused: {reason}")]
     Refused {
-        /// [`FabricConfig::provider`](crate::FabricConfig::provider).
+        /// The provider that was asked for: [`FabricConfig::provider`](crate::FabricConfig::provider).
         provider: String,
         /// What the provider does.
         reason: &'static str,
@@ -59,7 +59,7 @@ pub enum FabricError {
     /// The address names no host that peers could connect to. Name an address of an interface.
     #[error("address is {address}, which names no host that a peer could connect to")]
     Address {
-        /// [`FabricConfig::address`](crate::FabricConfig::address).
+        /// The address that was asked for: [`FabricConfig::address`](crate::FabricConfig::address).
         address: IpAddr,
     },
     /// The provider's messages are too short.
@@ -83,7 +83,7 @@ pub enum FabricError {
     /// A call of libfabric failed.
     #[error("{call} failed: {status} ({code})")]
     Call {
-        /// The function.
+        /// The function of libfabric that failed.
         call: &'static str,
         /// What its number means.
         status: &'static str,

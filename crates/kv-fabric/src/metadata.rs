@@ -37,7 +37,7 @@ pub(crate) struct Place {
     /// What the provider adds an offset to.
     pub(crate) base: u64,
     pub(crate) key: u64,
-    /// Length in bytes.
+    /// Length of the region in bytes.
     pub(crate) len: u64,
 }
 

@@ -160,7 +160,7 @@ impl Way {
         self.peer.is_some() && matches!(self.stage, Stage::Greeting { .. } | Stage::Open)
     }
 
-    /// Operations under way.
+    /// Operations of this peer that are under way.
     pub(crate) fn under_way(&self) -> usize {
         self.messages + self.writing + self.reading + usize::from(self.probing)
     }

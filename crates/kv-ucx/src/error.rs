@@ -23,9 +23,9 @@ pub enum LoadError {
     /// There is a file, and the dynamic loader refuses it.
     #[error("UCX's library {path:?} cannot be used: {reason}; {HELP}")]
     Unusable {
-        /// The file.
+        /// The file that was to be loaded.
         path: PathBuf,
-        /// The loader's words.
+        /// What the loader says of the failure.
         reason: String,
     },
     /// The library is older than the headers with which this crate was built, or of another major version.
@@ -35,7 +35,7 @@ pub enum LoadError {
         version.0, version.1, built_for.0, built_for.1
     )]
     Version {
-        /// The file.
+        /// The file that was to be loaded.
         path: PathBuf,
         /// The library's version: major, minor.
         version: (u32, u32),
@@ -66,9 +66,9 @@ pub enum UcxError {
     Setting {
         /// UCX's name of the setting, without the prefix `UCX_`.
         name: String,
-        /// The value.
+        /// The value that UCX has refused.
         value: String,
-        /// UCX's words.
+        /// What UCX says of the value.
         status: &'static str,
     },
     /// This host does not have one of the devices. UCX alone would warn, and go on without the device.
@@ -82,15 +82,15 @@ pub enum UcxError {
     /// A call of UCX failed. With no transport for the devices, it is `ucp_worker_create` or `ucp_init` that fails.
     #[error("{call} failed with {status} ({code}); devices are {devices:?}, transports are {transports:?}")]
     Call {
-        /// UCX's function.
+        /// The function of UCX that failed.
         call: &'static str,
-        /// UCX's words.
+        /// What UCX says of the failure.
         status: &'static str,
         /// UCX's number of the status.
         code: i32,
-        /// [`UcxConfig::devices`](crate::UcxConfig::devices).
+        /// The devices that were asked for: [`UcxConfig::devices`](crate::UcxConfig::devices).
         devices: Vec<String>,
-        /// [`UcxConfig::transports`](crate::UcxConfig::transports).
+        /// The transports that were asked for: [`UcxConfig::transports`](crate::UcxConfig::transports).
         transports: Vec<String>,
     },
     /// The memory is refused: the range is impossible, or the metadata has been asked for already.

@@ -9,11 +9,11 @@ use kv_host::{Memory, OsError};
 use crate::inbound::{Inbound, ReceiveError, Received};
 use crate::outbound::Outbound;
 
-/// Has no value.
+/// Has no value, because the feature `tls` is off.
 #[derive(Debug)]
 pub(crate) enum Tls {}
 
-/// Has no value.
+/// Has no value, because the feature `tls` is off.
 #[derive(Debug)]
 pub(crate) enum Session {}
 

@@ -29,12 +29,12 @@ impl Status {
         if status == OK { Ok(()) } else { Err(Status(status)) }
     }
 
-    /// UCX's number.
+    /// The number of the status, as UCX defines it.
     pub(crate) fn code(self) -> i32 {
         i32::from(self.0)
     }
 
-    /// UCX's words.
+    /// What UCX says of the status.
     pub(crate) fn words(self, api: &Api) -> &'static str {
         // SAFETY: UCX returns a C string for every number; it lies in the library, which is never unloaded.
         let words: &'static CStr = unsafe { CStr::from_ptr(api.ucp.ucs_status_string(self.0)) };
