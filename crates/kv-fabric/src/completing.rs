@@ -3,11 +3,10 @@
 use std::time::{Duration, Instant};
 
 use kv_core::{Op, Origin, Time, TransportEvent};
-use kv_host::clock;
+use kv_host::{TransferId, clock};
 
 use crate::ffi::{Attempt, Completion};
 use crate::message::Immediate;
-use crate::posts::TransferId;
 use crate::transport::FabricTransport;
 use crate::way::WayId;
 

@@ -12,6 +12,7 @@ use kv_host::{check, clock, random};
 
 use crate::message::{Header, Kind};
 use crate::metadata::{Identity, Metadata, Place};
+use crate::transfer::Transfer;
 use crate::transport::FabricTransport;
 
 /// How long a sleep may be while libfabric has no room, or has no descriptor to sleep on.
@@ -79,7 +80,7 @@ impl Transport for FabricTransport {
         )?;
         self.posts.check(post.id, self.config.max_posts)?;
         let op = post.op;
-        let transfer = self.posts.accept(id, post, way.immediate > 0);
+        let transfer = self.posts.accept(Transfer::new(id, post, way.immediate > 0));
         match op {
             Op::Write => way.writes.push_back(transfer),
             Op::Read => way.reads.push_back(transfer),

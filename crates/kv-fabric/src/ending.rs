@@ -4,12 +4,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{PeerId, Time, TransportError, TransportEvent, WayEnd};
-use kv_host::{Life, clock};
+use kv_host::{Life, TransferId, clock};
 
 use crate::completing::Flight;
 use crate::ffi::Attempt;
 use crate::message::{Header, Kind};
-use crate::posts::TransferId;
 use crate::transfer::Notify;
 use crate::transport::FabricTransport;
 use crate::way::{Stage, WayId};

@@ -105,7 +105,6 @@ mod incoming;
 mod message;
 mod metadata;
 mod pace;
-mod posts;
 mod sending;
 mod slicing;
 mod transfer;

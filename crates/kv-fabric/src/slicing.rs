@@ -4,14 +4,13 @@ use std::mem;
 use std::ops::Bound;
 
 use kv_core::Op;
-use kv_host::clock;
+use kv_host::{Posts, TransferId, clock};
 
 use crate::completing::Flight;
 use crate::ffi::{Attempt, Far, MOVES, Near, RANGES};
 use crate::incoming::{ANNOUNCED, ANNOUNCED_BYTES};
 use crate::message::{Header, Immediate, Kind, SEQUENCE_BITS};
-use crate::posts::{Posts, TransferId};
-use crate::transfer::{Cut, Notify};
+use crate::transfer::{Cut, Notify, Transfer};
 use crate::transport::FabricTransport;
 use crate::way::{Stage, Way, WayId};
 
@@ -119,7 +118,7 @@ impl FabricTransport {
 
 impl Way {
     /// The next post to cut a slice from: writes and reads take turns, and so do posts.
-    fn next(&mut self, posts: &mut Posts, may_write: bool) -> Option<TransferId> {
+    fn next(&mut self, posts: &mut Posts<Transfer>, may_write: bool) -> Option<TransferId> {
         loop {
             let write = may_write && !self.writes.is_empty() && (!self.reads_next || self.reads.is_empty());
             let line = if write { &mut self.writes } else { &mut self.reads };

@@ -4,6 +4,7 @@ use std::iter;
 
 use bytes::Bytes;
 use kv_core::{Descriptor, Op, Post, PostId, TransportError};
+use kv_host::OfWay;
 
 /// How posts are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +62,16 @@ pub(crate) struct Transfer {
     pub(crate) under_way: usize,
     /// Why no more slices are begun, if that is so.
     pub(crate) failed: Option<TransportError>,
+}
+
+impl OfWay for Transfer {
+    fn post(&self) -> PostId {
+        self.post
+    }
+
+    fn way(&self) -> u64 {
+        self.way
+    }
 }
 
 impl Transfer {

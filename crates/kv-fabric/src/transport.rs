@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use kv_core::{PeerId, Time};
-use kv_host::{Memory, clock};
+use kv_host::{Memory, Posts, clock};
 
 use crate::addresses::Addresses;
 use crate::completing::Flight;
@@ -23,7 +23,7 @@ use crate::error::FabricError;
 use crate::ffi::{Completion, Endpoint, Library, MESSAGE, Settings};
 use crate::given::Given;
 use crate::guest::{GuestId, Guests};
-use crate::posts::Posts;
+use crate::transfer::Transfer;
 use crate::watch::Watch;
 use crate::way::{Way, WayId};
 
@@ -40,7 +40,7 @@ pub struct FabricTransport {
     pub(crate) guests: Guests,
     /// Guests that are to be welcomed.
     pub(crate) unanswered: BTreeSet<GuestId>,
-    pub(crate) posts: Posts,
+    pub(crate) posts: Posts<Transfer>,
     /// Ways that may have something to send.
     pub(crate) stirred: BTreeSet<WayId>,
     /// Ways for which libfabric has had no room.

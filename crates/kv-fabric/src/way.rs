@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use kv_core::{PeerId, Time, WayEnd};
-use kv_host::Life;
+use kv_host::{Life, Posts, TransferId};
 
 use crate::ffi::Address;
 use crate::message::Header;
 use crate::metadata::{Identity, Metadata, Place};
 use crate::pace::Latency;
-use crate::posts::{Posts, TransferId};
+use crate::transfer::Transfer;
 
 /// Number of a way; never used again.
 pub(crate) type WayId = u64;
@@ -147,9 +147,9 @@ impl Way {
     }
 
     /// Forgets posts that have ended while they waited in line, if they are most of the line.
-    pub(crate) fn shorten_lines(&mut self, posts: &Posts) {
+    pub(crate) fn shorten_lines(&mut self, posts: &Posts<Transfer>) {
         for line in [&mut self.writes, &mut self.reads] {
-            if line.len() > 2 * posts.len() + 64 {
+            if line.len() > 2 * posts.open() + 64 {
                 line.retain(|id| posts.get(*id).is_some());
             }
         }

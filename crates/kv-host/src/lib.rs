@@ -10,6 +10,7 @@
 //! | [`clock`] | the clock in which leases and permissions to write are measured |
 //! | [`check`] | bounds of frames, data-operation descriptors, limits and address ranges |
 //! | [`Parked`] | notify frames that wait for room behind their posts |
+//! | [`Posts`] | the posts that have not ended, of transports with a way to each peer, and the events for the owner |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
 //! | [`random()`] | tokens and names that nobody can guess |
 //!
@@ -58,6 +59,7 @@ mod frozen;
 mod host_memory;
 mod identity;
 mod parked;
+mod posts;
 mod process;
 mod random;
 mod sys;
@@ -70,6 +72,7 @@ pub use frozen::Frozen;
 pub use host_memory::HostMemory;
 pub use identity::{Host, Life, ProcessIdentity, Proof};
 pub use parked::Parked;
+pub use posts::{OfWay, Posts, TransferId};
 pub use process::{Process, check_user};
 pub use random::random;
 pub use sys::{Mapping, Memory};

@@ -1,12 +1,11 @@
 //! What peers say about the slices of this side's posts, and the pages that they send.
 
 use kv_core::{Op, TransportError};
-use kv_host::clock;
+use kv_host::{TransferId, clock};
 
 use crate::connection::Connection;
 use crate::inbound::{Landing, Received};
 use crate::message::{RANGE, Reply, Verdict};
-use crate::posts::TransferId;
 use crate::sockets::Over;
 use crate::transport::TcpTransport;
 use crate::way::{Flight, Stage, WayId};

@@ -3,12 +3,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use kv_core::Time;
-use kv_host::{Memory, OsError};
+use kv_host::{Memory, OsError, TransferId};
 use rustix::event::epoll::EventFlags;
 
 use crate::inbound::{Inbound, ReceiveError, Received};
 use crate::outbound::Outbound;
-use crate::posts::TransferId;
 use crate::tls::Session;
 
 /// Most bytes that a plain connection reads, and writes, when it is its turn.

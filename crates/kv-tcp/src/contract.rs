@@ -11,6 +11,7 @@ use kv_host::{check, clock};
 
 use crate::message::HEADER;
 use crate::metadata::{Identity, Metadata};
+use crate::transfer::Transfer;
 use crate::transport::TcpTransport;
 
 impl Transport for TcpTransport {
@@ -81,7 +82,7 @@ impl Transport for TcpTransport {
         )?;
         self.posts.check(post.id, self.config.max_posts)?;
         let op = post.op;
-        let transfer = self.posts.accept(id, post);
+        let transfer = self.posts.accept(Transfer::new(id, post));
         match op {
             Op::Write if way.revoked => self.posts.end(transfer, Err(TransportError::Revoked)),
             Op::Write => way.writes.push_back(transfer),

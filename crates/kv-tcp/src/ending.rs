@@ -1,11 +1,10 @@
 //! How posts, ways and guests end: with proof that no data operation touches memory any more.
 
 use kv_core::{PeerId, Time, TransportError, TransportEvent, WayEnd};
-use kv_host::Token;
+use kv_host::{Token, TransferId};
 
 use crate::connection::{ConnectionId, Owner};
 use crate::guest::GuestId;
-use crate::posts::TransferId;
 use crate::sockets::Over;
 use crate::transport::TcpTransport;
 use crate::way::{Stage, WayId};

@@ -130,7 +130,6 @@ mod listening;
 mod message;
 mod metadata;
 mod outbound;
-mod posts;
 mod serving;
 mod slicing;
 mod socket;

@@ -4,12 +4,11 @@ use std::mem;
 use std::ops::Bound;
 
 use kv_core::{Op, Time};
-use kv_host::clock;
+use kv_host::{Posts, TransferId, clock};
 use rustix::event::epoll::EventFlags;
 
 use crate::connection::Connection;
 use crate::message::{self, Asked, HEADER, MAX_NOTIFY, RANGE};
-use crate::posts::{Posts, TransferId};
 use crate::transfer::{Slice, Transfer};
 use crate::transport::TcpTransport;
 use crate::way::{Flight, Stage, Way, WayId};
@@ -139,7 +138,7 @@ impl Way {
     /// Cuts the next slice: writes and reads take turns, and so do posts.
     fn next_slice(
         &mut self,
-        posts: &mut Posts,
+        posts: &mut Posts<Transfer>,
         may_write: bool,
         most: u64,
     ) -> Option<(TransferId, Slice, bool)> {

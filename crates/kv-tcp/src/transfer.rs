@@ -4,6 +4,7 @@ use std::iter;
 
 use bytes::Bytes;
 use kv_core::{Descriptor, Op, Post, PostId, TransportError};
+use kv_host::OfWay;
 
 use crate::message::{MAX_RANGES, Range};
 
@@ -36,6 +37,16 @@ pub(crate) struct Transfer {
     pub(crate) under_way: usize,
     /// Why no more slices are sent, if that is so.
     pub(crate) failed: Option<TransportError>,
+}
+
+impl OfWay for Transfer {
+    fn post(&self) -> PostId {
+        self.post
+    }
+
+    fn way(&self) -> u64 {
+        self.way
+    }
 }
 
 impl Transfer {

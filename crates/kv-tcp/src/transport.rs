@@ -17,15 +17,15 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use kv_core::{PeerId, Time};
-use kv_host::{Memory, OsError, Token};
+use kv_host::{Memory, OsError, Posts, Token};
 
 use crate::config::TcpConfig;
 use crate::connection::{Connection, ConnectionId};
 use crate::error::TcpError;
 use crate::given::Given;
 use crate::guest::Guests;
-use crate::posts::Posts;
 use crate::socket;
+use crate::transfer::Transfer;
 use crate::watch::Watch;
 use crate::way::{Way, WayId};
 
@@ -46,7 +46,7 @@ pub struct TcpTransport {
     pub(crate) strangers: BTreeSet<ConnectionId>,
     /// Connections with bytes that the kernel does not report, in the order in which they are read.
     pub(crate) unread: VecDeque<ConnectionId>,
-    pub(crate) posts: Posts,
+    pub(crate) posts: Posts<Transfer>,
     /// Ways that may have something to send.
     pub(crate) stirred: BTreeSet<WayId>,
     /// The way that has sent last.

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{Op, PeerId, Time, WayEnd};
-use kv_host::Token;
+use kv_host::{Posts, Token, TransferId};
 
 use crate::clocks::{Latency, PeerClock};
 use crate::connection::ConnectionId;
 use crate::metadata::Identity;
-use crate::posts::{Posts, TransferId};
-use crate::transfer::Slice;
+use crate::transfer::{Slice, Transfer};
 
 /// Number of a way; never used again.
 pub(crate) type WayId = u64;
@@ -187,9 +186,9 @@ impl Way {
     }
 
     /// Forgets posts that have ended while they waited in line, if they are most of the line.
-    pub(crate) fn shorten_lines(&mut self, posts: &Posts) {
+    pub(crate) fn shorten_lines(&mut self, posts: &Posts<Transfer>) {
         for line in [&mut self.writes, &mut self.reads] {
-            if line.len() > 2 * posts.len() + 64 {
+            if line.len() > 2 * posts.open() + 64 {
                 line.retain(|id| posts.get(*id).is_some());
             }
         }

@@ -11,6 +11,7 @@ use kv_core::{
 use kv_host::{check, clock};
 
 use crate::metadata::Metadata;
+use crate::transfer::Transfer;
 use crate::transport::UcxTransport;
 use crate::way::WayId;
 
@@ -80,7 +81,7 @@ impl Transport for UcxTransport {
         }
         self.posts.check(post.id, self.config.max_posts)?;
         let op = post.op;
-        let transfer = self.posts.accept(id, post);
+        let transfer = self.posts.accept(Transfer::new(id, post));
         if let Some(way) = self.ways.get_mut(&id) {
             way.line(op).push_back(transfer);
         }

@@ -92,7 +92,6 @@ mod library;
 mod message;
 mod metadata;
 mod opening;
-mod posts;
 mod quiet;
 #[cfg(feature = "raw")]
 #[doc(hidden)]

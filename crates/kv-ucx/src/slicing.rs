@@ -4,11 +4,10 @@ use std::mem;
 use std::ops::Bound;
 
 use kv_core::{Op, TransportError};
-use kv_host::clock;
+use kv_host::{TransferId, clock};
 
 use crate::ffi::engine::Piece;
 use crate::message::{self, Kind};
-use crate::posts::TransferId;
 use crate::transport::{Flight, UcxTransport};
 use crate::way::{Stage, WayId};
 

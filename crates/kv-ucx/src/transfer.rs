@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use kv_core::{Descriptor, Op, Post, PostId, TransportError};
+use kv_host::OfWay;
 
 /// Bytes that a descriptor counts beside its own: UCX takes 5 to 7 µs for each descriptor over TCP, in which it would
 /// move some 8 KiB.
@@ -23,6 +24,16 @@ pub(crate) struct Transfer {
     pub(crate) under_way: usize,
     /// Why no more slices are sent, if that is so.
     pub(crate) failed: Option<TransportError>,
+}
+
+impl OfWay for Transfer {
+    fn post(&self) -> PostId {
+        self.post
+    }
+
+    fn way(&self) -> u64 {
+        self.way
+    }
 }
 
 impl Transfer {

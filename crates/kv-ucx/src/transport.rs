@@ -14,7 +14,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use kv_core::{Descriptor, PeerId, Time, TransportError};
-use kv_host::{Memory, MemoryError, Token};
+use kv_host::{Memory, MemoryError, Posts, Token, TransferId};
 
 use crate::config::UcxConfig;
 use crate::error::UcxError;
@@ -22,8 +22,8 @@ use crate::ffi::engine::{Engine, Failure, Piece};
 use crate::given::{Given, Range};
 use crate::library::Ucx;
 use crate::metadata::MAX_ADDRESS;
-use crate::posts::{Posts, TransferId};
 use crate::remote::{RemoteId, Remotes};
+use crate::transfer::Transfer;
 use crate::watch::Watch;
 use crate::way::{Way, WayId};
 
@@ -38,7 +38,7 @@ pub struct UcxTransport {
     pub(crate) ways: BTreeMap<WayId, Way>,
     pub(crate) by_token: HashMap<Token, WayId>,
     pub(crate) peers: HashMap<PeerId, WayId>,
-    pub(crate) posts: Posts,
+    pub(crate) posts: Posts<Transfer>,
     pub(crate) flights: HashMap<u64, Flight>,
     /// Ways that may have something to send, and the way that has sent last.
     pub(crate) stirred: BTreeSet<WayId>,

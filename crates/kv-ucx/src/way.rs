@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use kv_core::{Op, PeerId, Time};
-use kv_host::Token;
+use kv_host::{Posts, Token, TransferId};
 
 use crate::metadata::{Hash, Place};
-use crate::posts::{Posts, TransferId};
 use crate::remote::RemoteId;
+use crate::transfer::Transfer;
 
 /// Number of a way; never used again.
 pub(crate) type WayId = u64;
@@ -114,7 +114,7 @@ impl Way {
     }
 
     /// The post whose turn it is: writes and reads take turns, and so do posts.
-    pub(crate) fn next(&mut self, posts: &Posts, may_write: bool) -> Option<TransferId> {
+    pub(crate) fn next(&mut self, posts: &Posts<Transfer>, may_write: bool) -> Option<TransferId> {
         loop {
             let write = may_write && !self.writes.is_empty() && (!self.reads_next || self.reads.is_empty());
             let id = self.line(if write { Op::Write } else { Op::Read }).pop_front()?;
