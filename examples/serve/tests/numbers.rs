@@ -8,9 +8,11 @@ use serde_json::Value;
 
 use crate::support::{COMPLETIONS, Serve, ask, completion, post, prompt, send};
 
-/// Numbers that a run need not have: those of queues and pools of the library, which this server has of its own, and
-/// those of what has not happened.
-const MAY_LACK: [&str; 8] = [
+/// Numbers that a run need not have: those of queues and pools of the library, which this server has of its own, those
+/// of workers with several transports, and those of what has not happened.
+const MAY_LACK: [&str; 10] = [
+    "kv_transfer_peers",
+    "kv_transfer_ways_failed_total",
     "kv_transfer_queue_requests",
     "kv_transfer_pool_pages",
     "kv_transfer_posts_failed_total",
