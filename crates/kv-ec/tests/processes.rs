@@ -15,6 +15,8 @@ use support::{BLOCK, Host, Server, content, hash, until};
 
 /// Blocks of an entry that takes some milliseconds: 32 MiB.
 const LARGE: u64 = 8192;
+/// So many blocks that an entry is pinned for longer than a busy machine keeps a thread from looking.
+const LARGER: u64 = 4 * LARGE;
 
 /// The entry point of the other processes. In the test's own process it does nothing.
 #[test]
@@ -82,29 +84,29 @@ fn a_producer_that_is_killed_in_the_middle_costs_no_block_and_another_one_serves
 fn a_consumer_that_is_killed_while_it_is_served_leaves_no_pin_and_the_next_one_is_served() {
     let server = Server::start();
     let lease = Duration::from_secs(1);
-    let producer = Host::start("encoder", LARGE as u32, |config| {
+    let producer = Host::start("encoder", LARGER as u32, |config| {
         config.publish = Some(server.addr.clone());
         config.machine.lease = lease;
     });
-    producer.save(1, LARGE * BLOCK);
+    producer.save(1, LARGER * BLOCK);
     for (round, mode) in [TransferMode::Push, TransferMode::Pull].into_iter().cycle().take(8).enumerate() {
-        let order = format!("want 1 {LARGE} {} {mode}", server.addr);
-        let mut consumer = Process::consumer(LARGE);
+        let order = format!("want 1 {LARGER} {} {mode}", server.addr);
+        let mut consumer = Process::consumer(LARGER);
         consumer.tell(&order);
         until("the pin", || producer.connector.gauges().cache.pinned > 0);
         std::thread::sleep(Duration::from_micros(400 * round as u64));
         consumer.kill();
         // A dead reader's pin ends with its lease; a dead peer's writes end at once.
         let killed = Instant::now();
-        producer.until_cached(LARGE as u32);
+        producer.until_cached(LARGER as u32);
         assert!(killed.elapsed() < lease * 10, "{mode}: {:?}", killed.elapsed());
         until("the end of all writes", || producer.connector.port().gauges().posts_in_flight == 0);
         if round < 2 {
-            let mut next = Process::consumer(LARGE);
+            let mut next = Process::consumer(LARGER);
             assert_eq!((next.does(&order), next.does("end 1")), ("wanted".to_owned(), "right".to_owned()));
         }
     }
-    producer.until_cached(LARGE as u32);
+    producer.until_cached(LARGER as u32);
     assert_eq!(producer.connector.port().gauges().sessions_open, 0);
 }
 
