@@ -335,7 +335,8 @@ impl Actor {
                 self.senders.insert(room, (sender, rest));
             }
             ("rest", &[room]) => {
-                let (sender, rest) = self.senders.get_mut(&room).unwrap();
+                // It may have failed before, and its end has been said.
+                let Some((sender, rest)) = self.senders.get_mut(&room) else { return };
                 sender.send(std::mem::take(rest)).unwrap();
             }
             ("receive", &[room, pages, content]) => {
