@@ -16,8 +16,9 @@ use crate::transport::LocalTransport;
 const QUANTUM: usize = 256 << 10;
 /// How long one call of `poll` copies: half of the time that a call may take.
 const COPY_TIME: Duration = Duration::from_micros(500);
-/// Slices after which waiting messages are written, among them the notify frames of posts that have ended.
-const FLUSH_EVERY: usize = 4;
+/// How often waiting messages are written while copies go on, among them the notify frames of posts that have
+/// ended. A write wakes the peer, which costs both sides as much as copying some 64 KiB.
+const FLUSH_AFTER: Duration = Duration::from_micros(150);
 /// Longest time that a slice of a write is assumed to take, with much to spare. No slice begins this close to
 /// the end of the permission.
 const SLICE_TIME: Duration = Duration::from_millis(10);
@@ -31,7 +32,7 @@ impl LocalTransport {
     /// Copies for a while, one quantum of each post after the other.
     pub(crate) fn copy_some(&mut self) {
         let mut start = None;
-        let mut slices = 0;
+        let mut flush_at = None;
         while let Some((id, transfer)) = self.posts.next() {
             let start = *start.get_or_insert_with(Instant::now);
             let Some(link) = self.links.get_mut(transfer.link) else {
@@ -49,13 +50,17 @@ impl LocalTransport {
                 Some(Ok(Progress::Complete)) => self.bytes_in_place(id),
                 Some(Err(error)) => self.posts.end(id, Err(error)),
             }
-            if slices % FLUSH_EVERY == 0 {
-                self.flush_all();
-            }
-            slices += 1;
-            // The clock is read only if other posts wait.
-            if self.posts.is_copying() && start.elapsed() >= COPY_TIME {
+            if !self.posts.is_copying() {
                 break;
+            }
+            let now = Instant::now();
+            if now - start >= COPY_TIME {
+                break;
+            }
+            // What waited before the first slice goes with what that slice has ended.
+            if flush_at.is_none_or(|at| at <= now) {
+                self.flush_all();
+                flush_at = Some(now + FLUSH_AFTER);
             }
         }
         self.flush_all();
