@@ -282,6 +282,54 @@ fn a_transport_to_another_host_is_never_tried_again() {
     assert!(!asked && connects(&solo).is_empty());
 }
 
+/// A node whose preferred transport does not lead to peer 1, and which has lost touch with the peer over the other
+/// one: `far`, of peer 0. A session there has pages that wait for the peer's word.
+fn out_of_touch() -> Solo {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1, 2], None);
+    let begun = solo.now;
+    while solo.poll(session) != KvPoll::Failed {
+        solo.run_for(SECOND / 10);
+        assert!(solo.now - begun < SECOND * 60);
+    }
+    assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+    assert_eq!(solo.released(session), []);
+    solo
+}
+
+#[test]
+fn a_session_whose_transport_leads_nowhere_goes_on_where_the_peer_is_known() {
+    let mut solo = out_of_touch();
+    // `near` is due, and `far` was given up just now.
+    let (session, asked) = meets_again(&mut solo);
+    assert!(asked && connects(&solo) == [(PeerId(1), theirs("near"))]);
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    assert_eq!((solo.poll(session), connects(&solo)), (KvPoll::Bootstrapping, vec![]));
+    assert_eq!((greets(&solo), solo.disconnected()), (vec![ours("far")], vec![PeerId(1)]));
+    assert_eq!(solo.node().gauges().peers, 1);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    solo.init_receiver(session, &[3], None);
+    let to: Vec<PeerId> = solo.frames_to().into_iter().map(|(peer, _)| peer).collect();
+    assert_eq!(to, [PeerId(0)], "the registration goes to the peer that was known");
+}
+
+#[test]
+fn a_session_waits_where_the_peer_has_answered_before_it_tries_what_has_never_led_there() {
+    let mut solo = out_of_touch();
+    let (_, _) = meets_again(&mut solo);
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    // Both ways are left alone.
+    let (session, _) = meets_again(&mut solo);
+    assert_eq!((solo.poll(session), connects(&solo)), (KvPoll::Bootstrapping, vec![]));
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+}
+
 #[test]
 fn failed_ways_of_ever_new_peers_are_bounded_by_the_limit_of_peers() {
     let mut solo = Solo::new(|config| {

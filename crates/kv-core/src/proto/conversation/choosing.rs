@@ -2,7 +2,8 @@
 //!
 //! The transport is chosen once for each conversation. A session goes by a conversation that works,
 //! before it begins one over a transport that was not tried, and tries transports that have failed
-//! only where nothing else is left. The order of this worker's list decides among equals. So a
+//! only where nothing else is left: first those whose pause is over, and among them first those over
+//! which the peer has answered before. The order of this worker's list decides among equals. So a
 //! failed transport costs the sessions that were under way on it, and no later one.
 //!
 //! A preferred transport that has failed is tried again after a pause, in a conversation of its own
@@ -13,6 +14,7 @@ use std::collections::VecDeque;
 use super::Introduction;
 use super::contact::Event;
 use super::detours::Pauses;
+use super::peers::NextWay;
 use crate::id::{Incarnation, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
@@ -28,10 +30,19 @@ enum Prospect {
     Works,
     /// Nothing speaks against the way.
     Untried,
+    /// The way has failed, and its pause is over.
+    Due(Footing),
     /// The way has failed, and is left alone until this moment.
-    LeftAlone(Time),
-    /// The way is lost, or the peer was given up there.
-    OutOfTouch,
+    LeftAlone(Footing, Time),
+}
+
+/// What there is to begin with on a way that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Footing {
+    /// The peer has answered over the way before it fell silent, or before the way was lost.
+    Met,
+    /// Nothing: the way may never lead to the peer, as shared memory does not lead to another host.
+    Unmet,
 }
 
 impl Context {
@@ -45,13 +56,16 @@ impl Context {
 
     fn prospect(&self, life: Incarnation, way: &TransportOffer) -> Prospect {
         let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
-        match peer {
-            Some(peer) if peer.is_up() => Prospect::Works,
-            Some(peer) if peer.is_out_of_touch() => Prospect::OutOfTouch,
-            _ => match self.peers.detours.left_alone(&(life, way.clone()), self.fx.now()) {
-                Some(until) => Prospect::LeftAlone(until),
-                None => Prospect::Untried,
-            },
+        if peer.is_some_and(|peer| peer.is_up()) {
+            return Prospect::Works;
+        }
+        let is_met = peer.is_some_and(|peer| peer.has_met() && peer.is_out_of_touch());
+        let footing = if is_met { Footing::Met } else { Footing::Unmet };
+        let (way, now) = ((life, way.clone()), self.fx.now());
+        match self.peers.detours.left_alone(&way, now) {
+            Some(until) => Prospect::LeftAlone(footing, until),
+            None if is_met || self.peers.detours.is_due(&way, now) => Prospect::Due(footing),
+            None => Prospect::Untried,
         }
     }
 
@@ -117,11 +131,18 @@ impl Context {
     }
 
     /// The way to a peer has failed before anything was heard from the peer: greets the peer by the
-    /// next transport that both sides have. False if there is none. A way by which the peer was
-    /// heard stays the way of the conversation.
-    pub(in crate::proto) fn greet_by_next_way(&mut self, id: PeerId) -> bool {
-        if !self.peers.reroute(id) {
-            return false;
+    /// next transport that both sides have, unless there is a conversation over that transport already, which is
+    /// greeted instead. `None` if there is no other. A way by which the peer was heard stays the way of the
+    /// conversation.
+    pub(in crate::proto) fn greet_by_next_way(&mut self, id: PeerId) -> Option<NextWay> {
+        let next = self.peers.reroute(id)?;
+        if let NextWay::Known(there) = next {
+            let ways = self.peers.get(id).map(|peer| peer.ways.clone());
+            if let (Some(there), Some(ways)) = (self.peers.get_mut(there), ways) {
+                there.ways = ways;
+            }
+            self.want_again(there);
+            return Some(next);
         }
         // What the peer may still say over the former way is not for this conversation.
         let conversation = self.peers.draw_conversation(&mut self.fx);
@@ -132,6 +153,6 @@ impl Context {
         self.fx.output(Output::Disconnect { peer: id });
         self.open_way(id);
         self.say_hello(id);
-        true
+        Some(next)
     }
 }

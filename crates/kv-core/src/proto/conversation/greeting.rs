@@ -53,7 +53,7 @@ impl Context {
 
     /// A session looks for a peer that is known. An old hello for which no session waited is
     /// replaced, so that its age does not count as silence.
-    fn want_again(&mut self, id: PeerId) -> PeerId {
+    pub(super) fn want_again(&mut self, id: PeerId) -> PeerId {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.contact.turn(Event::Wanted);
             let waited_for = peer.contact.hello().is_some() && !peer.outgoing.waiting().is_empty();

@@ -56,7 +56,7 @@ pub(super) use maps::Maps;
 use numbers::Numbers;
 pub(super) use numbers::millis;
 pub(super) use outgoing::Outgoing;
-pub(super) use peers::Peers;
+pub(super) use peers::{NextWay, Peers};
 pub(super) use registration::Registration;
 pub(super) use said::{Asks, Extended, MAX_ASKED, MAX_ASKING};
 pub(super) use write_rights::{WritesIn, WritesOut};

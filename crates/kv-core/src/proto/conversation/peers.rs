@@ -38,6 +38,16 @@ pub(in crate::proto) struct Peers {
     tried: u64,
 }
 
+/// Where the sessions go that wait for a peer, after a transport has not led there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::proto) enum NextWay {
+    /// The peer is greeted by the next transport.
+    Free,
+    /// There is a conversation with the same worker over the next transport, by which the worker may have come
+    /// itself: the sessions have to wait for that one.
+    Known(PeerId),
+}
+
 impl Peers {
     /// Draws an id for a new conversation.
     pub(super) fn draw_conversation(&mut self, fx: &mut Effects) -> ConversationId {
@@ -137,18 +147,17 @@ impl Peers {
     }
 
     /// Goes over to the next transport by which the peer may be reached, if none has led to the
-    /// peer yet. False if there is no other.
-    pub(super) fn reroute(&mut self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.contact.conversation().is_none()) else {
-            return false;
-        };
-        // For a transport by which the peer has come itself, there is a conversation already.
-        let taken = |next: &TransportOffer| self.by_identity.contains_key(&(peer.incarnation, next.clone()));
-        let Some(next) = each(peer.others.drain(..)).find(|next| !taken(next)) else { return false };
+    /// peer yet. `None` if there is no other.
+    pub(super) fn reroute(&mut self, id: PeerId) -> Option<NextWay> {
+        let peer = self.peers.get_mut(&id).filter(|peer| peer.contact.conversation().is_none())?;
+        let next = peer.others.pop_front()?;
+        if let Some(&there) = self.by_identity.get(&(peer.incarnation, next.clone())) {
+            return Some(NextWay::Known(there));
+        }
         let before = std::mem::replace(&mut peer.transport, next.clone());
         self.by_identity.remove(&(peer.incarnation, before));
         self.by_identity.insert((peer.incarnation, next), id);
-        true
+        Some(NextWay::Free)
     }
 
     /// True if another incarnation of the same worker is known.

@@ -7,7 +7,7 @@ use super::Node;
 use crate::error::Cause;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
-use crate::proto::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, Peer, Silence, Unanswered};
+use crate::proto::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, NextWay, Peer, Silence, Unanswered};
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Latecomers;
 use crate::proto::run_set::is_rising;
@@ -160,7 +160,7 @@ impl Node {
             Some(Unanswered::Repeat) => return self.cx.say_hello(id),
             Some(Unanswered::NextWay) => {
                 self.cx.note_fault(id, WayFault::Silent);
-                if !self.cx.greet_by_next_way(id) {
+                if !self.go_by_next_way(id) {
                     self.cx.say_hello(id);
                 }
                 return;
@@ -214,6 +214,10 @@ impl Node {
     /// they would wait for a silent peer.
     fn end_waiting(&mut self, id: PeerId) {
         let ended = self.receiving.impatient(&self.cx, id);
+        if !ended.is_empty() && self.cx.peers.get(id).is_some_and(Peer::is_lost) {
+            // The next session may find another way whose pause is over.
+            self.cx.note_fault(id, WayFault::Silent);
+        }
         let cause = self.cx.silence(id);
         for session in each(ended) {
             self.receiving.fail(&mut self.cx, session, cause.clone());
@@ -222,12 +226,26 @@ impl Node {
 
     // ---- ends -----------------------------------------------------------------------------------
 
+    /// A transport has not led to the peer: the sessions that wait for the peer go by the next one. False if there
+    /// is none.
+    fn go_by_next_way(&mut self, id: PeerId) -> bool {
+        match self.cx.greet_by_next_way(id) {
+            None => false,
+            Some(NextWay::Free) => true,
+            Some(NextWay::Known(there)) => {
+                self.receiving.wait_elsewhere(&mut self.cx, id, there);
+                self.cx.forget_peer(id);
+                true
+            }
+        }
+    }
+
     pub(super) fn on_connect_failed(&mut self, id: PeerId, error: TransportError) {
         self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
         // A lost way is opened again: the failure proves nothing about the peer.
         if self.cx.peers.get(id).is_some_and(|peer| !peer.is_lost()) {
             self.cx.note_fault(id, WayFault::Refused(error.clone()));
-            if self.cx.greet_by_next_way(id) {
+            if self.go_by_next_way(id) {
                 return;
             }
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
@@ -240,7 +258,7 @@ impl Node {
         if !peer.has_met() {
             // Nothing was asked of the peer yet, which may be reached by another transport.
             self.cx.note_fault(id, WayFault::Lost);
-            if self.cx.greet_by_next_way(id) {
+            if self.go_by_next_way(id) {
                 return;
             }
         }

@@ -52,6 +52,26 @@ impl Receiving {
         each(peer.outgoing().waiting()).filter(waited).copied().collect()
     }
 
+    /// The sessions that wait for a peer which was not met wait from now on for another conversation with the same
+    /// worker, over another transport.
+    pub(in crate::proto) fn wait_elsewhere(&mut self, cx: &mut Context, from: PeerId, to: PeerId) {
+        let waiting = cx.peers.get(from).map(|peer| peer.outgoing().waiting().clone());
+        for session in each(waiting.unwrap_or_default()) {
+            let Some(receiver) = self.sessions.get_mut(&session) else { continue };
+            for source in each(receiver.sources.iter_mut()).filter(|source| source.peer == from) {
+                source.peer = to;
+            }
+            if let Some(peer) = cx.peers.get_mut(from) {
+                peer.outgoing_mut().wait_no_more(session);
+            }
+            if let Some(peer) = cx.peers.get_mut(to) {
+                peer.outgoing_mut().wait(session);
+            }
+            cx.watch_peer(to);
+            self.source_came_up(cx, session);
+        }
+    }
+
     /// It is proven that the peer writes nothing after `quiet_at`.
     pub(in crate::proto) fn source_is_quiet_at(
         &mut self,
