@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_conformance::process::{self, Process};
-use kv_conformance::{Harness, Job, Other, Side, boottime, connect, heard, rest, snapshot};
+use kv_conformance::{Harness, Job, Other, Side, boottime, connect, heard, pattern, rest, snapshot};
 use kv_core::{
     Descriptor, Directions, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Transport,
     TransportError, TransportEvent, WayEnd, WriteFence,
@@ -55,24 +55,43 @@ fn killed_writers_leave_the_process_they_write_to_in_service() {
     if ucx().is_none() {
         return;
     }
-    let mut here = worker(Kind::Usual.config(), &[Kind::FAR_LEN]);
+    let kills = kills();
+    // Reads the target, too, in the end.
+    let mut here = worker(Kind::Reads.config(), &[Kind::FAR_LEN]);
     let metadata = here.transport.metadata().unwrap();
     // Written to in another process, because its end would end this test, too.
     let mut target = Process::start("Usual", Job::Serve, &metadata);
-    for round in 0..kills() {
+    for round in 0..kills {
         let mut writer = Process::start("Usual", Job::Write, target.metadata());
         std::thread::sleep(Duration::from_millis(20 + 7 * round % 60));
         writer.kill();
         std::thread::sleep(Duration::from_millis(50));
         assert!(target.is_alive(), "round {round}: the target died with its writer");
     }
+    println!("{kills} writers were killed");
     connect(&mut here.transport, PEER, target.metadata()).unwrap();
-    here.transport.post(PEER, post(1, Op::Write, Kind::FAR_LEN as u64)).unwrap();
+    // All of them have written what was there before.
+    let written = pattern(Kind::FAR_LEN);
+    assert!(read(&mut here, 1) == written, "a killed writer has left other bytes than it wrote");
+    let ours = vec![7; Kind::FAR_LEN];
+    here.memory.write(0, 0, &ours);
+    here.transport.post(PEER, post(2, Op::Write, Kind::FAR_LEN as u64)).unwrap();
     let mut events = Vec::new();
-    let ended = TransportEvent::Posted { post: PostId(1), result: Ok(()) };
+    let ended = TransportEvent::Posted { post: PostId(2), result: Ok(()) };
     until("a write", &mut here, &mut events, |events| events.contains(&ended));
+    here.memory.write(0, 0, &written);
+    assert!(read(&mut here, 3) == ours, "what was written after the kills is not there");
     here.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
     until("an echo", &mut here, &mut events, |events| heard(events, b"echo"));
+}
+
+/// All bytes of the peer's region.
+fn read(here: &mut Side<UcxTransport>, id: u64) -> Vec<u8> {
+    here.transport.post(PEER, post(id, Op::Read, Kind::FAR_LEN as u64)).unwrap();
+    let mut events = Vec::new();
+    let ended = TransportEvent::Posted { post: PostId(id), result: Ok(()) };
+    until("a read", here, &mut events, |events| events.contains(&ended));
+    snapshot(here).remove(0)
 }
 
 #[test]
