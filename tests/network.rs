@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use kv_transfer::params::TransferParams;
 use kv_transfer::prelude::*;
 use support::host::Host;
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+use support::netns::has_own_sys;
 use support::netns::{Beyond, enter, far, near};
 use support::process::{Kind, Process, reader};
 use support::random::Random;
@@ -21,6 +23,10 @@ use support::{PATIENCE, ended, reclaimed, until};
 const PAGES: usize = 48;
 /// Pages of a long request: 12 MiB.
 const MANY: usize = 192;
+
+/// The content of requests over a link that is cut.
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
+const CUT_OFF: u64 = 99;
 
 /// The entry point of the other process. In the test's own process it does nothing.
 #[test]
@@ -228,4 +234,162 @@ fn a_partition_ends_requests_by_their_deadlines_and_the_next_one_after_it_is_ser
     hosts.prefill.tell("deadline 60000");
     hosts.push(PAGES);
     hosts.close();
+}
+
+#[cfg(feature = "nixl")]
+#[test]
+fn workers_over_nixl_on_two_hosts_outlive_a_link_that_is_cut() {
+    if enter("workers_over_nixl_on_two_hosts_outlive_a_link_that_is_cut") && support::store::nixl().is_some()
+    {
+        outlive_a_cut_link(Members::Nixl, false);
+    }
+}
+
+#[cfg(feature = "ucx")]
+#[test]
+fn workers_over_ucx_on_two_hosts_outlive_a_link_that_is_cut() {
+    if !enter("workers_over_ucx_on_two_hosts_outlive_a_link_that_is_cut") || !has_own_sys() {
+        return;
+    }
+    match kv_transfer::ucx::Ucx::look(None) {
+        Ok(_) => outlive_a_cut_link(Members::Ucx, false),
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            assert!(std::env::var_os("KV_UCX_REQUIRED").is_none(), "{error}");
+        }
+    }
+}
+
+#[cfg(feature = "fabric")]
+#[test]
+fn workers_over_libfabric_on_two_hosts_outlive_a_link_that_is_cut() {
+    if !enter("workers_over_libfabric_on_two_hosts_outlive_a_link_that_is_cut") {
+        return;
+    }
+    match kv_transfer::fabric::installed() {
+        Ok(_) => outlive_a_cut_link(Members::Fabric, true),
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            assert!(std::env::var_os("KV_FABRIC_REQUIRED").is_none(), "{error}");
+        }
+    }
+}
+
+/// Requests between hosts, and then twice a link that is cut in the middle of a long one. Both sides fail by their
+/// deadlines. The decode worker has its pages back only once the prefill worker, which may still write into them, has
+/// answered; and then the next request is served. The first cut is over before the kernels give the connection up, which
+/// takes a quarter of an hour by their defaults. In the second one they give up within seconds, and the prefill worker
+/// has its pages back before the link is mended.
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
+fn outlive_a_cut_link(members: Members, reads: bool) {
+    let mut random = Random::new(&format!("cuts over {members:?}"));
+    let mut hosts = Hosts::over(members);
+    hosts.push(MANY);
+    if reads {
+        hosts.pull(MANY);
+    }
+    if let Err(why) = hosts.beyond.shape("tbf rate 40mbit burst 32kb limit 256kb") {
+        println!("SKIPPED: this kernel cannot limit a link: {why}");
+        return hosts.close();
+    }
+    let first = hosts.cut_within_a_push(&mut random);
+    hosts.beyond.mend();
+    let mended = Instant::now();
+    hosts.asked(first.room, |answer| answer.starts_with("back "));
+    println!("the prefill side has its pages back {:?} after the link", mended.elapsed());
+    hosts.takes_back(first, mended);
+    hosts.push(PAGES);
+
+    if let Err(why) = hosts.beyond.give_up_after(3) {
+        println!("NOT TESTED: a connection that the kernels give up: {why}");
+        return hosts.close();
+    }
+    let second = hosts.cut_within_a_push(&mut random);
+    let cut = Instant::now();
+    hosts.asked(second.room, |answer| answer.starts_with("back "));
+    println!("the prefill side has its pages back {:?} later, while the link is cut", cut.elapsed());
+    assert_eq!(hosts.decode.gauges().pages_quarantined(), MANY);
+    hosts.beyond.mend();
+    hosts.takes_back(second, Instant::now());
+    hosts.push(PAGES);
+    hosts.close();
+}
+
+/// A request that has failed over a cut link, and whose pages the peer may still write.
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
+struct Cut {
+    room: u64,
+    receiver: kv_transfer::Receiver,
+}
+
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
+impl Hosts {
+    /// Cuts the link in the middle of a long push, and waits until both sides have failed.
+    fn cut_within_a_push(&mut self, random: &mut Random) -> Cut {
+        let deadline = Duration::from_millis(3000);
+        self.prefill.tell("deadline 3000");
+        self.rooms += 1;
+        let (room, addr) = (self.rooms, self.decode.addr.clone());
+        let began = Instant::now();
+        self.prefill.tell(&format!("send {room} {MANY} 0 {CUT_OFF}"));
+        let options = SessionOptions::default().with(|options| options.deadline = Some(deadline));
+        let mut receiver = self.decode.receiver(&addr, room, options);
+        let pages = self.decode.room_for(MANY);
+        let watched: Vec<u32> = pages.list().iter().collect();
+        let before: Vec<Vec<u8>> = watched.iter().map(|page| self.decode.memory.page(*page)).collect();
+        receiver.init(pages, None).unwrap();
+        let changed = |page: (&u32, &Vec<u8>)| self.decode.memory.page(*page.0) != *page.1;
+        until("the first bytes", || watched.iter().zip(&before).any(changed));
+        std::thread::sleep(Duration::from_micros(random.below(400_000) as u64));
+        assert!(
+            !receiver.poll().is_terminal(),
+            "the link is too wide for this test: {:?}",
+            receiver.failure()
+        );
+        self.beyond.cut();
+        println!("cut {:?} after the beginning", began.elapsed());
+        assert_eq!(ended(&receiver), KvPoll::Failed);
+        println!(
+            "the decode side failed after {:?}: {:?}",
+            began.elapsed(),
+            receiver.failure().unwrap().cause
+        );
+        let theirs = self.asked(room, |answer| answer != "open");
+        println!("the prefill side failed after {:?}: {theirs}", began.elapsed());
+        let in_time = began.elapsed() < deadline + Duration::from_secs(3);
+        assert!(!theirs.ends_with("Success") && in_time, "{theirs} after {:?}", began.elapsed());
+        // Nobody can know here that the peer does not write any more.
+        let later = Instant::now() + Duration::from_millis(700);
+        while Instant::now() < later {
+            assert!(receiver.reclaim().is_none(), "pages that the peer may still write have come back");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(self.decode.gauges().pages_quarantined(), MANY);
+        Cut { room, receiver }
+    }
+
+    /// Waits for an answer of the prefill worker about a sender. Its pipes do not go by the link.
+    fn asked(&mut self, room: u64, wanted: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.prefill.tell(&format!("ask {room}"));
+            let answer = self.prefill.expect("asked").join(" ");
+            if wanted(&answer) {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "room {room} at the prefill worker is still: {answer}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The pages of the request come back, and nothing is written into them any more.
+    fn takes_back(&mut self, cut: Cut, mended: Instant) {
+        let pages = reclaimed(cut.receiver);
+        println!("the decode side has its pages back {:?} after the link", mended.elapsed());
+        self.decode.missed(pages.list(), CUT_OFF, &"a request that was cut off");
+        self.decode.rewrite(pages.list());
+        // The next requests and the end check that they stay as they are.
+        self.decode.free(pages);
+        self.prefill.tell("deadline 60000");
+    }
 }

@@ -15,6 +15,10 @@ const NEAR: (Ipv4Addr, Ipv6Addr) =
 const FAR: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(198, 18, 0, 2), Ipv6Addr::new(0xfd00, 0x18, 0, 0, 0, 0, 0, 2));
 
+/// Makes /sys tell of the devices of the own network namespace, as it does in a container. Where that is not permitted,
+/// it tells of others.
+const OWN_SYS: &str = "mount -t sysfs sysfs /sys 2>/dev/null";
+
 /// Runs the calling test once more, alone in a network namespace of its own. True inside that namespace. False
 /// outside: then the test has run inside, or was skipped, and the reason was printed.
 pub fn enter(test: &str) -> bool {
@@ -23,13 +27,13 @@ pub fn enter(test: &str) -> bool {
         return true;
     }
     if let Err(why) =
-        ["unshare -n true", "ip -V", "nsenter --version"].map(tried).into_iter().collect::<Result<(), _>>()
+        ["unshare -n -m true", "ip -V", "nsenter --version"].map(tried).into_iter().collect::<Result<(), _>>()
     {
         println!("SKIPPED: {test} needs network namespaces and the program `ip` of iproute2: {why}");
         return false;
     }
     let status = Command::new("unshare")
-        .arg("-n")
+        .args(["-n", "-m", "sh", "-c", &format!("{OWN_SYS}; exec \"$0\" \"$@\"")])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(INSIDE, test)
@@ -37,6 +41,18 @@ pub fn enter(test: &str) -> bool {
         .unwrap();
     assert!(status.success(), "{test} has failed in its namespace");
     false
+}
+
+/// Whether /sys tells of the devices of this namespace, where UCX looks for them; if not, prints that this is why
+/// nothing is tested.
+pub fn has_own_sys() -> bool {
+    let devices = std::fs::read_to_string("/proc/net/dev").unwrap();
+    let mut told = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let own = told.all(|entry| devices.contains(&format!("{}:", entry.file_name().display())));
+    if !own {
+        println!("SKIPPED: UCX looks for devices in /sys, which cannot be mounted for the namespace here");
+    }
+    own
 }
 
 /// A command line that must succeed.
@@ -65,7 +81,7 @@ pub struct Beyond {
 impl Beyond {
     pub fn joined() -> Beyond {
         let mut holder = Command::new("unshare")
-            .args(["-n", "sh", "-c", "echo; exec cat"])
+            .args(["-n", "-m", "sh", "-c", &format!("{OWN_SYS}; echo; exec cat")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -80,7 +96,7 @@ impl Beyond {
             run(format!("{at} ip link set {dev} up").trim());
         }
         run(&format!("{} ip link set lo up", beyond.prefix()));
-        until("the link is up", is_up);
+        until("the link is up", || beyond.is_up());
         beyond
     }
 
@@ -89,7 +105,7 @@ impl Beyond {
     }
 
     fn prefix(&self) -> String {
-        format!("nsenter -t {} -n", self.pid())
+        format!("nsenter -t {} -n -m", self.pid())
     }
 
     /// The program by which processes are started in the namespace, with its options.
@@ -102,9 +118,27 @@ impl Beyond {
         run("ip link set near down");
     }
 
+    /// After how many repetitions without an answer the kernels at both ends give a TCP connection up; 15 unless said
+    /// otherwise, which takes some fifteen minutes.
+    pub fn give_up_after(&self, repetitions: u32) -> Result<(), String> {
+        let setting = format!("net.ipv4.tcp_retries2={repetitions}");
+        tried(&format!("sysctl -w {setting}"))?;
+        tried(&format!("{} sysctl -w {setting}", self.prefix()))
+    }
+
     pub fn mend(&self) {
         run("ip link set near up");
-        until("the link is up", is_up);
+        until("the link is up", || self.is_up());
+    }
+
+    /// Whether both ends count as up, which the kernel decides a moment after their carrier is there.
+    fn is_up(&self) -> bool {
+        let far = format!("{} ip -o link show dev far", self.prefix());
+        ["ip -o link show dev near", &far].iter().all(|line| {
+            let mut words = line.split(' ');
+            let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+            String::from_utf8_lossy(&output.stdout).contains(" state UP ")
+        })
     }
 
     /// How packets leave both ends of the link, in the words of `tc`.
@@ -128,17 +162,16 @@ impl Beyond {
     }
 }
 
-fn is_up() -> bool {
-    // What /sys says is about the namespace in which it was mounted.
-    let output = Command::new("ip").args(["-o", "link", "show", "dev", "near"]).output().unwrap();
-    String::from_utf8_lossy(&output.stdout).contains("LOWER_UP")
-}
-
 impl Drop for Beyond {
     fn drop(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
+}
+
+/// The device of the link's end with this address.
+pub fn device(address: SocketAddr) -> &'static str {
+    if [near(false), near(true)].iter().any(|near| near.ip() == address.ip()) { "near" } else { "far" }
 }
 
 /// Any port of this end of the link.

@@ -270,6 +270,8 @@ pub struct Actor {
     addr: String,
     senders: BTreeMap<u64, (Sender, Pages)>,
     receivers: BTreeMap<u64, (KvReceiverSession, u64)>,
+    /// How senders have ended whose pages are back.
+    ends: BTreeMap<u64, String>,
     /// The rooms of sessions that read.
     readers: BTreeSet<u64>,
     /// How long sessions may take that are opened from now on.
@@ -299,6 +301,7 @@ impl Actor {
             addr: addr.to_owned(),
             senders: BTreeMap::new(),
             receivers: BTreeMap::new(),
+            ends: BTreeMap::new(),
             readers: BTreeSet::new(),
             deadline: None,
             watch: None,
@@ -309,7 +312,8 @@ impl Actor {
     /// ROOM` sends those. `receive ROOM PAGES CONTENT` opens a receiver, and checks what arrives. `keep ROOM
     /// PAGES CONTENT LEASE_MS` keeps a prompt for a reader, and answers with the parameters. `acquire CONTENT
     /// PARAMS` opens a reader, and answers when its lease was acquired. `read ROOM PAGES AFTER_MS` gives the
-    /// reader pages after that time, and checks what arrives. `deadline MS` sets the deadline of later
+    /// reader pages after that time, and checks what arrives. `ask ROOM` answers whether a sender is open, owns its pages
+    /// after its end, or has given them back. `deadline MS` sets the deadline of later
     /// sessions. `watch PATTERN` keeps all pages that come back from now on, and panics when one is written
     /// into. `free` ends the watch when all sessions have ended, and answers with the number of pages.
     pub fn obey(&mut self, line: &str) {
@@ -358,6 +362,14 @@ impl Actor {
                 // It may have failed before, and its end has been said.
                 let Some((receiver, _)) = self.receivers.get_mut(&room) else { return };
                 receiver.init(self.host.room_for(pages as usize), None).unwrap();
+            }
+            ("ask", &[room]) => {
+                let answer = match self.senders.get(&room) {
+                    Some((sender, _)) if !sender.poll().is_terminal() => "open".to_owned(),
+                    Some((sender, _)) => format!("owns {}", end(sender)),
+                    None => format!("back {}", self.ends[&room]),
+                };
+                self.said.push_back(format!("asked {answer}"));
             }
             ("deadline", &[ms]) => self.deadline = Some(Duration::from_millis(ms)),
             ("watch", &[pattern]) => self.watch = Some(Watch { pattern: pattern as u8, ..Watch::default() }),
@@ -431,6 +443,7 @@ impl Actor {
                     rest.append(back.pages).unwrap();
                     self.back(rest);
                     self.said.push_back(format!("ended {room} {end}"));
+                    self.ends.insert(room, end);
                 }
                 None => drop(self.senders.insert(room, (sender, rest))),
             }

@@ -1,6 +1,8 @@
 //! Memory that a transport reaches, and the transport that reaches it.
 
 use std::net::SocketAddr;
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
+use std::time::Duration;
 
 #[cfg(feature = "nixl")]
 use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport};
@@ -8,6 +10,8 @@ use kv_transfer::prelude::*;
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::ways::{Member, Ways};
 
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+use super::netns;
 use super::overheard::{Log, Overheard};
 
 /// The transport that moves the bytes.
@@ -28,7 +32,7 @@ pub enum TransportKind {
     Fabric,
 }
 
-/// Where a TCP transport listens, where peers are told to find it, and which transports there are.
+/// Where a worker's transports listen, where peers are told to find them, and which transports there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub bind: SocketAddr,
@@ -44,6 +48,30 @@ pub enum Members {
     LocalTcp,
     /// As `LocalTcp`, with memory that local has adopted.
     AdoptedTcp,
+    /// NIXL with UCX, over TCP only, as between hosts without other cards.
+    #[cfg(feature = "nixl")]
+    Nixl,
+    /// UCX, over TCP only.
+    #[cfg(feature = "ucx")]
+    Ucx,
+    /// libfabric's provider for TCP.
+    #[cfg(feature = "fabric")]
+    Fabric,
+}
+
+impl Members {
+    const ALL: &[Members] = &[
+        Members::Tcp,
+        Members::TcpLocal,
+        Members::LocalTcp,
+        Members::AdoptedTcp,
+        #[cfg(feature = "nixl")]
+        Members::Nixl,
+        #[cfg(feature = "ucx")]
+        Members::Ucx,
+        #[cfg(feature = "fabric")]
+        Members::Fabric,
+    ];
 }
 
 impl Place {
@@ -62,34 +90,75 @@ impl Place {
         let mut parts = word.strip_prefix("Placed|")?.split('|');
         let mut address = || parts.next()?.parse().ok();
         let (bind, advertised) = (address()?, address()?);
-        let members = [Members::Tcp, Members::TcpLocal, Members::LocalTcp, Members::AdoptedTcp];
         let named = parts.next()?;
-        let members = members.into_iter().find(|members| format!("{members:?}") == named)?;
-        Some(Place { bind, advertised, members })
+        let members = Members::ALL.iter().find(|members| format!("{members:?}") == named)?;
+        Some(Place { bind, advertised, members: *members })
     }
 
     /// The transports, over this arena.
     pub fn transport(self, arena: &Arena) -> Ways {
-        let config = TcpConfig::new(self.bind).with(|config| config.advertise = vec![self.advertised]);
-        let mut tcp = TcpTransport::new(config).unwrap();
-        tcp.add_memory(arena).unwrap();
-        let tcp = Member::new(Box::new(tcp));
+        let tcp = || {
+            let config = TcpConfig::new(self.bind).with(|config| config.advertise = vec![self.advertised]);
+            let mut tcp = TcpTransport::new(config).unwrap();
+            tcp.add_memory(arena).unwrap();
+            Member::new(Box::new(tcp))
+        };
         let local = || Member::new(Box::new(local(arena)));
         Ways::new(match self.members {
-            Members::Tcp => vec![tcp],
-            Members::TcpLocal => vec![tcp, local()],
-            Members::LocalTcp => vec![local(), tcp],
+            Members::Tcp => vec![tcp()],
+            Members::TcpLocal => vec![tcp(), local()],
+            Members::LocalTcp => vec![local(), tcp()],
             Members::AdoptedTcp => {
                 let mut adopting = LocalTransport::new(LocalConfig::default()).unwrap();
                 // SAFETY: the store keeps the arena until its worker has stopped, and reads and writes it by
                 // address.
                 unsafe { adopting.adopt(arena.addr(), arena.len() as u64) }.unwrap();
-                vec![Member::new(Box::new(adopting)), tcp]
+                vec![Member::new(Box::new(adopting)), tcp()]
+            }
+            #[cfg(feature = "nixl")]
+            Members::Nixl => {
+                let config = NixlConfig::default().with(|config| {
+                    config.devices = vec![netns::device(self.bind).to_owned()];
+                    config.backend_params = vec![("engine_config".to_owned(), "TLS=tcp".to_owned())];
+                    config.settle = SETTLE;
+                });
+                let nixl = nixl().expect("nothing is tested over NIXL where it is not installed");
+                let mut transport = NixlTransport::new(nixl, config).unwrap();
+                transport.add_memory(arena).unwrap();
+                vec![Member::new(Box::new(transport))]
+            }
+            #[cfg(feature = "ucx")]
+            Members::Ucx => {
+                use kv_transfer::ucx::{Ucx, UcxConfig, UcxTransport};
+                let config = UcxConfig::default().with(|config| {
+                    config.devices = vec![netns::device(self.bind).to_owned()];
+                    config.transports = vec!["tcp".to_owned()];
+                    config.settle = SETTLE;
+                });
+                let ucx = Ucx::load(None).expect("nothing is tested over UCX where it is not installed");
+                let mut transport = UcxTransport::new(ucx, config).unwrap();
+                transport.add_memory(arena).unwrap();
+                vec![Member::new(Box::new(transport))]
+            }
+            #[cfg(feature = "fabric")]
+            Members::Fabric => {
+                use kv_transfer::fabric::{FabricConfig, FabricTransport};
+                let config = FabricConfig::new(self.bind.ip()).with(|config| config.silence = SILENCE);
+                let mut transport = FabricTransport::new(config).unwrap();
+                transport.add_memory(arena).unwrap();
+                vec![Member::new(Box::new(transport))]
             }
         })
         .unwrap()
     }
 }
+
+/// How long what a failed connection has left may still be on its way, in tests with a link that is cut.
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+const SETTLE: Duration = Duration::from_secs(1);
+/// After so long without an answer, libfabric's peers are lost.
+#[cfg(feature = "fabric")]
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// Memory that a transport reaches.
 pub enum Store {
