@@ -1,4 +1,4 @@
-//! Peers in processes of their own that are killed, come back, or are not what they seem; and what is refused.
+//! Peers in processes of their own that are killed, stopped, come back, or are not what they seem; and what is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod workers;
@@ -13,6 +13,7 @@ use kv_core::{
     TransportError, TransportEvent, WayEnd, WriteFence,
 };
 use kv_ucx::{HostMemory, MemoryError, Ucx, UcxConfig, UcxError, UcxTransport};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use workers::{Kind, ucx, worker};
 
 const PEER: PeerId = PeerId(1);
@@ -124,6 +125,189 @@ fn what_a_killed_writer_has_left_in_sockets_arrives_before_its_death_is_told() {
         let written = memory[0].iter().filter(|byte| **byte != 0xee).count();
         assert_eq!(written, 0, "round {round}: bytes were written after the death was told");
     }
+}
+
+/// Stops a process, and returns when it does nothing any more.
+fn stop(process: &Process) {
+    let pid = Pid::from_child(process.child());
+    kill_process(pid, Signal::STOP).unwrap();
+    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+    assert!(status.stopped());
+}
+
+fn resume(process: &Process) {
+    kill_process(Pid::from_child(process.child()), Signal::CONT).unwrap();
+}
+
+/// A worker that may read, and processes that serve, to which it is connected as `PeerId(1)`, `PeerId(2)` and so on.
+fn served_by<const N: usize>() -> (Side<UcxTransport>, [Process; N]) {
+    let mut here = worker(Kind::Reads.config(), &[Kind::FAR_LEN]);
+    let metadata = here.transport.metadata().unwrap();
+    let others = [(); N].map(|()| Process::start("Usual", Job::Serve, &metadata));
+    for (number, other) in (1..).zip(&others) {
+        connect(&mut here.transport, PeerId(number), other.metadata()).unwrap();
+    }
+    (here, others)
+}
+
+/// How a post has ended, if it has.
+fn end_of(events: &[TransportEvent], id: u64) -> Option<Result<(), TransportError>> {
+    events.iter().find_map(|event| match event {
+        TransportEvent::Posted { post, result } if *post == PostId(id) => Some(result.clone()),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_stopped_peer_slows_nobody_and_goes_on_afterwards() {
+    if ucx().is_none() {
+        return;
+    }
+    let (stuck, well, len) = (PeerId(1), PeerId(2), Kind::FAR_LEN as u64);
+    let (mut here, [stopped, _healthy]) = served_by();
+    assert!(read(&mut here, 1) == pattern(Kind::FAR_LEN));
+    stop(&stopped);
+    here.memory.write(0, 0, &[7; Kind::FAR_LEN]);
+    let mut events = Vec::new();
+    for id in 10..14 {
+        here.transport.post(stuck, post(id, Op::Write, len)).unwrap();
+    }
+    for id in 20..30 {
+        here.transport.post(well, post(id, Op::Write, len)).unwrap();
+        until("a write to the healthy peer", &mut here, &mut events, |events| end_of(events, id).is_some());
+    }
+    assert!((20..30).all(|id| end_of(&events, id) == Some(Ok(()))), "{events:?}");
+    assert!(
+        (10..14).all(|id| end_of(&events, id).is_none()),
+        "a write to a stopped peer has ended: {events:?}"
+    );
+    here.transport.cancel(PostId(13));
+    resume(&stopped);
+    until("the other writes", &mut here, &mut events, |events| {
+        (10..14).all(|id| end_of(events, id).is_some())
+    });
+    assert!((10..13).all(|id| end_of(&events, id) == Some(Ok(()))), "{events:?}");
+    here.memory.write(0, 0, &[0; Kind::FAR_LEN]);
+    assert!(read(&mut here, 2) == [7; Kind::FAR_LEN]);
+}
+
+#[test]
+fn a_cancelled_write_to_a_stopped_peer_ends_once_the_peer_moves_and_no_byte_comes_later() {
+    if ucx().is_none() {
+        return;
+    }
+    let (mut here, [peer]) = served_by();
+    assert!(read(&mut here, 1) == pattern(Kind::FAR_LEN));
+    stop(&peer);
+    here.memory.write(0, 0, &[7; Kind::FAR_LEN]);
+    here.transport.post(PEER, post(2, Op::Write, Kind::FAR_LEN as u64)).unwrap();
+    let mut events = Vec::new();
+    let turns = |here: &mut Side<UcxTransport>, events: &mut Vec<TransportEvent>, span| {
+        let end = Instant::now() + Duration::from_millis(span);
+        while Instant::now() < end {
+            here.transport.poll(boottime(), events);
+            rest(&here.transport, Duration::from_millis(2));
+        }
+    };
+    turns(&mut here, &mut events, 300);
+    here.transport.cancel(PostId(2));
+    turns(&mut here, &mut events, 700);
+    assert_eq!(events, [], "the bytes are still on their way to the stopped peer");
+    resume(&peer);
+    until("the end of the write", &mut here, &mut events, |events| !events.is_empty());
+    assert_eq!(end_of(&events, 2), Some(Err(TransportError::Cancelled)));
+    let then = read(&mut here, 3);
+    turns(&mut here, &mut events, 300);
+    assert!(then.contains(&7) && read(&mut here, 4) == then, "bytes came after the end of their post");
+}
+
+#[test]
+fn a_peer_that_is_killed_while_it_is_stopped_is_dead_and_its_posts_end() {
+    if ucx().is_none() {
+        return;
+    }
+    let (mut here, [mut peer]) = served_by();
+    read(&mut here, 1);
+    stop(&peer);
+    here.transport.post(PEER, post(2, Op::Write, Kind::FAR_LEN as u64)).unwrap();
+    let (mut events, begun) = (Vec::new(), Instant::now());
+    while begun.elapsed() < Duration::from_millis(300) {
+        here.transport.poll(boottime(), &mut events);
+        rest(&here.transport, Duration::from_millis(2));
+    }
+    assert_eq!(events, []);
+    peer.kill();
+    let dead = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+    until("the death", &mut here, &mut events, |events| events.contains(&dead));
+    let ended = TransportEvent::Posted { post: PostId(2), result: Err(TransportError::PeerGone) };
+    assert_eq!(events, [ended, dead]);
+}
+
+#[test]
+fn frames_for_a_stopped_peer_are_bounded_and_it_hears_them_in_order_once_it_moves() {
+    if ucx().is_none() {
+        return;
+    }
+    let (mut here, [peer]) = served_by();
+    read(&mut here, 1);
+    stop(&peer);
+    let (mut sent, mut events, begun) = (0_u32, Vec::new(), Instant::now());
+    let frame = |number: u32| Bytes::from([&number.to_le_bytes()[..], &[7; 60_000]].concat());
+    // The kernel's buffers take some. What is refused for a second is refused until the peer moves.
+    let mut taken = begun;
+    while taken.elapsed() < Duration::from_secs(1) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{sent} frames were taken");
+        match here.transport.send(PEER, frame(sent)) {
+            Ok(()) => (sent, taken) = (sent + 1, Instant::now()),
+            Err(error) => assert_eq!(error, TransportError::WouldBlock),
+        }
+        here.transport.poll(boottime(), &mut events);
+        rest(&here.transport, Duration::from_millis(2));
+    }
+    assert_eq!(events, []);
+    resume(&peer);
+    // The peer drops echoes for which it has no room.
+    let (mut echoes, begun) = (Vec::new(), Instant::now());
+    while !heard(&events, b"last") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{sent} frames were taken, echoes: {echoes:?}");
+        let _ = here.transport.send(PEER, Bytes::from_static(b"last"));
+        events.clear();
+        here.transport.poll(boottime(), &mut events);
+        for event in &events {
+            let TransportEvent::Frame { frame: echo, .. } = event else { panic!("{event:?}") };
+            if echo != "last" {
+                let number = u32::from_le_bytes(echo[..4].try_into().unwrap());
+                assert!(*echo == frame(number), "frame {number} is damaged");
+                echoes.push(number);
+            }
+        }
+        rest(&here.transport, Duration::from_millis(2));
+    }
+    println!("{sent} frames were taken, and {} came back", echoes.len());
+    assert!(!echoes.is_empty() && echoes.is_sorted_by(|a, b| a < b) && echoes[0] == 0, "{echoes:?}");
+}
+
+#[test]
+fn a_peer_that_is_silent_from_the_beginning_is_lost_and_can_be_connected_once_it_answers() {
+    if ucx().is_none() {
+        return;
+    }
+    let config = Kind::Reads.config().with(|config| config.handshake_timeout = Duration::from_millis(500));
+    let mut here = worker(config, &[Kind::FAR_LEN]);
+    let peer = Process::start("Usual", Job::Serve, &here.transport.metadata().unwrap());
+    stop(&peer);
+    connect(&mut here.transport, PEER, peer.metadata()).unwrap();
+    here.transport.post(PEER, post(2, Op::Write, Kind::FAR_LEN as u64)).unwrap();
+    here.transport.send(PEER, Bytes::from_static(b"hello")).unwrap();
+    let mut events = Vec::new();
+    until("the end of the way", &mut here, &mut events, |events| events.len() == 2);
+    let ended = TransportEvent::Posted { post: PostId(2), result: Err(TransportError::PeerGone) };
+    assert_eq!(events, [ended, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    let refused = here.transport.send(PEER, Bytes::from_static(b"hello"));
+    assert_eq!(refused, Err(TransportError::PeerGone));
+    resume(&peer);
+    connect(&mut here.transport, PEER, peer.metadata()).unwrap();
+    assert!(read(&mut here, 3) == pattern(Kind::FAR_LEN), "a write of the lost way has moved bytes");
 }
 
 #[test]
