@@ -347,6 +347,7 @@ impl Hosts {
             receiver.failure()
         );
         self.beyond.cut();
+        let cut = Instant::now();
         println!("cut {:?} after the beginning", began.elapsed());
         assert_eq!(ended(&receiver), KvPoll::Failed);
         println!(
@@ -358,9 +359,8 @@ impl Hosts {
         println!("the prefill side failed after {:?}: {theirs}", began.elapsed());
         let in_time = began.elapsed() < deadline + Duration::from_secs(3);
         assert!(!theirs.ends_with("Success") && in_time, "{theirs} after {:?}", began.elapsed());
-        // Nobody can know here that the peer does not write any more.
-        let later = Instant::now() + Duration::from_millis(700);
-        while Instant::now() < later {
+        // The permission to write ends meanwhile. But nobody can know here whether the peer does not write any more.
+        while cut.elapsed() < Duration::from_secs(4) {
             assert!(receiver.reclaim().is_none(), "pages that the peer may still write have come back");
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -200,7 +200,11 @@ impl Kind {
             }
             Kind::Several => Setup { transport: TransportKind::Several, ..Kind::Usual.setup(role, addr) },
             Kind::Placed(place) => {
-                Setup { transport: TransportKind::Placed(place), ..Kind::Usual.setup(role, addr) }
+                let mut setup =
+                    Setup { transport: TransportKind::Placed(place), ..Kind::Usual.setup(role, addr) };
+                // A link that is cut stays so for longer than a permission.
+                setup.timing.write_permission = Duration::from_secs(2);
+                setup
             }
             Kind::Stopped(transport) => {
                 let shape = Shape { rows: 0, aux_regions: 0, ..Shape::layer_major(160, 2, 256 << 10) };
