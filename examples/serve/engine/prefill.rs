@@ -167,3 +167,6 @@ struct HandedOver {
     taken: Option<Arc<Taken>>,
     lender: Option<PagePool>,
 }
+
+#[cfg(test)]
+mod tests;
