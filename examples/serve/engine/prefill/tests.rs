@@ -34,7 +34,7 @@ async fn a_computed_prompt_whose_answer_reaches_nobody_is_given_up_before_its_le
     let (first, mut chunks) = job(store, 4000).await;
     prefill.forward.send(first).ok().unwrap();
     // Which of the two a task sees first is drawn: of so many, some see each.
-    let answers: Vec<_> = (0..16)
+    let mut answers: Vec<_> = (0..24)
         .map(|number: u32| {
             let (answer, answered) = oneshot::channel();
             let (room, tokens) = (Room::request(&ids::new()).unwrap(), (number..number + 40).collect());
@@ -43,7 +43,7 @@ async fn a_computed_prompt_whose_answer_reaches_nobody_is_given_up_before_its_le
             answered
         })
         .collect();
-    while store.counts().requests < 17 {
+    while store.counts().requests < 25 {
         tokio::task::yield_now().await;
     }
     let (last, mut computed) = job(store, 1).await;
@@ -55,8 +55,14 @@ async fn a_computed_prompt_whose_answer_reaches_nobody_is_given_up_before_its_le
     while computed.try_recv().is_err() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // All prompts are computed, and no task has seen it.
+    // All prompts are computed, and no task has seen it. Most clients hang up now, and the others
+    // before they have taken an answer that was sent.
+    let later = answers.split_off(16);
     drop(answers);
+    while later.iter().any(oneshot::Receiver::is_empty) {
+        tokio::task::yield_now().await;
+    }
+    drop(later);
 
     let patience = Instant::now() + PATIENCE;
     while store.counts().requests > 0 {
