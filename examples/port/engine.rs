@@ -181,7 +181,8 @@ pub fn run(spec: Spec) -> Outcome<()> {
         let args = cache.describe(rank, KvArgs::builder(&spec.name, rank as u32)).build()?;
         let config = WorkerConfig::new(args, role).with(|config| config.bootstrap = bootstrap.clone());
         let client = HttpBootstrapClient::new(ClientConfig::default())?;
-        workers.push(transport::start(memory, config, None, client, Pace::Normal)?);
+        let (worker, _) = transport::start(memory, config, None, client, Pace::Normal)?;
+        workers.push(worker);
     }
     let life = workers.first().map(Worker::incarnation).ok_or("an engine has a rank")?;
     let ranks = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
