@@ -7,7 +7,9 @@ use super::Node;
 use crate::error::Cause;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
-use crate::proto::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, NextWay, Peer, Silence, Unanswered};
+use crate::proto::conversation::{
+    AnswerHeard, Asks, HelloHeard, MAX_ASKED, NextWay, Peer, Silence, Unanswered,
+};
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Latecomers;
 use crate::proto::run_set::is_rising;
