@@ -3,7 +3,7 @@
 #
 #   scripts/kills.sh                              for three minutes, with a new seed, over every installed transport
 #   scripts/kills.sh --seconds 1800 --seed 7      for half an hour, with the runs of seed 7
-#   scripts/kills.sh --transport local            over the embedded transport only (or: tcp, auto, nixl)
+#   scripts/kills.sh --transport local            over the embedded transport only (or: tcp, auto, nixl, ucx, fabric)
 #   scripts/kills.sh --pd FILE                    with this build of the example, instead of a new one
 #
 # Each run is the example pd with 2 prefill and 2 decode processes, and with timeouts of a second at most. One
@@ -11,8 +11,9 @@
 # from the seed, in push, pull or auto mode. A run is bad if a request does not end, a token differs from the run in
 # one process, a surviving or resumed process keeps a page or does not serve afterwards, or the run does not end.
 # The script goes on after a bad run. At the end it prints each bad run with the command that repeats it, and exits
-# with status 1 if there was one. Runs over NIXL need what scripts/setup-nixl.sh needs; where that is missing, they
-# are left out, and the output says so.
+# with status 1 if there was one. Runs over NIXL, UCX and libfabric need what scripts/setup-nixl.sh, setup-ucx.sh and
+# setup-fabric.sh need; where that is missing, they are left out, and the output says so. Over UCX, which reads nothing
+# over TCP, the modes are push and auto.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,7 +38,7 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-case $transport in local | tcp | auto | nixl | all) ;; *) usage ;; esac
+case $transport in local | tcp | auto | nixl | ucx | fabric | all) ;; *) usage ;; esac
 
 # A run that takes longer than this many seconds hangs. The slowest runs, stops on a busy machine, take about ten.
 limit=90
@@ -51,18 +52,19 @@ case $transport in local | all) transports+=(local) ;; esac
 case $transport in tcp | all) transports+=(tcp) ;; esac
 case $transport in auto | all) transports+=(auto) ;; esac
 features=()
-untested=
-if [ "$transport" = nixl ] || [ "$transport" = all ]; then
-    if settings=$(scripts/setup-nixl.sh --print); then
+untested=()
+for library in nixl ucx fabric; do
+    [ "$transport" = "$library" ] || [ "$transport" = all ] || continue
+    if settings=$("scripts/setup-$library.sh" --print); then
         eval "$settings"
-        transports+=(nixl)
-        features=(--features nixl)
+        transports+=("$library")
+        features+=(--features "$library")
     else
-        untested="NOT TESTED: NIXL, for the reason that scripts/setup-nixl.sh gives above"
-        printf '%s\n' "$untested" >&2
-        [ "$transport" != nixl ] || exit 1
+        untested+=("NOT TESTED: $library, for the reason that scripts/setup-$library.sh gives above")
+        printf '%s\n' "${untested[-1]}" >&2
+        [ "$transport" != "$library" ] || exit 1
     fi
-fi
+done
 if [ -z "$pd" ]; then
     step "building"
     cargo build --release --locked "${features[@]}" --example pd
@@ -97,6 +99,7 @@ while [ "$SECONDS" -lt "$end" ]; do
     transport=${transports[combination % ${#transports[@]}]}
     mode=${modes[combination / ${#transports[@]} % ${#modes[@]}]}
     harm=${harms[combination / ${#transports[@]} / ${#modes[@]}]}
+    [ "$transport-$mode" != ucx-pull ] || mode=push
     draw 700
     at=$drawn
     draw 1000000
@@ -140,7 +143,7 @@ for harm in "${harms[@]}"; do
             "${runs[$kind]:-0}" "${failed_runs[$kind]:-0}" "${answered[$kind]:-0}" "${lost[$kind]:-0}"
     done
 done
-[ -z "$untested" ] || printf '%s\n' "$untested"
+[ "${#untested[@]}" -eq 0 ] || printf '%s\n' "${untested[@]}"
 printf '%s runs of seed %s, %s bad\n' "$number" "$seed" "${#bad[@]}"
 for run in "${bad[@]}"; do printf '  %s\n' "$run"; done
 [ "${#bad[@]}" -eq 0 ]

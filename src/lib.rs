@@ -14,6 +14,8 @@
 //! | transport | [`local`] (kv-local) | one-sided copies between processes of one host |
 //! | transport | [`tcp`] (kv-tcp) | pages and frames between hosts, with nothing installed |
 //! | transport | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
+//! | transport | `ucx` (kv-ucx; feature `ucx`) | UCX without NIXL: RDMA, TCP |
+//! | transport | `fabric` (kv-fabric; feature `fabric`) | libfabric's providers: TCP; EFA, RDMA and Slingshot, which were not run |
 //! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
 //! | encoder cache | `encoder_cache` (kv-ec; feature `encoder-cache`) | embeddings by content hash: region, worker, connector |
@@ -262,6 +264,8 @@ pub use kv_poll::{EngineGroupError, StartError};
 pub use kv_bootstrap as bootstrap;
 #[cfg(feature = "encoder-cache")]
 pub use kv_ec as encoder_cache;
+#[cfg(feature = "fabric")]
+pub use kv_fabric as fabric;
 #[cfg(feature = "interop")]
 pub use kv_interop as interop;
 pub use kv_local as local;

@@ -8,7 +8,7 @@
 
 mod support;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
@@ -55,9 +55,46 @@ fn stopped_processes_of_the_nixl_transport_write_into_no_page_that_was_given_bac
     }
 }
 
-fn stop_each_side(transport: TransportKind) {
+#[cfg(feature = "ucx")]
+#[test]
+fn stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back() {
+    const NAME: &str = "stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back";
+    const APART: &str = "KV_STOPS_APART";
+    if let Err(error) = kv_transfer::ucx::Ucx::look(None) {
+        println!("SKIPPED: {error}");
+        assert!(std::env::var_os("KV_UCX_REQUIRED").is_none(), "{error}");
+    } else if std::env::var_os(APART).is_some() {
+        stop_each_side(TransportKind::Ucx);
+    } else {
+        // In a process of its own: NIXL, which other tests load, brings another copy of UCX.
+        let _alone = alone();
+        let this = std::env::current_exe().unwrap();
+        let again =
+            std::process::Command::new(this).args(["--exact", NAME, "--nocapture"]).env(APART, "").status();
+        assert!(again.unwrap().success());
+    }
+}
+
+#[cfg(feature = "fabric")]
+#[test]
+fn stopped_processes_of_the_libfabric_transport_write_into_no_page_that_was_given_back() {
+    match kv_transfer::fabric::installed() {
+        Ok(_) => stop_each_side(TransportKind::Fabric),
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            assert!(std::env::var_os("KV_FABRIC_REQUIRED").is_none(), "{error}");
+        }
+    }
+}
+
+/// One test at a time: they are about moments.
+fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn stop_each_side(transport: TransportKind) {
+    let _alone = alone();
     let times = std::env::var("KV_STOPS").map_or(TIMES, |times| times.parse().unwrap());
     let mut random = Random::new(&format!("stops over {transport:?}"));
     for side in [WorkerRole::Prefill, WorkerRole::Decode] {
@@ -74,6 +111,7 @@ fn stop_each_side(transport: TransportKind) {
 
 /// One side in this process, which survives, and the other side in a process that is stopped.
 struct Scene {
+    transport: TransportKind,
     kind: Kind,
     /// The side that is stopped.
     side: WorkerRole,
@@ -90,7 +128,7 @@ impl Scene {
         let other = if side == WorkerRole::Prefill { WorkerRole::Decode } else { WorkerRole::Prefill };
         let here = Actor::start(kind, other, &addr);
         let there = Process::start_as(kind, side, &addr);
-        Scene { kind, side, here, there, addr, _server: server }
+        Scene { transport, kind, side, here, there, addr, _server: server }
     }
 
     fn tell(&mut self, side: WorkerRole, line: &str) {
@@ -144,7 +182,7 @@ impl Scene {
     /// transfer.
     fn stop(&mut self, number: u64, random: &mut Random) -> bool {
         let room = 10 * number;
-        let (pull, killed) = (random.chance(33), random.chance(25));
+        let (pull, killed) = (random.chance(33) && self.transport.reads(), random.chance(25));
         // A request of which pages are held back is still under way whenever the stop comes.
         let held = usize::from(!pull && random.chance(70));
         let (at_bytes, delay) = (random.chance(70), Duration::from_micros(random.below(12_000) as u64));

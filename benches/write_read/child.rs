@@ -8,7 +8,7 @@ use crate::Error;
 /// A process that serves, and is killed when this is dropped.
 pub(crate) struct Served {
     process: Child,
-    _stdin: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
 }
 
 impl Served {
@@ -21,10 +21,17 @@ impl Served {
             .spawn()?;
         let stdin = process.stdin.take();
         let output = process.stdout.take();
-        let served = Served { process, _stdin: stdin };
+        let served = Served { process, stdin };
         let mut line = String::new();
         BufReader::new(output.ok_or("no output of the peer")?).read_line(&mut line)?;
         Ok((served, line.trim().to_owned()))
+    }
+
+    /// Tells the process a number, which it takes from [`heard`].
+    #[cfg(feature = "fabric")]
+    pub(crate) fn tell(&mut self, number: u8) -> Result<(), Error> {
+        let stdin = self.stdin.as_mut().ok_or("no input of the peer")?;
+        Ok(std::io::Write::write_all(stdin, &[number])?)
     }
 
     /// What has become of the process, in words.
@@ -50,4 +57,19 @@ pub(crate) fn end_with_the_parent() {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
+}
+
+/// In the process that serves: the number that the other process has told last, at first 0. When that process has ended,
+/// this one does, too.
+#[cfg(feature = "fabric")]
+pub(crate) fn heard() -> &'static std::sync::atomic::AtomicU8 {
+    use std::sync::atomic::{AtomicU8, Ordering};
+    static HEARD: AtomicU8 = AtomicU8::new(0);
+    std::thread::spawn(|| {
+        for number in std::io::stdin().lock().bytes().map_while(Result::ok) {
+            HEARD.store(number, Ordering::Relaxed);
+        }
+        std::process::exit(0);
+    });
+    &HEARD
 }

@@ -4,12 +4,15 @@
 //!
 //! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with
 //! `-- nixl` after it, only that; with `-- tcp`, only TCP; with `--features ucx`, also UCX beside plain calls of UCX, and
-//! with `-- ucx`, only that. Criterion's figures come first; then a table of ratios, each from
-//! pairs of measurements taken in turn, so that they hold on a machine whose speed drifts.
+//! with `-- ucx`, only that; with `--features fabric`, also libfabric beside plain calls of libfabric, and with `-- fabric`,
+//! only that. Criterion's figures come first; then a table of ratios, each from pairs of measurements taken in turn, so
+//! that they hold on a machine whose speed drifts.
 
 #![allow(clippy::print_stdout)]
 
 mod child;
+#[cfg(feature = "fabric")]
+mod fabric;
 #[cfg(feature = "nixl")]
 mod nixl;
 mod peer;
@@ -59,6 +62,10 @@ fn main() -> Result<(), Error> {
     if tcp::is_peer() {
         return tcp::serve();
     }
+    #[cfg(feature = "fabric")]
+    if fabric::is_peer() {
+        return fabric::serve();
+    }
     let testing = kv_benches::is_trial();
     let region = if testing { 8 << 20 } else { REGION };
     #[cfg(feature = "nixl")]
@@ -67,6 +74,10 @@ fn main() -> Result<(), Error> {
     }
     if std::env::args().skip(1).any(|arg| arg == "tcp") {
         return tcp::table(region);
+    }
+    #[cfg(feature = "fabric")]
+    if std::env::args().skip(1).any(|arg| arg == "fabric") {
+        return fabric::table(region);
     }
     let mut pair = Pair::start(region)?;
     let mut copy = Memcpy::new(region);
@@ -78,6 +89,8 @@ fn main() -> Result<(), Error> {
     }
     drop((pair, copy));
     tcp::table(region)?;
+    #[cfg(feature = "fabric")]
+    fabric::table(region)?;
     #[cfg(feature = "nixl")]
     if let Some(nixl) = &nixl {
         nixl::tables(nixl, region)?;

@@ -7,13 +7,13 @@ use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 use rustix::process::{Resource, geteuid, getrlimit};
 
+use super::Error;
+
 const REGION: usize = 64 << 20;
 const PEER: PeerId = PeerId(1);
 
 /// The name of the PID namespace that a kernel starts with.
 const FIRST_PIDS: &str = "pid:[4026531836]";
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Prints what was found. What does not work here is left to the next transport, so nothing is an error.
 pub fn report() {

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The program prints namespaces, limits and the speed of the embedded transport; addresses, socket buffers and the speed
-//! of TCP; and with `--features ucx` the speed of UCX, in a process of its own, as NIXL brings another copy of UCX.
+//! of TCP; and with `--features ucx` and `--features fabric` the speed of UCX, and of libfabric's providers, in processes of
+//! their own, as NIXL brings other copies of them.
 //! Without `--features nixl` that is all; with it,
 //! it prints libraries, plugins, limits and environment variables. Then it transfers bytes between two
 //! processes, checks them, and prints the transports that UCX chose and the speed in both directions. The exit
@@ -15,19 +16,25 @@
 
 use std::process::ExitCode;
 
+#[cfg(any(feature = "fabric", feature = "ucx"))]
+mod apart;
+mod fabric;
 #[cfg(feature = "nixl")]
 mod host;
 mod local;
+mod speed;
 mod tcp;
 #[cfg(feature = "nixl")]
 mod trial;
 mod ucx;
 
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
 #[cfg(feature = "nixl")]
 fn main() -> ExitCode {
     use kv_transfer::nixl::{Nixl, Search, guards};
 
-    if let Some(result) = ucx::role().or_else(trial::role) {
+    if let Some(result) = ucx::role().or_else(fabric::role).or_else(trial::role) {
         return match result {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -44,6 +51,8 @@ fn main() -> ExitCode {
     }
     println!();
     ucx::report();
+    println!();
+    fabric::report();
     println!();
     // Read before loading NIXL adds variables.
     let missing = guards::missing();
@@ -96,7 +105,7 @@ fn main() -> ExitCode {
 
 #[cfg(not(feature = "nixl"))]
 fn main() -> ExitCode {
-    if let Some(result) = ucx::role() {
+    if let Some(result) = ucx::role().or_else(fabric::role) {
         return if result.inspect_err(|error| eprintln!("error: {error}")).is_ok() {
             ExitCode::SUCCESS
         } else {
@@ -110,6 +119,8 @@ fn main() -> ExitCode {
     }
     println!();
     ucx::report();
+    println!();
+    fabric::report();
     println!("\nNIXL: not looked for, because this example was built without `--features nixl`. Try");
     println!("  scripts/setup-nixl.sh && source target/nixl/env.sh");
     println!("  cargo run --release --features nixl --example doctor");

@@ -1,21 +1,13 @@
 //! What the TCP transport finds on this host: addresses, limits of socket buffers, and its speed between two threads.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
+use kv_transfer::Time;
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
-use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
-use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
+use kv_transfer::unstable::{Op, Transport};
 
-const REGION: usize = 64 << 20;
-const BLOCK: usize = 64 << 10;
-const PEER: PeerId = PeerId(1);
-const ROUNDS: u64 = 5;
-const PATIENCE: Duration = Duration::from_secs(60);
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
+use super::Error;
+use super::speed::{self, PEER, REGION};
 
 /// Prints what was found.
 pub fn report() -> Result<(), Error> {
@@ -63,78 +55,18 @@ fn source(from: &str, to: &str) -> Option<IpAddr> {
 }
 
 fn side(address: IpAddr) -> Result<(TcpTransport, HostMemory), Error> {
-    let memory = HostMemory::new(REGION)?;
+    let (memory, region) = speed::memory()?;
     let mut transport = TcpTransport::new(TcpConfig::new(SocketAddr::new(address, 0)))?;
     transport.add_memory(&memory)?;
-    transport.register(&Region::dram(RegionRole::Kv, memory.addr(), REGION as u64, BLOCK as u64))?;
+    transport.register(&region)?;
     Ok((transport, memory))
 }
 
 /// Medians of both directions in GB/s, between this thread and another.
 fn trial(address: IpAddr) -> Result<[f64; 2], Error> {
     let (mut here, _ours) = side(address)?;
-    let (mut there, _theirs) = side(address)?;
+    let (there, _theirs) = side(address)?;
     here.connect(PEER, &there.metadata()?)?;
     here.permit(PEER, Time::MAX);
-    let over = Arc::new(AtomicBool::new(false));
-    let stop = Arc::clone(&over);
-    let server = std::thread::spawn(move || {
-        let mut events = Vec::new();
-        while !stop.load(Ordering::Relaxed) {
-            there.poll(Time::ZERO, &mut events);
-            events.clear();
-            std::thread::yield_now();
-        }
-    });
-    let mut measured = Ok([0.0; 2]);
-    for (at, op) in [Op::Write, Op::Read].into_iter().enumerate() {
-        let mut seconds = Vec::new();
-        for round in 0..=ROUNDS {
-            match post(&mut here, at as u64 * 100 + round, op) {
-                Ok(took) if round > 0 => seconds.push(took),
-                Ok(_) => {}
-                Err(error) => measured = Err(error),
-            }
-        }
-        seconds.sort_by(f64::total_cmp);
-        if let (Ok(rates), Some(median)) = (&mut measured, seconds.get(seconds.len() / 2)) {
-            rates[at] = REGION as f64 / median / 1e9;
-        }
-    }
-    over.store(true, Ordering::Relaxed);
-    server.join().map_err(|_| "the other thread has ended early")?;
-    measured
-}
-
-/// Runs one post to its end. Returns its duration in seconds.
-fn post(transport: &mut TcpTransport, id: u64, op: Op) -> Result<f64, Error> {
-    let blocks = REGION / BLOCK;
-    // Every block from another place than it goes to.
-    let descriptors = (0..blocks).map(|at| Descriptor {
-        local_region: 0,
-        remote_region: 0,
-        local_offset: (at * BLOCK) as u64,
-        remote_offset: ((at * 389 + 7) % blocks * BLOCK) as u64,
-        len: BLOCK as u64,
-    });
-    let begun = Instant::now();
-    transport.post(PEER, Post { id: PostId(id), op, descriptors: descriptors.collect(), notify: None })?;
-    let mut events = Vec::new();
-    while begun.elapsed() < PATIENCE {
-        transport.poll(Time::ZERO, &mut events);
-        for event in events.drain(..) {
-            match event {
-                TransportEvent::Posted { result, .. } => {
-                    result?;
-                    return Ok(begun.elapsed().as_secs_f64());
-                }
-                TransportEvent::PeerGone { end, .. } => {
-                    return Err(format!("the way has ended: {end:?}").into());
-                }
-                TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
-            }
-        }
-        std::thread::yield_now();
-    }
-    Err(format!("a post has not ended within {PATIENCE:?}").into())
+    speed::between(&mut here, there, [Op::Write, Op::Read])
 }

@@ -9,6 +9,8 @@ use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::unstable::{Descriptor, Directions, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
+use super::Error;
+
 /// The size of the region of each process, in bytes.
 pub const REGION: usize = 64 << 20;
 
@@ -19,8 +21,6 @@ const ROUNDS: usize = 5;
 /// Below this part of the other direction, a direction is called slow.
 const SLOW: f64 = 0.6;
 const PATIENCE: Duration = Duration::from_secs(60);
-
-type Error = Box<dyn std::error::Error>;
 
 /// Runs the role for which this process was started, if it is a part of the trial.
 pub fn role() -> Option<Result<(), Error>> {

@@ -158,9 +158,10 @@ fn main() -> ExitCode {
 
 /// Runs one process, which gets its commands on standard input.
 fn serve(spec: &Spec) -> Result<(), EpdError> {
+    let link = Link::stdio()?;
     transport::prepare(spec.transport())?;
     process::end_with_parent()?;
-    start(spec, Link::stdio()?)
+    start(spec, link)
 }
 
 /// Serves the router at the other end of `link`, as the process that `spec` describes.

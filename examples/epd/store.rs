@@ -258,6 +258,14 @@ fn start(spec: &StoreSpec, config: EcConfig, region: &EcRegion) -> Result<EcWork
         }
         #[cfg(not(feature = "ucx"))]
         TransportKind::Ucx => Err(ExampleError::NotBuilt { feature: "ucx" }.into()),
+        #[cfg(feature = "fabric")]
+        TransportKind::Fabric => {
+            let mut transport = transport::fabric(spec.timing)?;
+            transport.add_memory(region.memory()).map_err(ExampleError::Fabric)?;
+            Ok(EcWorker::start(config, region, transport, client)?)
+        }
+        #[cfg(not(feature = "fabric"))]
+        TransportKind::Fabric => Err(ExampleError::NotBuilt { feature: "fabric" }.into()),
     }
 }
 

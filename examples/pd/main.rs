@@ -171,10 +171,10 @@ fn main() -> ExitCode {
 
 /// Runs one rank, which gets its commands on standard input.
 fn serve(spec: &RankSpec) -> Result<(), ExampleError> {
+    let link = Link::stdio()?;
     transport::prepare(spec.cache.transport)?;
     // A rank ends with its standard input. While the rank does not read it, a signal ends the rank.
     process::end_with_parent()?;
-    let link = Link::stdio()?;
     match spec.side {
         Side::Prefill => PrefillRank::start(spec)?.run(link),
         Side::Decode => DecodeRank::start(spec)?.run(link),

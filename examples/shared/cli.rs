@@ -39,6 +39,11 @@ pub enum TransportKind {
     /// kv-ucx: UCX without NIXL: RDMA, TCP. Needs a build with --features ucx. The variable UCX_NET_DEVICES has the
     /// devices (default: all).
     Ucx,
+    /// kv-fabric: libfabric's providers: TCP; EFA, RDMA and Slingshot, which were not run. Needs a build with --features
+    /// fabric. The variable KV_FABRIC_PROVIDER has the provider (default: tcp;ofi_rxm), KV_FABRIC_DEVICE its device, and
+    /// KV_FABRIC_ADDRESS the address by which other hosts reach this one, without a port (default: 127.0.0.1, or the
+    /// provider's choice if one of the other variables is there).
+    Fabric,
 }
 
 /// Which side moves the bytes.

@@ -48,6 +48,15 @@ pub enum ExampleError {
         variable: &'static str,
     },
     /// A variable does not hold an address.
+    #[cfg(feature = "fabric")]
+    #[error("{variable} is {got:?}; it must be an address without a port, as 10.0.0.1 or fd00::1")]
+    BareAddress {
+        /// The name of the environment variable.
+        variable: &'static str,
+        /// The value of the variable.
+        got: String,
+    },
+    /// A variable does not hold an address and a port.
     #[error("{variable} is {got:?}; it must be an address with a port, as 10.0.0.1:0 or [fd00::1]:0")]
     Variable {
         /// The name of the environment variable.
@@ -67,6 +76,10 @@ pub enum ExampleError {
     #[cfg(feature = "ucx")]
     #[error(transparent)]
     Ucx(#[from] kv_transfer::ucx::UcxError),
+    /// libfabric could not be loaded, or its transport could not be set up.
+    #[cfg(feature = "fabric")]
+    #[error(transparent)]
+    Fabric(#[from] kv_transfer::fabric::FabricError),
     /// The worker did not start.
     #[error(transparent)]
     Start(#[from] StartError),

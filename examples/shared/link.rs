@@ -1,5 +1,6 @@
 //! A rank's connection to its router: standard input and output, a TCP connection, or a socket pair.
 
+use std::fs::File;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,10 +25,14 @@ pub struct Link {
 }
 
 impl Link {
-    /// Commands on stdin, events on stdout.
+    /// Commands on stdin, events on stdout. What libraries print on stdout from now on goes to stderr: UCX writes its log
+    /// there.
     pub fn stdio() -> Result<Link, ExampleError> {
-        let input = rustix::stdio::stdin().try_clone_to_owned().map_err(ExampleError::io("stdin"))?;
-        Ok(Link { input, output: Box::new(std::io::stdout()), buffer: Vec::new() })
+        use rustix::stdio::{dup2_stdout, stderr, stdin, stdout};
+        let input = stdin().try_clone_to_owned().map_err(ExampleError::io("stdin"))?;
+        let output = stdout().try_clone_to_owned().map_err(ExampleError::io("stdout"))?;
+        dup2_stdout(stderr()).map_err(|error| ExampleError::io("stderr")(error.into()))?;
+        Ok(Link { input, output: Box::new(File::from(output)), buffer: Vec::new() })
     }
 
     /// Both over a TCP connection. A client that does not read is given up after a second.

@@ -33,6 +33,10 @@ pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
         TransportKind::Ucx => load_ucx().map(drop),
         #[cfg(not(feature = "ucx"))]
         TransportKind::Ucx => Err(ExampleError::NotBuilt { feature: "ucx" }),
+        #[cfg(feature = "fabric")]
+        TransportKind::Fabric => Ok(kv_transfer::fabric::installed().map(drop)?),
+        #[cfg(not(feature = "fabric"))]
+        TransportKind::Fabric => Err(ExampleError::NotBuilt { feature: "fabric" }),
     }
 }
 
@@ -51,6 +55,9 @@ pub enum Memory {
     /// Memory for kv-ucx.
     #[cfg(feature = "ucx")]
     Ucx(HostMemory),
+    /// Memory for kv-fabric.
+    #[cfg(feature = "fabric")]
+    Fabric(HostMemory),
 }
 
 impl Memory {
@@ -72,6 +79,10 @@ impl Memory {
             TransportKind::Ucx => Ok(Memory::Ucx(HostMemory::new(len)?)),
             #[cfg(not(feature = "ucx"))]
             TransportKind::Ucx => Err(ExampleError::NotBuilt { feature: "ucx" }),
+            #[cfg(feature = "fabric")]
+            TransportKind::Fabric => Ok(Memory::Fabric(HostMemory::new(len)?)),
+            #[cfg(not(feature = "fabric"))]
+            TransportKind::Fabric => Err(ExampleError::NotBuilt { feature: "fabric" }),
         }
     }
 
@@ -85,6 +96,8 @@ impl Memory {
             Memory::Pool(pool) => pool.addr(),
             #[cfg(feature = "ucx")]
             Memory::Ucx(pool) => pool.addr(),
+            #[cfg(feature = "fabric")]
+            Memory::Fabric(pool) => pool.addr(),
         }
     }
 
@@ -98,6 +111,8 @@ impl Memory {
             Memory::Pool(pool) => Ok(pool.read(offset, out)?),
             #[cfg(feature = "ucx")]
             Memory::Ucx(pool) => Ok(pool.read(offset, out)?),
+            #[cfg(feature = "fabric")]
+            Memory::Fabric(pool) => Ok(pool.read(offset, out)?),
         }
     }
 
@@ -111,6 +126,8 @@ impl Memory {
             Memory::Pool(pool) => Ok(pool.write(offset, bytes)?),
             #[cfg(feature = "ucx")]
             Memory::Ucx(pool) => Ok(pool.write(offset, bytes)?),
+            #[cfg(feature = "fabric")]
+            Memory::Fabric(pool) => Ok(pool.write(offset, bytes)?),
         }
     }
 }
@@ -153,6 +170,12 @@ pub fn start(
             transport.add_memory(pool)?;
             start_over(transport, config, notes, client)
         }
+        #[cfg(feature = "fabric")]
+        Memory::Fabric(pool) => {
+            let mut transport = fabric(pace)?;
+            transport.add_memory(pool)?;
+            start_over(transport, config, notes, client)
+        }
     };
     Ok((worker?, Standing::default()))
 }
@@ -180,7 +203,8 @@ pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
 }
 
 /// Every transport that there is, as one over the same memory: peers on this host by kv-local if the memory is an
-/// arena, others by NIXL or UCX where they are installed and read as well as they write (RDMA), and else by TCP.
+/// arena, others by NIXL or UCX where they are installed and read as well as they write (RDMA), by libfabric where
+/// `KV_FABRIC_PROVIDER` names a provider, and else by TCP.
 pub fn several(
     memory: &kv_transfer::tcp::Memory,
     arena: Option<&Arena>,
@@ -202,6 +226,13 @@ pub fn several(
     if let Ok(mut ucx) = ucx(pace) {
         ucx.add_memory(memory)?;
         members.push(Member::new(Box::new(ucx)));
+    }
+    // Not by itself: over sockets, kv-tcp is better.
+    #[cfg(feature = "fabric")]
+    if std::env::var_os(FABRIC_PROVIDER).is_some() {
+        let mut fabric = fabric(pace)?;
+        fabric.add_memory(memory)?;
+        members.push(Member::new(Box::new(fabric)));
     }
     let mut tcp = tcp(pace)?;
     tcp.add_memory(memory)?;
@@ -282,4 +313,42 @@ pub fn ucx(pace: Pace) -> Result<kv_transfer::ucx::UcxTransport, ExampleError> {
 #[cfg(feature = "ucx")]
 fn load_ucx() -> Result<kv_transfer::ucx::Ucx, ExampleError> {
     Ok(kv_transfer::ucx::Ucx::load(None).map_err(kv_transfer::ucx::UcxError::Load)?)
+}
+
+/// The variables with libfabric's provider, with its device, and with the address by which this host's processes are
+/// reached over it.
+#[cfg(feature = "fabric")]
+const FABRIC_PROVIDER: &str = "KV_FABRIC_PROVIDER";
+#[cfg(feature = "fabric")]
+const FABRIC_DEVICE: &str = "KV_FABRIC_DEVICE";
+#[cfg(feature = "fabric")]
+const FABRIC_ADDRESS: &str = "KV_FABRIC_ADDRESS";
+
+/// A transport over libfabric, without memory: over what the variables name, or between processes of this host.
+#[cfg(feature = "fabric")]
+pub fn fabric(pace: Pace) -> Result<kv_transfer::fabric::FabricTransport, ExampleError> {
+    Ok(kv_transfer::fabric::FabricTransport::new(fabric_config(pace)?)?)
+}
+
+/// The settings of a transport over libfabric at this pace.
+#[cfg(feature = "fabric")]
+pub fn fabric_config(pace: Pace) -> Result<kv_transfer::fabric::FabricConfig, ExampleError> {
+    use kv_transfer::fabric::FabricConfig;
+    let [provider, device, address] =
+        [FABRIC_PROVIDER, FABRIC_DEVICE, FABRIC_ADDRESS].map(|variable| std::env::var(variable).ok());
+    let address = match address {
+        Some(got) => match got.parse() {
+            Ok(address) => Some(address),
+            Err(_) => return Err(ExampleError::BareAddress { variable: FABRIC_ADDRESS, got }),
+        },
+        None if provider.is_none() && device.is_none() => Some(std::net::Ipv4Addr::LOCALHOST.into()),
+        // The provider's choice: not every provider has addresses.
+        None => None,
+    };
+    Ok(FabricConfig::default().with(|config| {
+        config.provider = provider.unwrap_or_else(|| config.provider.clone());
+        (config.device, config.address) = (device, address);
+        config.handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
+        config.silence = pace.at_most_a_second(config.silence);
+    }))
 }

@@ -76,6 +76,8 @@ enum TransportKind {
     Nixl,
     /// kv-ucx. Needs a build with --features ucx.
     Ucx,
+    /// kv-fabric, here over libfabric's TCP. Needs a build with --features fabric.
+    Fabric,
 }
 
 fn main() -> ExitCode {

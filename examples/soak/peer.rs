@@ -48,6 +48,7 @@ impl Peer {
             TransportKind::Tcp => "tcp",
             TransportKind::Nixl => "nixl",
             TransportKind::Ucx => "ucx",
+            TransportKind::Fabric => "fabric",
         };
         let process = Command::new(std::env::current_exe()?)
             .args(["--transport", transport, "--peer", addr, &number.to_string()])

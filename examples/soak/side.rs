@@ -37,6 +37,10 @@ pub fn prepare(kind: TransportKind) -> Result<(), Error> {
         TransportKind::Ucx => Ok(kv_transfer::ucx::Ucx::load(None).map(drop)?),
         #[cfg(not(feature = "ucx"))]
         TransportKind::Ucx => Err("this example was built without `--features ucx`".into()),
+        #[cfg(feature = "fabric")]
+        TransportKind::Fabric => Ok(kv_transfer::fabric::installed().map(drop)?),
+        #[cfg(not(feature = "fabric"))]
+        TransportKind::Fabric => Err("this example was built without `--features fabric`".into()),
     }
 }
 
@@ -109,6 +113,17 @@ impl Side {
             }
             #[cfg(not(feature = "ucx"))]
             TransportKind::Ucx => return Err("this example was built without `--features ucx`".into()),
+            #[cfg(feature = "fabric")]
+            TransportKind::Fabric => {
+                use kv_transfer::fabric::{FabricConfig, FabricTransport};
+                let pool = HostMemory::new(len)?;
+                let mut transport = FabricTransport::new(FabricConfig::new("127.0.0.1".parse()?))?;
+                transport.add_memory(&pool)?;
+                let worker = Worker::start(config(pool.addr())?, transport, client)?;
+                (Memory::Pool(pool), worker)
+            }
+            #[cfg(not(feature = "fabric"))]
+            TransportKind::Fabric => return Err("this example was built without `--features fabric`".into()),
         };
         let manager = worker.manager();
         if role == WorkerRole::Prefill {

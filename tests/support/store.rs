@@ -21,6 +21,11 @@ pub enum TransportKind {
     Tcp,
     #[cfg(feature = "nixl")]
     Nixl,
+    /// Not in the process of NIXL, which brings another copy of UCX.
+    #[cfg(feature = "ucx")]
+    Ucx,
+    #[cfg(feature = "fabric")]
+    Fabric,
 }
 
 /// Where a TCP transport listens, where peers are told to find it, and which transports there are.
@@ -96,9 +101,22 @@ pub enum Store {
     Tcp(HostMemory),
     #[cfg(feature = "nixl")]
     Nixl(HostMemory),
+    #[cfg(feature = "ucx")]
+    Ucx(HostMemory),
+    #[cfg(feature = "fabric")]
+    Fabric(HostMemory),
 }
 
 impl TransportKind {
+    /// Whether its workers read from each other: UCX over TCP refuses to.
+    pub fn reads(self) -> bool {
+        #[cfg(feature = "ucx")]
+        if self == TransportKind::Ucx {
+            return false;
+        }
+        true
+    }
+
     /// By the name that `Debug` prints.
     pub fn named(name: &str) -> TransportKind {
         match name {
@@ -107,6 +125,10 @@ impl TransportKind {
             "Tcp" => TransportKind::Tcp,
             #[cfg(feature = "nixl")]
             "Nixl" => TransportKind::Nixl,
+            #[cfg(feature = "ucx")]
+            "Ucx" => TransportKind::Ucx,
+            #[cfg(feature = "fabric")]
+            "Fabric" => TransportKind::Fabric,
             _ => panic!("no such transport in this binary: {name}"),
         }
     }
@@ -121,6 +143,10 @@ impl Store {
             TransportKind::Tcp => Store::Tcp(HostMemory::new(len).unwrap()),
             #[cfg(feature = "nixl")]
             TransportKind::Nixl => Store::Nixl(HostMemory::new(len).unwrap()),
+            #[cfg(feature = "ucx")]
+            TransportKind::Ucx => Store::Ucx(HostMemory::new(len).unwrap()),
+            #[cfg(feature = "fabric")]
+            TransportKind::Fabric => Store::Fabric(HostMemory::new(len).unwrap()),
         }
     }
 
@@ -130,6 +156,10 @@ impl Store {
             Store::Tcp(memory) => memory.addr(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.addr(),
+            #[cfg(feature = "ucx")]
+            Store::Ucx(pool) => pool.addr(),
+            #[cfg(feature = "fabric")]
+            Store::Fabric(pool) => pool.addr(),
         }
     }
 
@@ -141,6 +171,10 @@ impl Store {
             Store::Tcp(memory) => memory.read(offset, out).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.read(offset, out).unwrap(),
+            #[cfg(feature = "ucx")]
+            Store::Ucx(pool) => pool.read(offset, out).unwrap(),
+            #[cfg(feature = "fabric")]
+            Store::Fabric(pool) => pool.read(offset, out).unwrap(),
         }
     }
 
@@ -152,6 +186,10 @@ impl Store {
             Store::Tcp(memory) => memory.write(offset, bytes).unwrap(),
             #[cfg(feature = "nixl")]
             Store::Nixl(pool) => pool.write(offset, bytes).unwrap(),
+            #[cfg(feature = "ucx")]
+            Store::Ucx(pool) => pool.write(offset, bytes).unwrap(),
+            #[cfg(feature = "fabric")]
+            Store::Fabric(pool) => pool.write(offset, bytes).unwrap(),
         }
     }
 
@@ -179,6 +217,22 @@ impl Store {
             Store::Nixl(pool) => {
                 let nixl = nixl().expect("nothing is tested over NIXL where it is not installed");
                 let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+                transport.add_memory(pool).unwrap();
+                Worker::start(config, transport, Box::new(client)).unwrap()
+            }
+            #[cfg(feature = "ucx")]
+            Store::Ucx(pool) => {
+                use kv_transfer::ucx::{Ucx, UcxConfig, UcxTransport};
+                let ucx = Ucx::load(None).expect("nothing is tested over UCX where it is not installed");
+                let mut transport = UcxTransport::new(ucx, UcxConfig::default()).unwrap();
+                transport.add_memory(pool).unwrap();
+                Worker::start(config, transport, Box::new(client)).unwrap()
+            }
+            #[cfg(feature = "fabric")]
+            Store::Fabric(pool) => {
+                use kv_transfer::fabric::{FabricConfig, FabricTransport};
+                let address = "127.0.0.1".parse().unwrap();
+                let mut transport = FabricTransport::new(FabricConfig::new(address)).unwrap();
                 transport.add_memory(pool).unwrap();
                 Worker::start(config, transport, Box::new(client)).unwrap()
             }

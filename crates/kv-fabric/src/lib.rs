@@ -102,9 +102,13 @@ mod given;
 mod guest;
 mod hearing;
 mod incoming;
+mod installed;
 mod message;
 mod metadata;
 mod pace;
+#[cfg(feature = "raw")]
+#[doc(hidden)]
+pub mod raw;
 mod sending;
 mod slicing;
 mod transfer;
@@ -114,6 +118,6 @@ mod way;
 
 pub use config::FabricConfig;
 pub use error::FabricError;
-pub use ffi::installed;
+pub use installed::{Installed, installed};
 pub use kv_host::{Arena, HostMemory, Limit, Memory, MemoryError, OsError};
 pub use transport::{FabricStats, FabricTransport};

@@ -1,7 +1,7 @@
 //! [`Objects`]: what libfabric makes for one transport (fabric, domain, address table, completion queue and
 //! endpoint), and what the provider promises.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
 
@@ -90,59 +90,16 @@ impl Objects {
     fn find(&mut self, settings: &Settings) -> Result<Promises, FabricError> {
         let mut last = 0;
         for immediate in WANTED {
-            match self.ask(settings, immediate) {
-                Ok(()) => return Ok(self.promises(immediate)),
+            match ask(self.library, Some(settings), immediate) {
+                Ok(info) => {
+                    self.info = info;
+                    return Ok(self.promises(immediate));
+                }
                 Err(code) => last = code,
             }
         }
         let status = self.library.text(last);
         Err(FabricError::Provider { provider: settings.provider.clone(), code: last, status })
-    }
-
-    fn ask(&mut self, settings: &Settings, immediate: usize) -> Result<(), i32> {
-        let text = |text: &str| CString::new(text).map_err(|_| libc::EINVAL);
-        let provider = text(&settings.provider)?;
-        let device = settings.device.as_deref().map(text).transpose()?;
-        let node = settings.address.map(|address| text(&address.to_string())).transpose()?;
-        // SAFETY: the hints are libfabric's own, complete and zeroed; strings in them are freed with them, by `free`.
-        unsafe {
-            let hints = (self.library.dupinfo)(ptr::null());
-            if hints.is_null() {
-                return Err(libc::ENOMEM);
-            }
-            (*hints).caps = u64::from(sys::FI_MSG | sys::FI_RMA);
-            (*hints).mode = sys::FI_CONTEXT as u64 | sys::FI_CONTEXT2 as u64;
-            (*(*hints).ep_attr).type_ = sys::FI_EP_RDM;
-            (*(*hints).fabric_attr).prov_name = libc::strdup(provider.as_ptr());
-            (*(*hints).tx_attr).msg_order = sys::FI_ORDER_SAS as u64;
-            (*(*hints).rx_attr).msg_order = sys::FI_ORDER_SAS as u64;
-            (*(*hints).tx_attr).op_flags = sys::FI_DELIVERY_COMPLETE as u64;
-            let domain = (*hints).domain_attr;
-            (*domain).mr_mode = MODES as i32;
-            (*domain).threading = sys::FI_THREAD_DOMAIN;
-            (*domain).control_progress = sys::FI_PROGRESS_MANUAL;
-            (*domain).data_progress = sys::FI_PROGRESS_MANUAL;
-            (*domain).resource_mgmt = sys::FI_RM_ENABLED;
-            (*domain).cq_data_size = immediate;
-            if let Some(device) = &device {
-                (*domain).name = libc::strdup(device.as_ptr());
-            }
-            let (node, flags) =
-                node.as_ref().map_or((ptr::null(), 0), |node| (node.as_ptr(), sys::FI_SOURCE as u64));
-            let interface = self.library.interface();
-            let found =
-                (self.library.getinfo)(interface, node, ptr::null(), flags, hints, &raw mut self.info);
-            (self.library.freeinfo)(hints);
-            match found {
-                0 if !self.info.is_null() => {
-                    // Asked for to learn that writes may have it. Messages need no such proof.
-                    (*(*self.info).tx_attr).op_flags = 0;
-                    Ok(())
-                }
-                0 => Err(libc::ENODATA),
-                code => Err(-code),
-            }
-        }
     }
 
     fn promises(&mut self, immediate: usize) -> Promises {
@@ -274,6 +231,81 @@ impl Objects {
             unsafe { close(region.as_ptr().cast()) };
         }
     }
+}
+
+/// Asks libfabric for endpoints that have what a transport needs: those of these settings, or all. They are the caller's
+/// to free.
+fn ask(library: &Library, settings: Option<&Settings>, immediate: usize) -> Result<*mut sys::fi_info, i32> {
+    let text = |text: &str| CString::new(text).map_err(|_| libc::EINVAL);
+    let provider = settings.map(|settings| text(&settings.provider)).transpose()?;
+    let device = settings.and_then(|settings| settings.device.as_deref()).map(text).transpose()?;
+    let address = settings.and_then(|settings| settings.address);
+    let node = address.map(|address| text(&address.to_string())).transpose()?;
+    // SAFETY: the hints are libfabric's own, complete and zeroed; strings in them are freed with them, by `free`.
+    unsafe {
+        let hints = (library.dupinfo)(ptr::null());
+        if hints.is_null() {
+            return Err(libc::ENOMEM);
+        }
+        (*hints).caps = u64::from(sys::FI_MSG | sys::FI_RMA);
+        (*hints).mode = sys::FI_CONTEXT as u64 | sys::FI_CONTEXT2 as u64;
+        (*(*hints).ep_attr).type_ = sys::FI_EP_RDM;
+        if let Some(provider) = &provider {
+            (*(*hints).fabric_attr).prov_name = libc::strdup(provider.as_ptr());
+        }
+        (*(*hints).tx_attr).msg_order = sys::FI_ORDER_SAS as u64;
+        (*(*hints).rx_attr).msg_order = sys::FI_ORDER_SAS as u64;
+        (*(*hints).tx_attr).op_flags = sys::FI_DELIVERY_COMPLETE as u64;
+        let domain = (*hints).domain_attr;
+        (*domain).mr_mode = MODES as i32;
+        (*domain).threading = sys::FI_THREAD_DOMAIN;
+        (*domain).control_progress = sys::FI_PROGRESS_MANUAL;
+        (*domain).data_progress = sys::FI_PROGRESS_MANUAL;
+        (*domain).resource_mgmt = sys::FI_RM_ENABLED;
+        (*domain).cq_data_size = immediate;
+        if let Some(device) = &device {
+            (*domain).name = libc::strdup(device.as_ptr());
+        }
+        let (node, flags) =
+            node.as_ref().map_or((ptr::null(), 0), |node| (node.as_ptr(), sys::FI_SOURCE as u64));
+        let mut info = ptr::null_mut();
+        let found = (library.getinfo)(library.interface(), node, ptr::null(), flags, hints, &raw mut info);
+        (library.freeinfo)(hints);
+        match found {
+            0 if !info.is_null() => {
+                // Asked for to learn that writes may have it. Messages need no such proof.
+                (*(*info).tx_attr).op_flags = 0;
+                Ok(info)
+            }
+            0 => Err(libc::ENODATA),
+            code => Err(-code),
+        }
+    }
+}
+
+/// The providers that have what a transport needs, each with its device, in libfabric's order.
+pub(crate) fn usable(library: &Library) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for immediate in WANTED {
+        let Ok(first) = ask(library, None, immediate) else { continue };
+        let mut info = first;
+        // SAFETY: libfabric's list, whose names end with a zero, and which is freed once, at the end.
+        unsafe {
+            let text = |text: *const c_char| match text.is_null() {
+                true => String::new(),
+                false => CStr::from_ptr(text).to_string_lossy().into_owned(),
+            };
+            while !info.is_null() {
+                let names = (text((*(*info).fabric_attr).prov_name), text((*(*info).domain_attr).name));
+                if !found.contains(&names) {
+                    found.push(names);
+                }
+                info = (*info).next;
+            }
+            (library.freeinfo)(first);
+        }
+    }
+    found
 }
 
 /// # Safety

@@ -23,14 +23,15 @@ mod posting;
     non_snake_case,
     non_upper_case_globals
 )]
-mod sys {
+pub(crate) mod sys {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 
 pub(crate) use endpoint::{Attempt, Completion, Endpoint, Far, MESSAGE, MOVES, Near, SENDS, Settings};
-pub(crate) use fabric::Address;
+pub(crate) use fabric::{Address, usable};
 pub(crate) use library::Library;
-pub use library::installed;
+#[cfg(feature = "raw")]
+pub(crate) use library::{DupInfo, Fabric, FreeInfo, GetInfo};
 pub(crate) use posting::RANGES;
 
 /// Calls a function of an object's table, which lacks the function if the provider does not have it: then the call
