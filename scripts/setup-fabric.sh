@@ -4,7 +4,7 @@
 #
 #   scripts/setup-fabric.sh           unpacks what is missing; does nothing the second time
 #   source target/fabric/env.sh       sets the variables that a build needs. After that, for example:
-#                                     cargo test -p kv-fabric
+#                                     cargo run --release --features fabric --example pd -- --transport fabric
 #   eval "$(scripts/setup-fabric.sh --print)"    unpacks, and sets the variables
 #
 # Nothing outside target/ is changed, and no root is needed. An installed libfabric (apt-get install libfabric-dev, or

@@ -212,8 +212,8 @@ pub mod params;
 // Workers, and how schedulers use them.
 pub use kv_core::{
     AuxIndex, BootstrapServer, ChunkId, DECODER_KV_BLOCKS_TTL, FinalLayers, KV_LEASE_DURATION, KvManager,
-    KvPoll, KvReceiver, KvSender, KvSession, Lease, LeaseRef, ReadyEvent, Reclaimed, RemoteRequest,
-    SessionOptions, TransferMode, WorkerRole,
+    KvPoll, KvReceiver, KvSender, KvSession, Lease, LeaseRef, ReadyEvent, ReadyWord, Reclaimed,
+    RemoteRequest, SessionOptions, TransferMode, WorkerRole,
 };
 #[cfg(feature = "tokio")]
 pub use kv_poll::tokio;

@@ -5,7 +5,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use kv_transfer::layout::{HND, NHD};
 use kv_transfer::prelude::*;
 use kv_transfer::{
     Cause, FinalLayers, Holds, Layout, Manager, PeerCause, Publication, ReadyEvent, ReadyEventError,
-    TransferMode,
+    ReadyWord, TransferMode,
 };
 use support::random::Random;
 use support::{PATIENCE, ended, reclaimed, server, until};
@@ -137,8 +137,8 @@ fn content(room: u64, layer: usize, kind: usize, token: usize) -> [u8; TOKEN] {
 
 /// A device that computes chunks of a prompt, layer by layer, in the order of a stream.
 struct Device {
-    /// Layers of chunks that are done.
-    done: Arc<AtomicUsize>,
+    /// Layers of chunks that are done: the word that the device raises.
+    done: Arc<AtomicU64>,
     /// The number of layers that the device may compute.
     allowed: Arc<AtomicUsize>,
     thread: JoinHandle<()>,
@@ -148,12 +148,12 @@ impl Device {
     /// Computes pages of a room, chunk by chunk, each with the number of its first page.
     fn start(host: &Host, room: u64, chunks: Vec<(usize, Vec<u32>)>, allowed: usize) -> Device {
         let (arena, shape) = (host.arena.clone(), host.shape);
-        let (done, allowed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(allowed)));
+        let (done, allowed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(allowed)));
         let (reached, may) = (Arc::clone(&done), Arc::clone(&allowed));
         let thread = spawn(move || {
             for (first, pages) in chunks {
                 for layer in 0..LAYERS {
-                    while reached.load(Ordering::SeqCst) >= may.load(Ordering::SeqCst) {
+                    while reached.load(Ordering::Relaxed) >= may.load(Ordering::SeqCst) as u64 {
                         sleep(Duration::from_micros(50));
                     }
                     for (position, page) in pages.iter().enumerate() {
@@ -163,7 +163,7 @@ impl Device {
                             arena.write(at, &content(room, layer, n % 2, token)).unwrap();
                         }
                     }
-                    reached.fetch_add(1, Ordering::SeqCst);
+                    reached.fetch_add(1, Ordering::Release);
                 }
             }
         });
@@ -172,8 +172,7 @@ impl Device {
 
     /// A ready event that passes after `behind` layers of chunks.
     fn event(&self, behind: usize) -> impl ReadyEvent + 'static {
-        let done = Arc::clone(&self.done);
-        move || Ok::<bool, ReadyEventError>(done.load(Ordering::SeqCst) >= behind)
+        ReadyWord::new(Arc::clone(&self.done), behind as u64)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use kv_transfer::allocator::PageAllocator;
 use kv_transfer::queue::AuxRow;
 use kv_transfer::{AuxIndex, EngineGroup, EngineReceiver, EngineSender, Incarnation, KvManager, KvPoll};
-use kv_transfer::{KvReceiver, KvSender, KvSession, Pages, Room, SessionOptions, TransferMode};
+use kv_transfer::{KvReceiver, KvSender, KvSession, OpenError, Pages, Room, SessionOptions, TransferMode};
 use serde::{Deserialize, Serialize};
 
 use super::cache::KvCache;
@@ -196,6 +196,8 @@ pub struct Server {
     cache: Arc<KvCache>,
     bootstrap: String,
     heard: Receiver<(usize, Heard)>,
+    /// A prompt for which the ring of commands had no room.
+    held: Option<(usize, Heard)>,
     ds: HashMap<usize, SyncSender<Line>>,
     tasks: BTreeMap<u64, Task>,
     next: u64,
@@ -211,7 +213,7 @@ impl Server {
         listener: std::net::TcpListener,
     ) -> Self {
         let (heard, ds, tasks) = (lines::listen(listener), HashMap::new(), BTreeMap::new());
-        Server { ranks, cache, bootstrap, heard, ds, tasks, next: 0, available: 0 }
+        Server { ranks, cache, bootstrap, heard, held: None, ds, tasks, next: 0, available: 0 }
     }
 
     /// The next prompt to compute, with P's own number for it. Clients hear how many tokens there is room for.
@@ -220,16 +222,23 @@ impl Server {
         if std::mem::replace(&mut self.available, available) != available {
             self.ds.values().for_each(|d| drop(d.try_send(capacity.clone())));
         }
-        while let Ok((d, heard)) = self.heard.try_recv() {
+        while let Some((d, heard)) = self.held.take().or_else(|| self.heard.try_recv().ok()) {
             match heard {
                 Heard::New(lines) => {
                     let _ = lines.try_send(capacity.clone());
                     self.ds.insert(d, lines);
                 }
-                Heard::Line(Line::Prefill { room, tokens }, _) => {
+                Heard::Line(Line::Prefill { room, tokens }, lines) => {
                     let options = SessionOptions::default().with(|o| o.mode = Some(TransferMode::Pull));
-                    // A worker with too many sessions takes no more, and D computes the prompt at its deadline.
-                    let Ok(sender) = self.ranks.sender(&self.bootstrap, room, &[], options) else { continue };
+                    let sender = match self.ranks.sender(&self.bootstrap, room.clone(), &[], options) {
+                        Ok(sender) => sender,
+                        Err(OpenError::Backpressure) => {
+                            self.held = Some((d, Heard::Line(Line::Prefill { room, tokens }, lines)));
+                            return None; // and the next step tries again
+                        }
+                        // A worker with too many sessions takes no more, and D computes the prompt at its deadline.
+                        Err(_) => continue,
+                    };
                     self.next += 1;
                     self.tasks.insert(self.next, Task { d, sender, announced: false, untold: false });
                     return Some((self.next, tokens));

@@ -37,6 +37,8 @@ pub struct Spec {
     pub transport: TransportKind,
     /// Of D: the request channels of the servers. None of them: this process is P.
     pub servers: Option<Vec<String>>,
+    /// Most commands that wait for a worker; `None` for as many as workers have room for by themselves.
+    pub command_queue: Option<usize>,
     /// Of D: how long a request may be at P before D computes the prompt itself.
     pub deadline_ms: u64,
     /// Compare every byte that D receives.
@@ -179,9 +181,13 @@ pub fn run(spec: Spec) -> Outcome<()> {
     let mut workers = Vec::new();
     for (rank, memory) in cache.ranks().iter().enumerate() {
         let args = cache.describe(rank, KvArgs::builder(&spec.name, rank as u32)).build()?;
-        let config = WorkerConfig::new(args, role).with(|config| config.bootstrap = bootstrap.clone());
+        let config = WorkerConfig::new(args, role).with(|config| {
+            config.bootstrap = bootstrap.clone();
+            config.command_queue = spec.command_queue.unwrap_or(config.command_queue);
+        });
         let client = HttpBootstrapClient::new(ClientConfig::default())?;
-        workers.push(transport::start(memory, config, None, client, Pace::Normal)?);
+        let (worker, _) = transport::start(memory, config, None, client, Pace::Normal)?;
+        workers.push(worker);
     }
     let life = workers.first().map(Worker::incarnation).ok_or("an engine has a rank")?;
     let ranks = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;

@@ -36,6 +36,7 @@ impl Fleet {
             tp: 1,
             transport: options.transport,
             servers: None,
+            command_queue: options.command_queue,
             deadline_ms: options.deadline,
             check: true,
         };

@@ -79,6 +79,9 @@ struct Options {
     /// Blocks of 64 tokens of each process [default: twice as many as all requests at once need].
     #[arg(long)]
     blocks: Option<u32>,
+    /// Commands of the scheduler that wait for each worker, before the scheduler has to try again [default: 4096].
+    #[arg(long, value_name = "COUNT")]
+    command_queue: Option<usize>,
     /// How long a request may be at P before D computes the prompt itself.
     #[arg(long, default_value_t = 20_000, value_name = "MILLISECONDS")]
     deadline: u64,

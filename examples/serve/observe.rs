@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kv_observe::{Metrics, Queued, queued};
+use kv_transfer::ways::Standing;
 use kv_transfer::{EngineGroup, KvManager, Listener};
 use tracing_subscriber::EnvFilter;
 
@@ -85,10 +86,11 @@ pub struct Observing {
 }
 
 impl Observing {
-    /// Takes the numbers that every worker of an engine has now.
-    pub fn sample(&self, engine: &EngineGroup) {
-        for worker in engine.managers() {
-            self.metrics.sample(worker.args().worker()).manager(worker);
+    /// Takes the numbers that every worker of an engine has now. `standings` are those of the workers' transports, in the
+    /// same order.
+    pub fn sample(&self, engine: &EngineGroup, standings: &[Standing]) {
+        for (worker, standing) in engine.managers().iter().zip(standings) {
+            self.metrics.sample(worker.args().worker()).manager(worker).peers(standing.peers());
         }
     }
 

@@ -279,7 +279,7 @@ async fn health(State(rank): State<Arc<Rank>>) -> Response<Body> {
 async fn show_metrics(State(rank): State<Arc<Rank>>) -> String {
     let engine = rank.engine();
     metrics::pages(engine.store.counts());
-    engine.observing.sample(&engine.manager);
+    engine.observing.sample(&engine.manager, &engine.standings);
     metrics::render()
 }
 

@@ -3,7 +3,7 @@
 use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
-use kv_transfer::ways::{Member, Ways};
+use kv_transfer::ways::{Member, Standing, Ways};
 use kv_transfer::{Transport, Worker, WorkerConfig};
 
 use super::cli::{Pace, TransportKind};
@@ -132,16 +132,17 @@ impl Memory {
     }
 }
 
-/// Starts a worker over the transport of this memory. With `notes`, the transport notes what it moves and which
-/// readers it hears; the notes grow until they are taken.
+/// Starts a worker over the transport of this memory, and tells over which of several transports its peers are connected:
+/// nothing of a worker with one. With `notes`, the transport notes what it moves and which readers it hears; the notes grow
+/// until they are taken.
 pub fn start(
     memory: &Memory,
     config: WorkerConfig,
     notes: Option<(&WireLog, &Heartbeats)>,
     client: HttpBootstrapClient,
     pace: Pace,
-) -> Result<Worker, ExampleError> {
-    match memory {
+) -> Result<(Worker, Standing), ExampleError> {
+    let worker = match memory {
         Memory::Arena(arena) => {
             let mut transport = local(pace)?;
             transport.add_arena(arena)?;
@@ -159,7 +160,9 @@ pub fn start(
             start_over(transport, config, notes, client)
         }
         Memory::Any(memory, arena) => {
-            start_over(several(memory, arena.as_ref(), pace)?, config, notes, client)
+            let ways = several(memory, arena.as_ref(), pace)?;
+            let standing = ways.standing();
+            return Ok((start_over(ways, config, notes, client)?, standing));
         }
         #[cfg(feature = "ucx")]
         Memory::Ucx(pool) => {
@@ -173,7 +176,8 @@ pub fn start(
             transport.add_memory(pool)?;
             start_over(transport, config, notes, client)
         }
-    }
+    };
+    Ok((worker?, Standing::default()))
 }
 
 fn start_over<P: Transport + Send + 'static>(

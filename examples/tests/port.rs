@@ -61,6 +61,18 @@ fn tensor_parallel_ranks_pair_by_rank_and_unequal_numbers_of_ranks_are_served() 
 }
 
 #[test]
+fn a_full_ring_of_commands_delays_requests_and_fails_none_of_them() {
+    for (commands, ranks) in [("1", "1"), ("2", "1"), ("1", "2")] {
+        let options = ["--command-queue", commands, "--prefill-tp", ranks, "--decode-tp", ranks];
+        let result =
+            run(&[&options[..], &["--requests", "200", "--tokens", "192", "--answer", "2"]].concat());
+        // D computes a prompt itself for which its own ring has no room, and loses none that it has given to P.
+        assert_eq!(causes(&result), "[]", "{options:?}: {result}");
+        assert!(number(&result, "remote") > 20, "{options:?}: {result}");
+    }
+}
+
+#[test]
 fn two_prefill_processes_serve_one_decode_process_and_the_other_way_round() {
     assert_eq!(number(&run(&["--prefill", "2"]), "remote"), 40);
     assert_eq!(number(&run(&["--decode", "2"]), "remote"), 80);

@@ -6,7 +6,8 @@
 //! after it has announced that layer.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::id::ChunkId;
 
@@ -80,6 +81,51 @@ pub trait ReadyEvent: Send {
 impl<F: FnMut() -> Result<bool, ReadyEventError> + Send> ReadyEvent for F {
     fn passed(&mut self) -> Result<bool, ReadyEventError> {
         self()
+    }
+}
+
+/// A ready event that is a word in memory, which the producer of the bytes raises: passed once the word has
+/// reached a value.
+///
+/// A word needs no call of a device's driver to be asked, and the store that raises it can be part of a CUDA graph,
+/// which an event that is recorded by the host cannot. The word may be shared (`Arc<AtomicU64>`), or lie in host
+/// memory that a device writes: mapped pinned memory, as
+/// [`AtomicU64::from_ptr`](std::sync::atomic::AtomicU64::from_ptr) makes it a `&'static AtomicU64`. The word only
+/// grows while events wait for it, and is written after the bytes have become visible to the host
+/// (`__threadfence_system` in a CUDA kernel). The source of the idea is the `UvmWatcher` of fabric-lib (arXiv
+/// 2510.27656).
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use kv_core::{ChunkId, FinalLayers, ReadyEvent, ReadyWord};
+///
+/// // A forward pass counts the layers that it has written.
+/// let written = Arc::new(AtomicU64::new(0));
+/// let layers = FinalLayers::new(ChunkId(0), 0..8).after(ReadyWord::new(Arc::clone(&written), 8));
+///
+/// let mut event = ReadyWord::new(Arc::clone(&written), 8);
+/// assert_eq!(event.passed(), Ok(false));
+/// written.store(8, Ordering::Release);
+/// assert_eq!(event.passed(), Ok(true));
+/// ```
+#[derive(Debug, Clone)]
+pub struct ReadyWord<W> {
+    word: W,
+    reaches: u64,
+}
+
+impl<W: Deref<Target = AtomicU64> + Send> ReadyWord<W> {
+    /// An event that passes once the word is `reaches` or more.
+    pub fn new(word: W, reaches: u64) -> ReadyWord<W> {
+        ReadyWord { word, reaches }
+    }
+}
+
+impl<W: Deref<Target = AtomicU64> + Send> ReadyEvent for ReadyWord<W> {
+    fn passed(&mut self) -> Result<bool, ReadyEventError> {
+        // Ordered before the reads of the bytes that the word stands for.
+        Ok(self.word.load(Ordering::Acquire) >= self.reaches)
     }
 }
 

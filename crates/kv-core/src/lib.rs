@@ -90,7 +90,7 @@ pub mod trace;
 mod transport;
 pub mod wire;
 
-pub use announce::{FinalLayers, LayersError, ReadyEvent, ReadyEventError};
+pub use announce::{FinalLayers, LayersError, ReadyEvent, ReadyEventError, ReadyWord};
 pub use args::{KvArgs, KvArgsBuilder};
 pub use asked::{Asked, ContentRequest, Service};
 pub use bootstrap::{BootstrapClient, BootstrapEvent, BootstrapServer, LookupId, RankQuery, Replica};

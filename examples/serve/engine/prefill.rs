@@ -62,14 +62,12 @@ impl PrefillEngine {
     pub async fn compute(self: &Arc<Self>, prompt: Prompt) -> Result<Computed, EngineError> {
         let (answer, answered) = oneshot::channel();
         tokio::spawn(Arc::clone(self).run(prompt, answer));
-        answered.await.unwrap_or(Err(EngineError::Stopping))
+        let (computed, taken) = answered.await.unwrap_or(Err(EngineError::Stopping))?;
+        let _ = taken.send(());
+        Ok(computed)
     }
 
-    async fn run(
-        self: Arc<Self>,
-        prompt: Prompt,
-        mut answer: oneshot::Sender<Result<Computed, EngineError>>,
-    ) {
+    async fn run(self: Arc<Self>, prompt: Prompt, mut answer: Answer) {
         if let Some(remote) = &prompt.elsewhere {
             // Whatever comes of it: what is not read is computed.
             let _ = pull_back::read(&self.engine, remote, &prompt.tokens, answer.closed()).await;
@@ -90,11 +88,11 @@ impl PrefillEngine {
             () = answer.closed() => Err(EngineError::HungUp),
             computed = self.hand_over(&prompt, &mut sender, &mut handed) => computed,
         };
-        if computed.is_err() {
-            sender.abort();
-        }
-        if let Err(Ok(_)) = answer.send(computed) {
-            // The answer has reached nobody, so nobody will come for the pages.
+        let (taken, answer_taken) = oneshot::channel();
+        // Dropped with an answer that reaches nobody.
+        let _ = answer.send(computed.map(|computed| (computed, taken)));
+        if answer_taken.await.is_err() {
+            // There is no answer, or nobody has it: nobody will come for the pages.
             sender.abort();
         }
         // The pages are the engine's again when no reader or writer can touch them.
@@ -161,9 +159,15 @@ impl PrefillEngine {
     }
 }
 
+/// Where the answer to a prompt goes, and with it what is told that it has been taken.
+type Answer = oneshot::Sender<Result<(Computed, oneshot::Sender<()>), EngineError>>;
+
 /// What a prompt has lent to its session.
 #[derive(Default)]
 struct HandedOver {
     taken: Option<Arc<Taken>>,
     lender: Option<PagePool>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,7 @@ use kv_examples::rank::AUX_ROWS;
 use kv_examples::rank_kv::RankKv;
 use kv_examples::transport;
 use kv_transfer::bootstrap::HttpBootstrapClient;
+use kv_transfer::ways::Standing;
 use kv_transfer::{
     EngineGroup, KvArgs, Listener, Publication, TransferMode, Worker, WorkerConfig, WorkerRole,
 };
@@ -84,6 +85,8 @@ pub struct Engine {
     pub manager: EngineGroup,
     /// Counts what the workers do.
     pub observing: Observing,
+    /// Over which transports the peers of each worker are connected, in the order of ranks.
+    pub standings: Vec<Standing>,
     /// What the workers have done.
     pub recorders: Recorders,
     workers: Mutex<Vec<Worker>>,
@@ -98,9 +101,12 @@ impl Engine {
         let replica = (spec.number, spec.of);
         let kv = PagedKv::new(&model, &spec.cache, parallelism, replica, (AuxForm::Native, AUX_ROWS))?;
         let mut observer = Observer::new(spec.log.as_deref());
-        let (mut workers, recorders) = (Vec::new(), Recorders::default());
+        let (mut workers, mut standings, recorders) = (Vec::new(), Vec::new(), Recorders::default());
         for (number, rank) in (spec.number * spec.tp..).zip(kv.ranks()) {
-            workers.push(start_worker(&spec, number, rank, &model, (observer.listener(), &recorders))?);
+            let (worker, standing) =
+                start_worker(&spec, number, rank, &model, (observer.listener(), &recorders))?;
+            workers.push(worker);
+            standings.push(standing);
         }
         let manager = EngineGroup::new(workers.iter().map(Worker::manager).collect())?;
         for rank in manager.managers() {
@@ -112,7 +118,7 @@ impl Engine {
         let store = Store::new(spec.cache.pages, kv.page_tokens(), AUX_ROWS);
         let (observing, workers) = (observer.start(), Mutex::new(workers));
         let model = Arc::new(model);
-        Ok(Engine { spec, model, kv, store, manager, observing, recorders, workers })
+        Ok(Engine { spec, model, kv, store, manager, observing, standings, recorders, workers })
     }
 
     /// Stops the workers: what is left of their sessions ends, and the peers are told.
@@ -132,7 +138,7 @@ fn start_worker(
     rank: &RankKv,
     model: &Model,
     (listener, recorders): (Listener, &Recorders),
-) -> Result<Worker, ExampleError> {
+) -> Result<(Worker, Standing), ExampleError> {
     let pace = spec.hand_over.timing;
     let args = rank.describe(KvArgs::builder(&spec.side.to_string(), number).model(&model.fingerprint()));
     let args = args.transfer_mode(TransferMode::from(spec.hand_over.mode)).build()?;
@@ -147,10 +153,10 @@ fn start_worker(
         config.timing = pace.timing();
         config.listener = Some(listener.and(recorder.listener()));
     });
-    let worker =
-        transport::start(rank.memory(), config, None, HttpBootstrapClient::new(pace.client())?, pace)?;
+    let client = HttpBootstrapClient::new(pace.client())?;
+    let (worker, standing) = transport::start(rank.memory(), config, None, client, pace)?;
     recorders.started(recorder, worker.incarnation());
-    Ok(worker)
+    Ok((worker, standing))
 }
 
 /// Takes the changes of all sessions out of the group. The tasks of the requests await their sessions, so that

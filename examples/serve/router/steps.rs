@@ -235,11 +235,12 @@ impl Job {
     }
 }
 
-/// Awaits `work`, unless the client hangs up before.
+/// Awaits `work`, unless the client hangs up before. What is done counts: it may have to be given up.
 async fn or_hung_up<T>(answer: &mut Answer, work: impl Future<Output = T>) -> Result<T, HungUp> {
     tokio::select! {
-        () = answer.closed() => Err(HungUp),
+        biased;
         done = work => Ok(done),
+        () = answer.closed() => Err(HungUp),
     }
 }
 
@@ -247,6 +248,16 @@ async fn or_hung_up<T>(answer: &mut Answer, work: impl Future<Output = T>) -> Re
 mod tests {
     use super::*;
     use crate::openai::{Limits, Vocabulary};
+
+    #[tokio::test]
+    async fn an_answer_that_comes_with_the_hang_up_is_not_lost() {
+        for _ in 0..32 {
+            let (mut answer, answered) = tokio::sync::oneshot::channel();
+            drop(answered);
+            assert_eq!(or_hung_up(&mut answer, async { 7 }).await.ok(), Some(7));
+            assert!(or_hung_up(&mut answer, std::future::pending::<()>()).await.is_err());
+        }
+    }
 
     #[test]
     fn what_a_client_says_besides_is_neither_kept_nor_passed_on_to_engines() {

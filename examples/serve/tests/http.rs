@@ -6,6 +6,7 @@
 
 mod chats;
 mod ends;
+mod hang_ups;
 mod numbers;
 mod routers;
 mod support;

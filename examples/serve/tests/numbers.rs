@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek};
+use std::time::{Duration, Instant};
 
 use kv_observe::{Kind, METRICS};
 use serde_json::Value;
 
 use crate::support::{COMPLETIONS, Serve, ask, completion, post, prompt, send};
 
-/// Numbers that a run need not have: those of queues and pools of the library, which this server has of its own, those
-/// of workers with several transports, and those of what has not happened.
-const MAY_LACK: [&str; 10] = [
-    "kv_transfer_peers",
+/// Numbers that a run need not have: those of queues and pools of the library, which this server has of its own, and those
+/// of what has not happened.
+const MAY_LACK: [&str; 9] = [
     "kv_transfer_ways_failed_total",
     "kv_transfer_queue_requests",
     "kv_transfer_pool_pages",
@@ -51,7 +51,8 @@ fn words(query: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn numbers_of_a_run_with_kills_are_those_of_the_document_and_of_the_dashboard() {
-    let serve = Serve::start(&["--decode-ranks", "2", "--deadline", "10"]);
+    // With several transports, because a worker with one lacks the numbers of several.
+    let serve = Serve::start(&["--transport", "auto", "--decode-ranks", "2", "--deadline", "10"]);
     for len in 1..20 {
         ask(&serve.addr, COMPLETIONS, &completion(&prompt(len * 10), 3));
     }
@@ -114,6 +115,39 @@ fn numbers_of_a_run_with_kills_are_those_of_the_document_and_of_the_dashboard() 
             ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
         assert!(own.contains(&format!("`{family}")), "{family} is in no table");
     }
+}
+
+#[test]
+fn peers_are_counted_by_the_transport_over_which_they_are_connected() {
+    let serve = Serve::start(&["--transport", "auto", "--prefill-tp", "2"]);
+    let peers = |worker: &str, transport: &str| {
+        let labels = [format!("worker=\"{worker}\""), format!("transport=\"{transport}\"")];
+        serve.count("kv_transfer_peers", &[&labels[0], &labels[1]])
+    };
+    // Of three workers on one host, each of the two transports that every host has.
+    let counts = || {
+        let workers = ["decode/0", "prefill/0", "prefill/1"];
+        ["local", "tcp"].map(|transport| workers.map(|worker| peers(worker, transport)))
+    };
+    assert!(serve.metrics().contains("kv_transfer_peers{"));
+    assert_eq!(counts(), [[0, 0, 0], [0, 0, 0]], "before the first request");
+    ask(&serve.addr, COMPLETIONS, &completion(&prompt(30), 3));
+    serve.quiet();
+    assert_eq!(counts(), [[2, 1, 1], [0, 0, 0]]);
+    serve.kill("prefill/0");
+    let patience = Instant::now() + Duration::from_secs(60);
+    while counts()[0][0] > 0 {
+        assert!(Instant::now() < patience, "dead peers are connected: {:?}", counts());
+    }
+    while serve.health()["status"] != "ok" {}
+    ask(&serve.addr, COMPLETIONS, &completion(&prompt(31), 3));
+    serve.quiet();
+    assert_eq!(counts(), [[2, 1, 1], [0, 0, 0]], "with the prefill process that was started again");
+    // A worker with one transport has none to tell apart.
+    let serve = Serve::start(&[]);
+    ask(&serve.addr, COMPLETIONS, &completion(&prompt(30), 3));
+    serve.quiet();
+    assert!(!serve.metrics().contains("kv_transfer_peers"));
 }
 
 #[test]

@@ -152,7 +152,8 @@ impl Presence {
                     config.timing = pace.timing();
                     config.listener = listener;
                 });
-                transport::start(rank.memory(), config, Some(notes), client, pace)
+                let (worker, _) = transport::start(rank.memory(), config, Some(notes), client, pace)?;
+                Ok(worker)
             }
         }
     }

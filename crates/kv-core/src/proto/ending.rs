@@ -211,10 +211,17 @@ pub(super) trait Ending: Role {
 
     /// Fails a session. No effect on a session that has failed or ended before.
     fn fail(&mut self, cx: &mut Context, session: SessionId, cause: Cause) {
+        let peer = self.sessions().get(&session).and_then(|own| own.peer());
+        self.fail_by(cx, session, peer, cause);
+    }
+
+    /// Fails a session for a cause that lies with one of its peers, which the failure names. No effect on a
+    /// session that has failed or ended before.
+    fn fail_by(&mut self, cx: &mut Context, session: SessionId, peer: Option<PeerId>, cause: Cause) {
         let Some(own) = self.sessions_mut().get_mut(&session) else { return };
         let told = cause.for_peer();
         let Some(last) = own.standing_mut().state.turn(Event::Fails(told.clone())) else { return };
-        let peer = own.peer().and_then(|peer| cx.peers.get(peer)).map(|peer| peer.worker().clone());
+        let peer = peer.and_then(|peer| cx.peers.get(peer)).map(|peer| peer.worker().clone());
         let failure = TransferError { room: own.room().clone(), peer, phase: own.phase(), cause };
         cancel_timers(&mut cx.fx, session);
         self.withdraw(cx, session, &told);

@@ -615,6 +615,22 @@ fn a_rank_in_another_place_is_no_source() {
 
 /// Each of the ranks that hold the same pages is asked for a range of them, beyond what is here already.
 #[test]
+fn a_failure_names_the_rank_that_could_not_be_reached() {
+    let mut solo = Solo::new(|_| {});
+    let session = solo.open_receiver(Room::Number(4), None);
+    let ranks = [0, 1].map(|rank| {
+        broken(rank + 1, |geometry| {
+            (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, rank as u32);
+        })
+    });
+    let second = ranks[1].worker.clone();
+    solo.found(kv_core::LookupId(0), ranks.to_vec());
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    assert_eq!(solo.failure(session).peer, Some(second));
+    assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
+}
+
+#[test]
 fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     let ranks = |places: &[(u32, u32)]| -> Vec<_> {
         let rank = |&(pcp_rank, pcp_size)| {

@@ -62,6 +62,11 @@ impl<Role> EngineSession<Role> {
         // The group stays locked until it knows the sessions: a drain on another thread that came in between
         // would not know whose the first change of a rank is. No code of the caller runs meanwhile.
         let mut roster = shared.lock();
+        // Before any rank opens its session: the peers of a rank that had opened it would be told its end, and the
+        // room could not be opened again.
+        if !shared.managers.iter().all(Manager::has_room) {
+            return Err(OpenError::Backpressure);
+        }
         let open = shared.managers.iter().enumerate().map(|(rank, manager)| open(rank, manager));
         let sessions = open.collect::<Result<Vec<_>, _>>()?;
         let id = sessions.first().map_or(SessionId(0), KvSession::id);

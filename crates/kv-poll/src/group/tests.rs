@@ -351,6 +351,21 @@ fn a_request_that_one_rank_cannot_open_is_no_session_of_the_group_and_leaves_not
 }
 
 #[test]
+fn a_request_for_which_one_rank_has_no_room_is_opened_on_no_rank_until_it_has() {
+    let ((first, one), (second, other)) = (queues(8, 16), queues(8, 1));
+    let group = EngineGroup::new(vec![one, other]).unwrap();
+    let open = |room: u64| group.sender("", Room::from(room), &[], SessionOptions::default());
+    let told = |link: &Link| std::iter::from_fn(|| link.next_command()).count();
+    let _before = open(1).unwrap();
+    assert_eq!(told(&first), 1);
+    assert_eq!(open(2).err(), Some(OpenError::Backpressure));
+    // The peers of the first rank hear of no session that begins and ends.
+    assert_eq!((told(&first), first.aborts_waiting(), told(&second)), (0, 0, 1));
+    let _again = open(2).unwrap();
+    assert_eq!((told(&first), told(&second)), (1, 1));
+}
+
+#[test]
 fn a_command_that_waits_for_a_rank_is_tried_at_every_drain_until_the_rank_has_room() {
     let ([first, second], group) = two_ranks();
     let mut sender = begun(&group);

@@ -47,6 +47,11 @@ impl Manager {
         self.port.command_room()
     }
 
+    /// True if the worker's ring has room for a command now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.port.has_room()
+    }
+
     /// The worker's ring, as a thing that tasks wait for.
     pub(crate) fn awaited(&self) -> Arc<dyn Awaited> {
         self.port.awaited()

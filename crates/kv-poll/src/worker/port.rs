@@ -47,6 +47,11 @@ impl<M: Machine> Port<M> {
         self.shared.take_orphans(pick)
     }
 
+    /// True if the worker takes a command now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.shared.has_room()
+    }
+
     /// Gives the port a resource that no data operation touches and that its owner cannot free, because the
     /// owner is about to be dropped. [`take_orphans`](Port::take_orphans) returns the resource.
     pub fn leave_behind(&self, resource: M::Resource) {

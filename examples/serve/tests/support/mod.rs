@@ -42,7 +42,10 @@ impl Serve {
     /// The same, with what the server writes to standard error.
     pub fn start_with(options: &[&str], errors: Stdio) -> Serve {
         let mut command = program();
-        command.args(["--listen", "127.0.0.1:0", "--lease-seconds", "5"]).args(options);
+        command.args(["--listen", "127.0.0.1:0"]).args(options);
+        if !options.contains(&"--lease-seconds") {
+            command.args(["--lease-seconds", "5"]);
+        }
         let mut child = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -92,10 +95,12 @@ impl Serve {
 
     /// The sum of all numbers with this name and all of these labels, such as `process="prefill/0"`.
     pub fn count(&self, name: &str, labels: &[&str]) -> u64 {
-        let metrics = self.metrics();
-        let of_name = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
-        let with_labels = of_name.filter(|rest| labels.iter().all(|label| rest.contains(label)));
-        with_labels.map(|rest| rest.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
+        count(&self.addr, name, labels)
+    }
+
+    /// Where a process takes requests, such as `prefill/0`.
+    pub fn addr_of(&self, name: &str) -> String {
+        self.rank(name)["addr"].as_str().unwrap().to_owned()
     }
 
     /// Kills a process.
@@ -168,6 +173,14 @@ impl Drop for Alone {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The sum of all numbers with this name and all of these labels, as the process at this address tells them.
+pub fn count(addr: &str, name: &str, labels: &[&str]) -> u64 {
+    let metrics = String::from_utf8(get(addr, "/metrics").body).unwrap();
+    let of_name = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
+    let with_labels = of_name.filter(|rest| labels.iter().all(|label| rest.contains(label)));
+    with_labels.map(|rest| rest.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
 }
 
 /// A connection with a request that was sent.

@@ -7,7 +7,9 @@ use super::Node;
 use crate::error::Cause;
 use crate::id::{Attempt, PeerId};
 use crate::meter::each;
-use crate::proto::conversation::{AnswerHeard, Asks, HelloHeard, MAX_ASKED, NextWay, Peer, Silence, Unanswered};
+use crate::proto::conversation::{
+    AnswerHeard, Asks, HelloHeard, MAX_ASKED, NextWay, Peer, Silence, Unanswered,
+};
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Latecomers;
 use crate::proto::run_set::is_rising;
@@ -92,7 +94,7 @@ impl Node {
         let Some(peer) = self.cx.peers.get(id) else { return };
         let Some(cause) = peer.refuses().cloned() else { return };
         for session in each(peer.outgoing().sessions()) {
-            self.receiving.fail(&mut self.cx, session, cause.clone());
+            self.receiving.fail_by(&mut self.cx, session, Some(id), cause.clone());
         }
     }
 
@@ -169,7 +171,7 @@ impl Node {
                 self.cx.note_fault(id, WayFault::Silent);
                 for session in each(self.cx.stop_greeting(id)) {
                     let cause = Cause::PeerUnresponsive { silent_for };
-                    self.receiving.fail(&mut self.cx, session, cause);
+                    self.receiving.fail_by(&mut self.cx, session, Some(id), cause);
                 }
             }
             None => {}
@@ -220,7 +222,7 @@ impl Node {
         }
         let cause = self.cx.silence(id);
         for session in each(ended) {
-            self.receiving.fail(&mut self.cx, session, cause.clone());
+            self.receiving.fail_by(&mut self.cx, session, Some(id), cause.clone());
         }
     }
 
@@ -328,7 +330,7 @@ impl Node {
         let receivers = peer.outgoing().sessions();
         self.sending.peer_failed(&mut self.cx, id, cause);
         for session in each(receivers) {
-            self.receiving.fail(&mut self.cx, session, cause.clone());
+            self.receiving.fail_by(&mut self.cx, session, Some(id), cause.clone());
             if let Some(quiet_at) = quiet_at {
                 self.receiving.source_is_quiet_at(&mut self.cx, session, id, quiet_at);
             }
