@@ -32,9 +32,9 @@
 //! connection of this process is seen to be read to its end, if its other end belonged to a process that is gone.
 //! Otherwise the way is [lost](kv_core::WayEnd::Lost): at once if nothing was under way, or else after
 //! [`UcxConfig::settle`], by when what was under way has arrived or never will. A peer on another host that does not
-//! answer is noticed, over TCP, by the kernel: half a minute after the last bytes if all have arrived (`UCX_TCP_KEEPIDLE`),
-//! and otherwise when the kernel gives up sending them again (`net.ipv4.tcp_retries2`), some fifteen minutes later by its
-//! default. Until then, posts that were under way do not end.
+//! answer is noticed, over TCP, by the kernel: half a minute after the last bytes if all have arrived
+//! (`UCX_TCP_KEEPIDLE`), and otherwise when the kernel gives up sending them again (`net.ipv4.tcp_retries2`), some
+//! fifteen minutes later by its default. Until then, posts that were under way do not end.
 //!
 //! # What a network without encryption can prove
 //!
