@@ -9,7 +9,7 @@ use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Other, Side, boottime, connect, pattern, rest, snapshot};
 use kv_core::{Descriptor, Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent, WayEnd};
 use kv_tcp::TcpTransport;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use workers::{Kind, worker};
 
 const LEN: usize = Kind::FAR_LEN;
@@ -24,9 +24,14 @@ fn other(job: Job, peer: &mut Side<TcpTransport>) -> Process {
     Process::start("Usual", job, &peer.transport.metadata().unwrap())
 }
 
+/// Sends a signal, and waits until a process that is to stop has stopped.
 fn signal(process: &Process, signal: Signal) {
     let pid = Pid::from_raw(process.child().id() as i32).unwrap();
     kill_process(pid, signal).unwrap();
+    if signal == Signal::STOP {
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
+    }
 }
 
 fn whole(id: u64, op: Op) -> Post {
