@@ -115,7 +115,7 @@ impl Receiving {
             if source.reading.is_some() {
                 // A peer that has forgotten the conversation has no lease of it any more.
                 source.end();
-                self.fail(cx, session, Cause::PeerRestarted);
+                self.fail_by(cx, session, Some(id), Cause::PeerRestarted);
                 continue;
             }
             let Some(peer) = cx.peers.get_mut(id) else { return };
