@@ -370,3 +370,145 @@ fn without_a_common_transport_both_errors_name_all_transports() {
     assert_eq!((solo.frames(), solo.node().gauges().dropped.total()), (vec![], dropped + 1));
     assert_eq!(solo.lookups(), [] as [(LookupId, _); 0]);
 }
+
+/// Both transports of peer 1 fail; then the peer is met over `far`, which is lost while pages of a session wait
+/// for the peer's word.
+fn lost_over_far(prefers: [&str; 2]) -> Solo {
+    let mut solo = Solo::new(|config| config.transports = prefers.map(ours).to_vec());
+    meets(&mut solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    if prefers[0] == "far" {
+        solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+        solo.run_for(SECOND * 2);
+        let (_, asked) = meets_again(&mut solo);
+        assert!(asked && connects(&solo) == [(PeerId(1), theirs("far"))]);
+    }
+    let id = PeerId(u64::from(prefers[0] == "far"));
+    connected(&mut solo, id);
+    solo.welcome(1, 1);
+    let (session, _) = meets_again(&mut solo);
+    solo.init_receiver(session, &[1, 2], None);
+    lost(&mut solo, id);
+    assert_eq!(solo.cause(session), Cause::WayLost);
+    solo
+}
+
+/// `far` stays lost; `near` would connect and be answered. Sessions come every `apart`.
+fn finds_near(mut solo: Solo, apart: Duration) -> Option<u32> {
+    for tries in 0..20 {
+        let begun = solo.now;
+        let (_session, _) = meets_again(&mut solo);
+        loop {
+            if connects(&solo).iter().any(|(_, by)| *by == theirs("near")) {
+                return Some(tries);
+            }
+            if solo.now - begun >= apart {
+                break;
+            }
+            for (peer, by) in connects(&solo) {
+                if by == theirs("far") {
+                    solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+                }
+            }
+            solo.run_for(SECOND / 10);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_transport_that_works_again_is_found_beside_one_that_was_lost_for_either_preference() {
+    for prefers in [["near", "far"], ["far", "near"]] {
+        for apart in [1, 7, 30, 70, 200] {
+            let mut solo = lost_over_far(prefers);
+            solo.run_for(SECOND * 3);
+            let found = finds_near(solo, SECOND * apart);
+            println!("{prefers:?} {apart}: {found:?}");
+            assert!(found.is_some_and(|tries| tries <= 3), "{prefers:?} {apart}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_session_that_joins_a_second_try_goes_on_where_the_peer_is_known() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1, 2], None);
+    solo.run_for(SECOND);
+    solo.says(1, sign_of_life());
+    let (_, asked) = meets_again(&mut solo);
+    assert!(asked && connects(&solo) == [(PeerId(1), theirs("near"))]);
+    lost(&mut solo, PeerId(0));
+    let (session, _) = meets_again(&mut solo);
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping, "far may be open again soon");
+}
+
+#[test]
+fn a_sender_is_told_of_a_failed_session_whose_transport_led_nowhere() {
+    let mut solo = out_of_touch();
+    let (aborted, _) = meets_again(&mut solo);
+    let (_, _) = meets_again(&mut solo);
+    solo.abort(aborted);
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    solo.welcome(1, 1);
+    let ends = solo.frames().into_iter().any(|body| matches!(body, Body::Release(_) | Body::Abort(_)));
+    assert!(ends, "{:?}", solo.frames());
+}
+
+#[test]
+fn a_peer_that_never_answered_is_forgotten_after_its_way_was_lost() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["far"]);
+    connected(&mut solo, PeerId(0));
+    lost(&mut solo, PeerId(0));
+    assert_eq!(solo.cause(session), Cause::WayLost);
+    assert_eq!(solo.node().gauges().peers, 1, "its sender is yet to be told");
+    for _ in 0..600 {
+        solo.run_for(SECOND / 10);
+        for (peer, _) in connects(&solo) {
+            solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+        }
+    }
+    let gauges = solo.node().gauges();
+    assert_eq!((gauges.peers, gauges.timers), (0, 0));
+}
+
+#[test]
+fn a_session_comes_back_to_a_slow_transport_if_the_others_lead_nowhere() {
+    let ends = [None, Some(WayEnd::Lost), Some(WayEnd::Dead { quiet_after: Duration::ZERO })];
+    for (end, answers) in ends.into_iter().flat_map(|end| [(end, true), (end, false)]) {
+        let mut solo = solo();
+        let session = meets(&mut solo, &["near", "far"]);
+        connected(&mut solo, PeerId(0));
+        let begun = solo.now;
+        while connects(&solo).iter().all(|(_, by)| *by != theirs("far")) {
+            solo.run_until_said(SECOND * 3);
+            assert!(solo.now - begun < SECOND * 5);
+        }
+        match end {
+            None => refused(&mut solo, PeerId(0)),
+            Some(end) => solo.input(Input::PeerGone { peer: PeerId(0), end }),
+        }
+        assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+        assert_eq!((connects(&solo), greets(&solo)), (vec![(PeerId(0), theirs("near"))], vec![ours("near")]));
+        connected(&mut solo, PeerId(0));
+        if answers {
+            solo.welcome(1, 1);
+            assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+            continue;
+        }
+        // Once more, and not for ever.
+        let begun = solo.now;
+        while solo.poll(session) == KvPoll::Bootstrapping {
+            solo.run_until_said(SECOND * 3);
+            assert_eq!(connects(&solo), []);
+            assert!(solo.now - begun < SECOND * 6);
+        }
+        assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+    }
+}
