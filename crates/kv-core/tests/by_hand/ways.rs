@@ -7,11 +7,11 @@ use kv_core::proto::{Input, Output};
 use kv_core::trace::{KvWhat, WayFault};
 use kv_core::wire::{Body, ConversationId, Hello};
 use kv_core::{
-    Cause, Directions, KvPoll, LookupId, Mismatch, PeerCause, PeerId, RankRecord, Room, SessionId,
-    TransportError, TransportOffer, WayEnd, WriteFence,
+    BootstrapError, Cause, Directions, Geometry, KvPoll, LookupId, Mismatch, PeerCause, PeerId, RankRecord,
+    Room, SessionId, TransportError, TransportOffer, WayEnd, WriteFence,
 };
 
-use crate::solo::{Solo, hello, record, sign_of_life};
+use crate::solo::{Solo, args, hello, record, record_with, sign_of_life};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ROOM: Room = Room::Number(1);
@@ -511,4 +511,46 @@ fn a_session_comes_back_to_a_slow_transport_if_the_others_lead_nowhere() {
         }
         assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
     }
+}
+
+#[test]
+fn sessions_that_wait_for_a_silent_way_go_on_by_one_that_is_answered() {
+    let mut solo = lost_over_far(["far", "near"]);
+    solo.run_for(SECOND * 3);
+    let (session, _) = meets_again(&mut solo);
+    let (beside, _) = connects(&solo).into_iter().find(|(_, by)| *by == theirs("near")).unwrap();
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    connected(&mut solo, beside);
+    solo.welcome(1, 2);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    solo.init_receiver(session, &[3], None);
+    let to: Vec<PeerId> = solo.frames_to().into_iter().map(|(peer, _)| peer).collect();
+    assert_eq!(to, [beside], "the registration goes by the transport that is answered");
+    assert_eq!(solo.released(SessionId(3)), [], "nothing was proven about the other");
+}
+
+#[test]
+fn two_ranks_that_turn_out_to_be_one_worker_are_no_sources() {
+    let mut solo = solo();
+    let session = solo.open_receiver(ROOM, None);
+    let ranks = [0, 1].map(|rank| {
+        let args = with_rank(rank);
+        let name = ["near", "other"][rank as usize];
+        let transports =
+            vec![TransportOffer::new("near", Bytes::from(format!("peer by {name}"))), theirs("far")];
+        RankRecord { transports, ..record_with(1, &args) }
+    });
+    solo.found(solo.lookups()[0].0, ranks.to_vec());
+    assert_eq!(connects(&solo).len(), 2);
+    for peer in [PeerId(0), PeerId(1)] {
+        solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+    }
+    assert!(matches!(solo.cause(session), Cause::Bootstrap(BootstrapError::Malformed(_))));
+}
+
+/// The geometry of one of two ranks that hold the same pages.
+fn with_rank(rank: u32) -> Geometry {
+    let mut geometry = args("peer-1", 16).geometry().clone();
+    (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, rank);
+    geometry
 }

@@ -146,6 +146,20 @@ impl Peers {
         self.by_identity.get(&(incarnation, transport.clone())).copied()
     }
 
+    /// The conversations with the same worker in which sessions here wait while the peer is out of touch, if this
+    /// peer's transport is one of those by which the worker is reached.
+    pub(in crate::proto) fn waited_for_beside(&self, id: PeerId) -> Vec<PeerId> {
+        let Some(here) = self.peers.get(&id) else { return Vec::new() };
+        let beside = |there: &Peer| {
+            there.incarnation == here.incarnation
+                && there.is_out_of_touch()
+                && there.ways.contains(&here.transport)
+                && !there.outgoing.waiting().is_empty()
+        };
+        let all = each(self.peers.iter()).filter(|(there, peer)| **there != id && beside(peer));
+        all.map(|(&there, _)| there).collect()
+    }
+
     /// If a peer that was not met yet cannot be reached by its transport, these come next.
     pub(super) fn reach_also_by(&mut self, id: PeerId, others: VecDeque<TransportOffer>) {
         if let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.has_met()) {

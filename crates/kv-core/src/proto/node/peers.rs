@@ -69,6 +69,9 @@ impl Node {
                     self.cx.lookups.forget(id);
                 }
                 self.came_up(id);
+                if !*refuses {
+                    self.go_on_here(id);
+                }
             }
             AnswerHeard::AnotherLife => {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
@@ -242,6 +245,13 @@ impl Node {
                 self.cx.forget_peer(id);
                 true
             }
+        }
+    }
+
+    /// The peer answers: sessions that wait for it over another transport, over which it is silent, wait no more.
+    fn go_on_here(&mut self, id: PeerId) {
+        for silent in each(self.cx.peers.waited_for_beside(id)) {
+            self.receiving.wait_elsewhere(&mut self.cx, silent, id);
         }
     }
 
