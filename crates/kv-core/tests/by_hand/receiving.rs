@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use kv_core::proto::{Command, Input};
-use kv_core::wire::{Abort, AbortAck, Body, Destination, Failed, Progress, Registered};
+use kv_core::wire::{
+    Abort, AbortAck, Body, ConversationId, Destination, Failed, Progress, Refused, Registered,
+};
 use kv_core::{
     Attempt, BootstrapError, Cause, KvPoll, Mismatch, Obstacle, PeerCause, PeerId, Phase, Replica, Room,
-    SessionId, SessionOptions, TransportError, WayEnd,
+    SessionId, SessionOptions, TransportError, WayEnd, WorkerId,
 };
 
 use crate::solo::{
@@ -613,23 +615,84 @@ fn a_rank_in_another_place_is_no_source() {
     assert_eq!((solo.poll(session), solo.node().gauges().peers), (KvPoll::WaitingForInput, 1));
 }
 
-/// Each of the ranks that hold the same pages is asked for a range of them, beyond what is here already.
-#[test]
-fn a_failure_names_the_rank_that_could_not_be_reached() {
-    let mut solo = Solo::new(|_| {});
+/// A session whose two sources, peers 1 and 2, hold the same pages, and the workers of these.
+fn of_two_ranks(solo: &mut Solo) -> (SessionId, [WorkerId; 2]) {
     let session = solo.open_receiver(Room::Number(4), None);
     let ranks = [0, 1].map(|rank| {
         broken(rank + 1, |geometry| {
             (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, rank as u32);
         })
     });
-    let second = ranks[1].worker.clone();
-    solo.found(kv_core::LookupId(0), ranks.to_vec());
+    let workers = [0, 1].map(|rank: usize| ranks[rank].worker.clone());
+    let lookup = solo.lookups()[0].0;
+    solo.found(lookup, ranks.to_vec());
+    (session, workers)
+}
+
+#[test]
+fn a_failure_names_the_rank_that_could_not_be_reached() {
+    let mut solo = Solo::new(|_| {});
+    let (session, [_, second]) = of_two_ranks(&mut solo);
     solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
     assert_eq!(solo.failure(session).peer, Some(second));
     assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
 }
 
+#[test]
+fn a_failure_names_the_rank_that_did_not_answer() {
+    let mut solo = Solo::new(|_| {});
+    let (session, [_, second]) = of_two_ranks(&mut solo);
+    solo.welcome(1, 1);
+    for _ in 0..100 {
+        solo.run_for(Duration::from_millis(200));
+        solo.says(1, sign_of_life());
+    }
+    assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+    assert_eq!(solo.failure(session).peer, Some(second));
+}
+
+#[test]
+fn a_failure_names_the_rank_whose_way_was_lost_and_not_opened_again() {
+    let mut solo = Solo::new(|_| {});
+    let (first, [_, second]) = of_two_ranks(&mut solo);
+    [1, 2].into_iter().for_each(|peer| solo.welcome(peer, 1));
+    solo.init_receiver(first, &[1, 2], None);
+    solo.input(Input::PeerGone { peer: PeerId(1), end: WayEnd::Lost });
+    assert_eq!(solo.failure(first).peer, Some(second.clone()));
+    let (session, _) = of_two_ranks(&mut solo);
+    for _ in 0..100 {
+        solo.run_for(Duration::from_millis(200));
+        solo.says(1, sign_of_life());
+    }
+    assert_eq!((solo.cause(session), &solo.failure(session).peer), (Cause::WayLost, &Some(second)));
+}
+
+#[test]
+fn a_failure_names_the_rank_that_refuses_or_fails() {
+    let mut solo = Solo::new(|_| {});
+    let (session, [_, second]) = of_two_ranks(&mut solo);
+    let hello = solo.last_hello(2);
+    let cause = PeerCause::WorkerStopped;
+    let (versions, conversation) = (hello.versions, ConversationId::new(1, 2));
+    solo.says(2, Body::Refused(Refused { versions, nonce: hello.nonce, conversation, cause: cause.clone() }));
+    assert_eq!(solo.cause(session), Cause::ByPeer(cause.clone()));
+    assert_eq!(solo.failure(session).peer, Some(second));
+
+    let mut solo = Solo::new(|_| {});
+    let (session, [_, second]) = of_two_ranks(&mut solo);
+    [1, 2].into_iter().for_each(|peer| solo.welcome(peer, 1));
+    solo.init_receiver(session, &[1, 2], None);
+    let registered = solo.frames_to().into_iter().find_map(|(peer, body)| match body {
+        Body::Register(register) if peer == PeerId(1) => Some(register.attempt),
+        _ => None,
+    });
+    let attempt = registered.unwrap();
+    solo.says(2, Body::Failed(Failed { attempt, cause: cause.clone(), quiet: true }));
+    assert_eq!(solo.cause(session), Cause::ByPeer(cause));
+    assert_eq!(solo.failure(session).peer, Some(second));
+}
+
+/// Each of the ranks that hold the same pages is asked for a range of them, beyond what is here already.
 #[test]
 fn context_parallel_ranks_are_asked_for_a_range_of_the_pages_each() {
     let ranks = |places: &[(u32, u32)]| -> Vec<_> {

@@ -7,11 +7,11 @@ use kv_core::proto::{Input, Output};
 use kv_core::trace::{KvWhat, WayFault};
 use kv_core::wire::{Body, ConversationId, Hello};
 use kv_core::{
-    Cause, Directions, KvPoll, LookupId, Mismatch, PeerCause, PeerId, RankRecord, Room, SessionId,
-    TransportError, TransportOffer, WayEnd, WriteFence,
+    BootstrapError, Cause, Directions, Geometry, KvPoll, LookupId, Mismatch, PeerCause, PeerId, RankRecord,
+    Room, SessionId, TransportError, TransportOffer, WayEnd, WriteFence,
 };
 
-use crate::solo::{Solo, hello, record, sign_of_life};
+use crate::solo::{Solo, args, hello, record, record_with, sign_of_life};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ROOM: Room = Room::Number(1);
@@ -369,4 +369,188 @@ fn without_a_common_transport_both_errors_name_all_transports() {
     solo.hello(Hello { transport: "x".repeat(513), ..hello(3, ConversationId::new(1, 3)) });
     assert_eq!((solo.frames(), solo.node().gauges().dropped.total()), (vec![], dropped + 1));
     assert_eq!(solo.lookups(), [] as [(LookupId, _); 0]);
+}
+
+/// Both transports of peer 1 fail; then the peer is met over `far`, which is lost while pages of a session wait
+/// for the peer's word.
+fn lost_over_far(prefers: [&str; 2]) -> Solo {
+    let mut solo = Solo::new(|config| config.transports = prefers.map(ours).to_vec());
+    meets(&mut solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    if prefers[0] == "far" {
+        solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+        solo.run_for(SECOND * 2);
+        let (_, asked) = meets_again(&mut solo);
+        assert!(asked && connects(&solo) == [(PeerId(1), theirs("far"))]);
+    }
+    let id = PeerId(u64::from(prefers[0] == "far"));
+    connected(&mut solo, id);
+    solo.welcome(1, 1);
+    let (session, _) = meets_again(&mut solo);
+    solo.init_receiver(session, &[1, 2], None);
+    lost(&mut solo, id);
+    assert_eq!(solo.cause(session), Cause::WayLost);
+    solo
+}
+
+/// `far` stays lost; `near` would connect and be answered. Sessions come every `apart`.
+fn finds_near(mut solo: Solo, apart: Duration) -> Option<u32> {
+    for tries in 0..20 {
+        let begun = solo.now;
+        let (_session, _) = meets_again(&mut solo);
+        loop {
+            if connects(&solo).iter().any(|(_, by)| *by == theirs("near")) {
+                return Some(tries);
+            }
+            if solo.now - begun >= apart {
+                break;
+            }
+            for (peer, by) in connects(&solo) {
+                if by == theirs("far") {
+                    solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+                }
+            }
+            solo.run_for(SECOND / 10);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_transport_that_works_again_is_found_beside_one_that_was_lost_for_either_preference() {
+    for prefers in [["near", "far"], ["far", "near"]] {
+        for apart in [1, 7, 30, 70, 200] {
+            let mut solo = lost_over_far(prefers);
+            solo.run_for(SECOND * 3);
+            let found = finds_near(solo, SECOND * apart);
+            println!("{prefers:?} {apart}: {found:?}");
+            assert!(found.is_some_and(|tries| tries <= 3), "{prefers:?} {apart}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_session_that_joins_a_second_try_goes_on_where_the_peer_is_known() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1, 2], None);
+    solo.run_for(SECOND);
+    solo.says(1, sign_of_life());
+    let (_, asked) = meets_again(&mut solo);
+    assert!(asked && connects(&solo) == [(PeerId(1), theirs("near"))]);
+    lost(&mut solo, PeerId(0));
+    let (session, _) = meets_again(&mut solo);
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping, "far may be open again soon");
+}
+
+#[test]
+fn a_sender_is_told_of_a_failed_session_whose_transport_led_nowhere() {
+    let mut solo = out_of_touch();
+    let (aborted, _) = meets_again(&mut solo);
+    let (_, _) = meets_again(&mut solo);
+    solo.abort(aborted);
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    solo.welcome(1, 1);
+    let ends = solo.frames().into_iter().any(|body| matches!(body, Body::Release(_) | Body::Abort(_)));
+    assert!(ends, "{:?}", solo.frames());
+}
+
+#[test]
+fn a_peer_that_never_answered_is_forgotten_after_its_way_was_lost() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["far"]);
+    connected(&mut solo, PeerId(0));
+    lost(&mut solo, PeerId(0));
+    assert_eq!(solo.cause(session), Cause::WayLost);
+    assert_eq!(solo.node().gauges().peers, 1, "its sender is yet to be told");
+    for _ in 0..600 {
+        solo.run_for(SECOND / 10);
+        for (peer, _) in connects(&solo) {
+            solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+        }
+    }
+    let gauges = solo.node().gauges();
+    assert_eq!((gauges.peers, gauges.timers), (0, 0));
+}
+
+#[test]
+fn a_session_comes_back_to_a_slow_transport_if_the_others_lead_nowhere() {
+    let ends = [None, Some(WayEnd::Lost), Some(WayEnd::Dead { quiet_after: Duration::ZERO })];
+    for (end, answers) in ends.into_iter().flat_map(|end| [(end, true), (end, false)]) {
+        let mut solo = solo();
+        let session = meets(&mut solo, &["near", "far"]);
+        connected(&mut solo, PeerId(0));
+        let begun = solo.now;
+        while connects(&solo).iter().all(|(_, by)| *by != theirs("far")) {
+            solo.run_until_said(SECOND * 3);
+            assert!(solo.now - begun < SECOND * 5);
+        }
+        match end {
+            None => refused(&mut solo, PeerId(0)),
+            Some(end) => solo.input(Input::PeerGone { peer: PeerId(0), end }),
+        }
+        assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+        assert_eq!((connects(&solo), greets(&solo)), (vec![(PeerId(0), theirs("near"))], vec![ours("near")]));
+        connected(&mut solo, PeerId(0));
+        if answers {
+            solo.welcome(1, 1);
+            assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+            continue;
+        }
+        // Once more, and not for ever.
+        let begun = solo.now;
+        while solo.poll(session) == KvPoll::Bootstrapping {
+            solo.run_until_said(SECOND * 3);
+            assert_eq!(connects(&solo), []);
+            assert!(solo.now - begun < SECOND * 6);
+        }
+        assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+    }
+}
+
+#[test]
+fn sessions_that_wait_for_a_silent_way_go_on_by_one_that_is_answered() {
+    let mut solo = lost_over_far(["far", "near"]);
+    solo.run_for(SECOND * 3);
+    let (session, _) = meets_again(&mut solo);
+    let (beside, _) = connects(&solo).into_iter().find(|(_, by)| *by == theirs("near")).unwrap();
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    connected(&mut solo, beside);
+    solo.welcome(1, 2);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    solo.init_receiver(session, &[3], None);
+    let to: Vec<PeerId> = solo.frames_to().into_iter().map(|(peer, _)| peer).collect();
+    assert_eq!(to, [beside], "the registration goes by the transport that is answered");
+    assert_eq!(solo.released(SessionId(3)), [], "nothing was proven about the other");
+}
+
+#[test]
+fn two_ranks_that_turn_out_to_be_one_worker_are_no_sources() {
+    let mut solo = solo();
+    let session = solo.open_receiver(ROOM, None);
+    let ranks = [0, 1].map(|rank| {
+        let args = with_rank(rank);
+        let name = ["near", "other"][rank as usize];
+        let transports =
+            vec![TransportOffer::new("near", Bytes::from(format!("peer by {name}"))), theirs("far")];
+        RankRecord { transports, ..record_with(1, &args) }
+    });
+    solo.found(solo.lookups()[0].0, ranks.to_vec());
+    assert_eq!(connects(&solo).len(), 2);
+    for peer in [PeerId(0), PeerId(1)] {
+        solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+    }
+    assert!(matches!(solo.cause(session), Cause::Bootstrap(BootstrapError::Malformed(_))));
+}
+
+/// The geometry of one of two ranks that hold the same pages.
+fn with_rank(rank: u32) -> Geometry {
+    let mut geometry = args("peer-1", 16).geometry().clone();
+    (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, rank);
+    geometry
 }

@@ -7,7 +7,9 @@ use kv_core::proto::Limits;
 use kv_ec::Eviction;
 
 use crate::clock::{MS, US};
-use crate::kv::params::draw::{draw_chaos, draw_dma, draw_lookup, draw_net, draw_timing, draw_ways};
+use crate::kv::params::draw::{
+    draw_chaos, draw_dma, draw_lookup, draw_net, draw_timing, draw_way_retries, draw_ways,
+};
 use crate::net::lives::Slot;
 use crate::net::params::{ChaosParams, Physics};
 use crate::rng::Rng;
@@ -77,7 +79,7 @@ impl EcParams {
         let lossless = rng.chance(200);
         let (prefills, decodes) = (1 + rng.index(3), 1 + rng.index(3));
         let hosts = prefills + decodes;
-        let timing = draw_timing(rng);
+        let timing = draw_way_retries(seed, draw_timing(rng));
         let ms = Duration::from_millis;
         let budget = ms(rng.between(50, 3000));
         let retry_first = ms(rng.between(1, 20));

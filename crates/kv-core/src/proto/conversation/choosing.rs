@@ -7,7 +7,8 @@
 //! failed transport costs the sessions that were under way on it, and no later one.
 //!
 //! A preferred transport that has failed is tried again after a pause, in a conversation of its own
-//! for which no session waits. Once the peer answers there, new sessions go that way.
+//! for which no session waits; so is every other one while the peer does not answer over the chosen
+//! one. Once the peer answers there, new sessions go that way.
 
 use std::collections::VecDeque;
 
@@ -81,7 +82,8 @@ impl Context {
     }
 
     /// What is needed to try a way again that has failed and that this worker prefers to the chosen one
-    /// (`ways` is in the order of this worker's list); `None` if no such way is due.
+    /// (`ways` is in the order of this worker's list); `None` if no such way is due. While the peer does
+    /// not answer over the chosen way, this worker prefers every other one.
     pub(super) fn second_try(
         &self,
         to: &Introduction,
@@ -89,7 +91,10 @@ impl Context {
         chosen: &TransportOffer,
     ) -> Option<Introduction> {
         let (life, now) = (to.incarnation, self.fx.now());
-        let mut preferred = each(ways).take_while(|way| *way != chosen);
+        let there = self.peers.known(life, chosen).and_then(|id| self.peers.get(id));
+        let is_silent = there.is_some_and(|there| there.has_met() && there.is_out_of_touch());
+        let mut preferred =
+            each(ways).take_while(|way| is_silent || *way != chosen).filter(|way| *way != chosen);
         let due = preferred.find(|way| {
             self.peers.known(life, way).is_none() && self.peers.detours.is_due(&(life, (*way).clone()), now)
         })?;
@@ -125,7 +130,7 @@ impl Context {
     pub(super) fn note_answer(&mut self, id: PeerId) {
         let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.others.clear();
+        (peer.others, peer.slow) = (VecDeque::new(), None);
         let way = (peer.incarnation, peer.transport.clone());
         self.peers.detours.answered(&way, now);
     }
@@ -142,6 +147,8 @@ impl Context {
                 there.ways = ways;
             }
             self.want_again(there);
+            self.peers.hand_over_aborts(id, there);
+            self.watch_peer(there);
             return Some(next);
         }
         // What the peer may still say over the former way is not for this conversation.

@@ -37,7 +37,11 @@ impl Context {
         let chosen = introduction.transports.front()?;
         let again = self.second_try(&introduction, &ways, chosen);
         let id = match self.peers.known(introduction.incarnation, chosen) {
-            Some(known) => self.want_again(known),
+            Some(known) => {
+                introduction.transports.pop_front();
+                self.peers.reach_also_by(known, introduction.transports);
+                self.want_again(known)
+            }
             None => self.greet_first(introduction)?,
         };
         if let Some(peer) = self.peers.get_mut(id) {

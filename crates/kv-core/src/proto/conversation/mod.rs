@@ -76,6 +76,9 @@ pub(super) struct Peer {
     /// Further transports that both sides have, in the order in which they are tried; empty once
     /// the peer has answered.
     others: VecDeque<TransportOffer>,
+    /// A transport that was opened, and over which no answer has come in time: the last one that is tried, if
+    /// the others lead nowhere. `None` once the peer has answered.
+    slow: Option<TransportOffer>,
     /// All transports that both sides have, in this worker's order; empty if no session here has looked
     /// for the peer.
     ways: Vec<TransportOffer>,
@@ -134,6 +137,7 @@ impl Peer {
             incarnation,
             transport,
             others,
+            slow: None,
             ways: Vec::new(),
             maps: Maps::new(geometry, here),
             directions: Directions::BOTH,

@@ -156,6 +156,15 @@ impl Outgoing {
         }
     }
 
+    /// Takes the aborts of which the peer is yet to be told.
+    pub(super) fn take_aborts(&mut self) -> Vec<Abort> {
+        let aborts = each(std::mem::take(&mut self.ended).into_values()).filter_map(|ended| match ended {
+            Ended::Aborted(abort) => Some(abort),
+            Ended::Read => None,
+        });
+        aborts.collect()
+    }
+
     /// The peer has acknowledged the end of these attempts.
     pub(in crate::proto) fn acknowledged(&mut self, attempts: Range<Attempt>) {
         let over: Vec<Attempt> = each(self.ended.range(attempts)).map(|(&attempt, _)| attempt).collect();

@@ -1,6 +1,6 @@
 //! All peers of a worker, by id, by conversation, and by identity.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::id::{Incarnation, PeerId, WorkerId};
@@ -13,7 +13,7 @@ use crate::proto::effects::Effects;
 use crate::record::TransportOffer;
 use crate::time::Time;
 use crate::transport::Origin;
-use crate::wire::ConversationId;
+use crate::wire::{Abort, ConversationId};
 
 /// All peers, by id, by conversation, and by identity.
 #[derive(Debug, Clone, Default)]
@@ -146,11 +146,39 @@ impl Peers {
         self.by_identity.get(&(incarnation, transport.clone())).copied()
     }
 
+    /// The conversations with the same worker in which sessions here wait while the peer is out of touch, if this
+    /// peer's transport is one of those by which the worker is reached.
+    pub(in crate::proto) fn waited_for_beside(&self, id: PeerId) -> Vec<PeerId> {
+        let Some(here) = self.peers.get(&id) else { return Vec::new() };
+        let beside = |there: &Peer| {
+            there.incarnation == here.incarnation
+                && there.is_out_of_touch()
+                && there.ways.contains(&here.transport)
+                && !there.outgoing.waiting().is_empty()
+        };
+        let all = each(self.peers.iter()).filter(|(there, peer)| **there != id && beside(peer));
+        all.map(|(&there, _)| there).collect()
+    }
+
+    /// If a peer that was not met yet cannot be reached by its transport, these come next.
+    pub(super) fn reach_also_by(&mut self, id: PeerId, others: VecDeque<TransportOffer>) {
+        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.has_met()) {
+            peer.others = others;
+        }
+    }
+
+    /// No answer has come in time over the transport of a peer that was not met yet, but may still come.
+    pub(in crate::proto) fn note_slow(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.slow.get_or_insert_with(|| peer.transport.clone());
+        }
+    }
+
     /// Goes over to the next transport by which the peer may be reached, if none has led to the
     /// peer yet. `None` if there is no other.
     pub(super) fn reroute(&mut self, id: PeerId) -> Option<NextWay> {
         let peer = self.peers.get_mut(&id).filter(|peer| peer.contact.conversation().is_none())?;
-        let next = peer.others.pop_front()?;
+        let next = peer.others.pop_front().or_else(|| peer.slow.take())?;
         if let Some(&there) = self.by_identity.get(&(peer.incarnation, next.clone())) {
             return Some(NextWay::Known(there));
         }
@@ -158,6 +186,16 @@ impl Peers {
         self.by_identity.remove(&(peer.incarnation, before));
         self.by_identity.insert((peer.incarnation, next), id);
         Some(NextWay::Free)
+    }
+
+    /// What one conversation with a worker was yet to say of failed sessions is said in another one.
+    pub(super) fn hand_over_aborts(&mut self, from: PeerId, to: PeerId) {
+        let aborts = self.peers.get_mut(&from).map(|peer| peer.outgoing.take_aborts());
+        let Some(peer) = self.peers.get_mut(&to) else { return };
+        let low_watermark = peer.outgoing.low_watermark();
+        for abort in each(aborts.unwrap_or_default()) {
+            peer.outgoing.abort_unopened(|attempt| Abort { attempt, low_watermark, ..abort });
+        }
     }
 
     /// True if another incarnation of the same worker is known.

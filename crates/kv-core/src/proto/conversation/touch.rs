@@ -147,6 +147,14 @@ impl Context {
         true
     }
 
+    /// A peer that has never answered knows of no session: after a while it is told of none that has failed.
+    pub(in crate::proto) fn tell_no_more_if_unmet(&mut self, id: PeerId) {
+        let is_over = self.silent_for(id) >= self.config.timing.peer_timeout;
+        if let Some(peer) = self.peers.get_mut(id).filter(|peer| is_over && !peer.has_met()) {
+            peer.outgoing.forget_ended();
+        }
+    }
+
     /// Opens a lost way again, repeatedly, as long as something waits for the peer's word.
     pub(in crate::proto) fn reopen_way(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };

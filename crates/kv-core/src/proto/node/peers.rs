@@ -69,6 +69,9 @@ impl Node {
                     self.cx.lookups.forget(id);
                 }
                 self.came_up(id);
+                if !*refuses {
+                    self.go_on_here(id);
+                }
             }
             AnswerHeard::AnotherLife => {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
@@ -153,6 +156,7 @@ impl Node {
         let Some(peer) = self.cx.peers.get(id) else { return };
         if peer.is_lost() {
             self.end_waiting(id);
+            self.cx.tell_no_more_if_unmet(id);
             return self.cx.reopen_way(id);
         }
         if peer.writes_in().is_revoking() {
@@ -162,6 +166,7 @@ impl Node {
             Some(Unanswered::Repeat) => return self.cx.say_hello(id),
             Some(Unanswered::NextWay) => {
                 self.cx.note_fault(id, WayFault::Silent);
+                self.cx.peers.note_slow(id);
                 if !self.go_by_next_way(id) {
                     self.cx.say_hello(id);
                 }
@@ -236,16 +241,25 @@ impl Node {
             Some(NextWay::Free) => true,
             Some(NextWay::Known(there)) => {
                 self.receiving.wait_elsewhere(&mut self.cx, id, there);
+                self.cx.say_releases(there);
                 self.cx.forget_peer(id);
                 true
             }
         }
     }
 
+    /// The peer answers: sessions that wait for it over another transport, over which it is silent, wait no more.
+    fn go_on_here(&mut self, id: PeerId) {
+        for silent in each(self.cx.peers.waited_for_beside(id)) {
+            self.receiving.wait_elsewhere(&mut self.cx, silent, id);
+        }
+    }
+
     pub(super) fn on_connect_failed(&mut self, id: PeerId, error: TransportError) {
         self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
-        // A lost way is opened again: the failure proves nothing about the peer.
-        if self.cx.peers.get(id).is_some_and(|peer| !peer.is_lost()) {
+        // A lost way is opened again: the failure proves nothing about the peer. A peer that has never
+        // answered owes nothing.
+        if self.cx.peers.get(id).is_some_and(|peer| !(peer.is_lost() && peer.has_met())) {
             self.cx.note_fault(id, WayFault::Refused(error.clone()));
             if self.go_by_next_way(id) {
                 return;

@@ -155,7 +155,7 @@ impl Receiving {
                 PeerCause::LeaseExpired => Cause::LeaseExpired,
                 cause => Cause::ByPeer(cause),
             };
-            self.fail(cx, session, cause);
+            self.fail_by(cx, session, Some(id), cause);
         } else {
             self.settle(cx, session);
         }

@@ -99,8 +99,8 @@ impl Receiving {
     pub(in crate::proto) fn source_came_up(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Met { all, refusal, ways } = receiver.meet_sources(cx);
-        if let Some(cause) = refusal {
-            return self.fail(cx, session, cause);
+        if let Some((peer, cause)) = refusal {
+            return self.fail_by(cx, session, Some(peer), cause);
         }
         if receiver.standing.poll() != KvPoll::Bootstrapping || !all {
             return;
@@ -208,8 +208,8 @@ impl Receiving {
 struct Met {
     /// True if every source has been met.
     all: bool,
-    /// The cause of the first source that refuses.
-    refusal: Option<Cause>,
+    /// The first source that refuses, and its cause.
+    refusal: Option<(PeerId, Cause)>,
     /// The directions that the transport recommends for all of the sources.
     ways: Directions,
 }
@@ -224,7 +224,7 @@ impl ReceiveSession {
                     source.meet();
                 }
                 if source.is_met() && met.refusal.is_none() {
-                    met.refusal = peer.refuses().cloned();
+                    met.refusal = peer.refuses().map(|cause| (source.peer, cause.clone()));
                 }
                 met.ways = met.ways.and(peer.directions());
             }

@@ -24,7 +24,12 @@ impl Receiving {
         }
         source.hear(now);
         if skipped.len() > MAX_REQUEST_CACHE_GROUPS {
-            return self.fail(cx, session, Cause::Protocol("more groups left out than a request has"));
+            return self.fail_by(
+                cx,
+                session,
+                Some(id),
+                Cause::Protocol("more groups left out than a request has"),
+            );
         }
         for &(start, count) in each(&done) {
             source.parts.insert(u64::from(start), u64::from(count));
@@ -36,11 +41,16 @@ impl Receiving {
         }
         let bound = u64::from(source.total.unwrap_or(MAX_PARTS).min(MAX_PARTS));
         if contradiction || source.parts.end() > bound || source.parts.runs_len() > MAX_PART_RUNS {
-            return self.fail(cx, session, Cause::Protocol("the numbers of parts contradict each other"));
+            return self.fail_by(
+                cx,
+                session,
+                Some(id),
+                Cause::Protocol("the numbers of parts contradict each other"),
+            );
         }
         if source.total.is_some_and(|total| source.parts.len() == u64::from(total)) {
             if let Some(cause) = self.check_skipped(cx, session, index) {
-                return self.fail(cx, session, cause);
+                return self.fail_by(cx, session, Some(id), cause);
             }
             self.source_over(cx, session, index);
             self.settle(cx, session);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::error::Cause;
+use crate::error::{BootstrapError, Cause};
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
 use crate::proto::context::Context;
@@ -52,12 +52,17 @@ impl Receiving {
         each(peer.outgoing().waiting()).filter(waited).copied().collect()
     }
 
-    /// The sessions that wait for a peer which was not met wait from now on for another conversation with the same
+    /// The sessions that wait for a peer which was not met, or is out of touch, wait from now on for another conversation with the same
     /// worker, over another transport.
     pub(in crate::proto) fn wait_elsewhere(&mut self, cx: &mut Context, from: PeerId, to: PeerId) {
         let waiting = cx.peers.get(from).map(|peer| peer.outgoing().waiting().clone());
         for session in each(waiting.unwrap_or_default()) {
             let Some(receiver) = self.sessions.get_mut(&session) else { continue };
+            if each(receiver.sources.iter()).any(|source| source.peer == to) {
+                let cause = Cause::Bootstrap(BootstrapError::Malformed("two ranks are the same worker"));
+                self.fail_by(cx, session, Some(from), cause);
+                continue;
+            }
             for source in each(receiver.sources.iter_mut()).filter(|source| source.peer == from) {
                 source.peer = to;
             }
@@ -115,7 +120,7 @@ impl Receiving {
             if source.reading.is_some() {
                 // A peer that has forgotten the conversation has no lease of it any more.
                 source.end();
-                self.fail(cx, session, Cause::PeerRestarted);
+                self.fail_by(cx, session, Some(id), Cause::PeerRestarted);
                 continue;
             }
             let Some(peer) = cx.peers.get_mut(id) else { return };

@@ -61,13 +61,23 @@ impl Receiving {
                 reading.prove(intact_until);
                 return self.reading_advanced(cx, session, index);
             }
-            return self.fail(cx, session, Cause::Protocol("two leases for one acquire message"));
+            return self.fail_by(
+                cx,
+                session,
+                Some(id),
+                Cause::Protocol("two leases for one acquire message"),
+            );
         }
         if !possible {
-            return self.fail(cx, session, Cause::Protocol("a lease of pages that do not exist"));
+            return self.fail_by(
+                cx,
+                session,
+                Some(id),
+                Cause::Protocol("a lease of pages that do not exist"),
+            );
         }
         if let Some(cause) = expected.and_then(|expected| disagreement(&expected, &granted)) {
-            return self.fail(cx, session, cause);
+            return self.fail_by(cx, session, Some(id), cause);
         }
         // Each heartbeat walks along all attempts at the peer: the peer alone must not decide how
         // often.
@@ -146,7 +156,7 @@ impl Receiving {
         let Some(peer) = cx.peers.get(id) else { return };
         let planned = match plan_reads(receiver, index, peer.maps(), cx.config.args.geometry()) {
             Some(Ok(planned)) => planned,
-            Some(Err(cause)) => return self.fail(cx, session, cause),
+            Some(Err(cause)) => return self.fail_by(cx, session, Some(id), cause),
             None => return,
         };
         let Some(source) = receiver.sources.get_mut(index) else { return };
@@ -191,7 +201,7 @@ impl Receiving {
         let Some(reading) = &mut source.reading else { return };
         reading.post_ended(result.is_ok(), now);
         if let Err(error) = result {
-            self.fail(cx, session, Cause::Post(error));
+            self.fail_by(cx, session, Some(post.peer), Cause::Post(error));
         }
         self.reading_advanced(cx, session, index);
     }

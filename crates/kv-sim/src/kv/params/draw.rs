@@ -24,7 +24,7 @@ impl Params {
         let unequal = unequal.map(|pair| pair.spread(apart, state_items > 0));
         let (prefills, decodes) = draw_sides(rng, topology, unequal.as_ref());
         let hosts = prefills + decodes;
-        let timing = draw_timing(rng);
+        let timing = draw_way_retries(seed, draw_timing(rng));
         let tiny = !lossless && unequal.is_none() && rng.chance(300);
         let limits = draw_limits(rng, tiny);
         let fault_span = rng.between(50 * MS, 800 * MS);
@@ -201,6 +201,16 @@ pub(crate) fn draw_timing(rng: &mut Rng) -> Timing {
         timing.lookup_retry = ms(rng.between(2, 30));
         timing.failed_room_ttl = ms(rng.between(20, 2000));
         timing.kv_lease_duration = ms(rng.pick(&[3, 30, 100, 400, 2000]));
+    })
+}
+
+/// The same with the pauses after which failed ways are tried again, some of them no longer than a world's faults.
+/// They are drawn apart, so that the draws of the other parameters do not depend on them.
+pub(crate) fn draw_way_retries(seed: u64, timing: Timing) -> Timing {
+    let rng = &mut Rng::new(seed ^ 0x5eed_3a75_9a05);
+    timing.with(|timing| {
+        timing.way_retry_first = Duration::from_millis(rng.pick(&[2, 20, 200, 1000]));
+        timing.way_retry_max = timing.way_retry_first * rng.pick(&[1, 4, 60]);
     })
 }
 
