@@ -527,6 +527,8 @@ fn sessions_that_wait_for_a_silent_way_go_on_by_one_that_is_answered() {
     let to: Vec<PeerId> = solo.frames_to().into_iter().map(|(peer, _)| peer).collect();
     assert_eq!(to, [beside], "the registration goes by the transport that is answered");
     assert_eq!(solo.released(SessionId(3)), [], "nothing was proven about the other");
+    pass(&mut solo, 20);
+    assert!(!solo.poll(session).is_terminal(), "the silent way ends no session that has left it");
 }
 
 #[test]
@@ -553,4 +555,68 @@ fn with_rank(rank: u32) -> Geometry {
     let mut geometry = args("peer-1", 16).geometry().clone();
     (geometry.parallel.pcp_size, geometry.parallel.pcp_rank) = (2, rank);
     geometry
+}
+
+#[test]
+fn a_peer_that_never_answered_is_forgotten_even_if_its_transport_says_nothing() {
+    let mut solo = solo();
+    meets(&mut solo, &["far"]);
+    connected(&mut solo, PeerId(0));
+    lost(&mut solo, PeerId(0));
+    solo.run_for(SECOND * 20);
+    let gauges = solo.node().gauges();
+    assert_eq!((gauges.peers, gauges.timers), (0, 0));
+}
+
+#[test]
+fn a_way_that_was_lost_before_an_answer_and_is_refused_makes_way_for_the_next() {
+    let mut solo = solo();
+    meets(&mut solo, &["far"]);
+    connected(&mut solo, PeerId(0));
+    lost(&mut solo, PeerId(0));
+    let (session, _) = meets_again(&mut solo);
+    assert_eq!(connects(&solo), [(PeerId(1), theirs("near"))]);
+    solo.input(Input::ConnectFailed { peer: PeerId(1), error: TransportError::PeerGone });
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping, "it waits for `far`");
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
+    assert_eq!(solo.node().gauges().peers, 0);
+}
+
+#[test]
+fn a_session_goes_on_where_the_peer_has_come_itself_and_a_better_way_is_tried_later() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    let came = Hello {
+        transport: "far".to_owned(),
+        metadata: theirs("far").metadata,
+        ..hello(1, ConversationId::new(1, 1))
+    };
+    solo.greet_with(came);
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    assert_eq!((solo.poll(session), solo.node().gauges().peers), (KvPoll::WaitingForInput, 1));
+    assert!(meets_again(&mut solo).1);
+    pass(&mut solo, 2);
+    let (_, asked) = meets_again(&mut solo);
+    assert!(asked && connects(&solo) == [(PeerId(2), theirs("near"))]);
+}
+
+#[test]
+fn a_greeting_that_came_back_to_a_slow_transport_ends_when_it_is_refused_there() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    while connects(&solo).iter().all(|(_, by)| *by != theirs("far")) {
+        solo.run_until_said(SECOND * 3);
+    }
+    // The next session joins the greeting over `far`.
+    let (joined, _) = meets_again(&mut solo);
+    for (left, next) in [(1, "near"), (0, "")] {
+        solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+        assert_eq!(connects(&solo).len(), left, "{next}");
+    }
+    for session in [session, joined] {
+        assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
+    }
 }

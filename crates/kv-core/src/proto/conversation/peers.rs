@@ -163,7 +163,8 @@ impl Peers {
     /// If a peer that was not met yet cannot be reached by its transport, these come next.
     pub(super) fn reach_also_by(&mut self, id: PeerId, others: VecDeque<TransportOffer>) {
         if let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.has_met()) {
-            peer.others = others;
+            // All that there are: the slow one is among them, or is the one that is tried now.
+            (peer.others, peer.slow) = (others, None);
         }
     }
 
