@@ -70,6 +70,7 @@ mod tests {
             assert!(made.is_ok(), "{device}: {made:?}");
         }
         let nowhere = FabricConfig::default().with(|config| config.device = Some("nowhere".to_owned()));
-        assert!(matches!(FabricTransport::new(nowhere), Err(FabricError::Provider { .. })));
+        let made = FabricTransport::new(nowhere);
+        assert!(matches!(made, Err(FabricError::Provider { .. })), "{made:?}");
     }
 }

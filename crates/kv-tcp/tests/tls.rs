@@ -198,7 +198,7 @@ fn nothing_of_pages_frames_and_greetings_is_readable_on_the_wire() {
         let seen = wire.keep();
         assert!(seen.len() > 2 * LEN, "{} bytes were carried", seen.len());
         let finds = |text: &[u8]| seen.windows(text.len()).any(|window| window == text);
-        [&b"nobody else may read"[..], b"a frame", b"KVt\x01", &[9; 32]].map(finds)
+        [&b"nobody else may read"[..], b"a frame", b"KVt\x01\0\0\0\0", &[9; 32]].map(finds)
     };
     let plain = TcpConfig::new(loopback());
     let wire = Wire::new();

@@ -271,6 +271,7 @@ fn ask(library: &Library, settings: Option<&Settings>, immediate: usize) -> Resu
         let mut info = ptr::null_mut();
         let found = (library.getinfo)(library.interface(), node, ptr::null(), flags, hints, &raw mut info);
         (library.freeinfo)(hints);
+        let info = device.as_ref().map_or(info, |device| only(library, info, device));
         match found {
             0 if !info.is_null() => {
                 // Asked for to learn that writes may have it. Messages need no such proof.
@@ -280,6 +281,31 @@ fn ask(library: &Library, settings: Option<&Settings>, immediate: usize) -> Resu
             0 => Err(libc::ENODATA),
             code => Err(-code),
         }
+    }
+}
+
+/// The endpoint of a list that is of this device, and null if none is: providers that stand on others, as `ofi_rxm`
+/// does, offer all devices, whichever was asked for.
+///
+/// # Safety
+///
+/// Null, or libfabric's list, of which nothing else is used.
+unsafe fn only(library: &Library, list: *mut sys::fi_info, device: &CStr) -> *mut sys::fi_info {
+    let mut info = list;
+    // SAFETY: libfabric's list, whose names end with a zero; a copy of one entry stands by itself.
+    unsafe {
+        while !info.is_null() {
+            let name = (*(*info).domain_attr).name;
+            if !name.is_null() && CStr::from_ptr(name) == device {
+                break;
+            }
+            info = (*info).next;
+        }
+        let found = if info.is_null() { info } else { (library.dupinfo)(info) };
+        if !list.is_null() {
+            (library.freeinfo)(list);
+        }
+        found
     }
 }
 
