@@ -68,6 +68,15 @@ fn connected(solo: &mut Solo, peer: PeerId) {
     solo.input(Input::Connected { peer, directions, fence });
 }
 
+/// A session of a node that has tried `near` in vain, and has met peer 1 over `far`.
+fn met_over_far(solo: &mut Solo) -> SessionId {
+    let session = meets(solo, &["near", "far"]);
+    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    connected(solo, PeerId(0));
+    solo.welcome(1, 1);
+    session
+}
+
 #[test]
 fn the_first_common_transport_in_local_order_is_used() {
     for (has, chosen) in
@@ -223,10 +232,7 @@ fn after_a_loss_only_the_sessions_under_way_fail_and_new_ones_take_the_other_tra
 fn a_failed_transport_is_tried_again_after_pauses_that_double_and_never_by_a_session() {
     let mut solo = solo();
     solo.listen();
-    meets(&mut solo, &["near", "far"]);
-    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    met_over_far(&mut solo);
     for (pause, next) in [(1, 1), (2, 2), (4, 3)] {
         let (session, asked) = meets_again(&mut solo);
         assert_eq!((solo.poll(session), asked), (KvPoll::WaitingForInput, false), "left alone");
@@ -253,10 +259,7 @@ fn a_failed_transport_is_tried_again_after_pauses_that_double_and_never_by_a_ses
 #[test]
 fn a_preferred_transport_that_works_again_is_taken_by_the_next_session() {
     let mut solo = solo();
-    meets(&mut solo, &["near", "far"]);
-    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    met_over_far(&mut solo);
     solo.run_for(SECOND);
     let (_, asked) = meets_again(&mut solo);
     assert!(asked && connects(&solo) == [(PeerId(1), theirs("near"))]);
@@ -286,10 +289,7 @@ fn a_transport_to_another_host_is_never_tried_again() {
 /// one: `far`, of peer 0. A session there has pages that wait for the peer's word.
 fn out_of_touch() -> Solo {
     let mut solo = solo();
-    let session = meets(&mut solo, &["near", "far"]);
-    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let session = met_over_far(&mut solo);
     solo.init_receiver(session, &[1, 2], None);
     let begun = solo.now;
     while solo.poll(session) != KvPoll::Failed {
@@ -432,10 +432,7 @@ fn a_transport_that_works_again_is_found_beside_one_that_was_lost_for_either_pre
 #[test]
 fn a_session_that_joins_a_second_try_goes_on_where_the_peer_is_known() {
     let mut solo = solo();
-    let session = meets(&mut solo, &["near", "far"]);
-    solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let session = met_over_far(&mut solo);
     solo.init_receiver(session, &[1, 2], None);
     solo.run_for(SECOND);
     solo.says(1, sign_of_life());

@@ -12,10 +12,10 @@
 
 use std::collections::VecDeque;
 
-use super::Introduction;
 use super::contact::Event;
 use super::detours::Pauses;
 use super::peers::NextWay;
+use super::{Introduction, Peer};
 use crate::id::{Incarnation, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
@@ -60,7 +60,7 @@ impl Context {
         if peer.is_some_and(|peer| peer.is_up()) {
             return Prospect::Works;
         }
-        let is_met = peer.is_some_and(|peer| peer.has_met() && peer.is_out_of_touch());
+        let is_met = peer.is_some_and(Peer::has_fallen_silent);
         let footing = if is_met { Footing::Met } else { Footing::Unmet };
         let (way, now) = ((life, way.clone()), self.fx.now());
         match self.peers.detours.left_alone(&way, now) {
@@ -92,7 +92,7 @@ impl Context {
     ) -> Option<Introduction> {
         let (life, now) = (to.incarnation, self.fx.now());
         let there = self.peers.known(life, chosen).and_then(|id| self.peers.get(id));
-        let is_silent = there.is_some_and(|there| there.has_met() && there.is_out_of_touch());
+        let is_silent = there.is_some_and(Peer::has_fallen_silent);
         let mut preferred =
             each(ways).take_while(|way| is_silent || *way != chosen).filter(|way| *way != chosen);
         let due = preferred.find(|way| {

@@ -223,6 +223,11 @@ impl Peer {
         self.contact.is_out_of_touch()
     }
 
+    /// True if the two sides have met, and the peer is out of touch since.
+    fn has_fallen_silent(&self) -> bool {
+        self.has_met() && self.is_out_of_touch()
+    }
+
     /// True if the peer was told that its cache does not fit.
     pub(super) fn is_refused(&self) -> bool {
         self.contact.is_refused()

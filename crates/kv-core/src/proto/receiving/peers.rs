@@ -52,8 +52,8 @@ impl Receiving {
         each(peer.outgoing().waiting()).filter(waited).copied().collect()
     }
 
-    /// The sessions that wait for a peer which was not met, or is out of touch, wait from now on for another conversation with the same
-    /// worker, over another transport.
+    /// The sessions that wait for a peer which was not met, or is out of touch, wait from now on for another
+    /// conversation with the same worker, over another transport.
     pub(in crate::proto) fn wait_elsewhere(&mut self, cx: &mut Context, from: PeerId, to: PeerId) {
         let waiting = cx.peers.get(from).map(|peer| peer.outgoing().waiting().clone());
         for session in each(waiting.unwrap_or_default()) {
