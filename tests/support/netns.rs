@@ -164,6 +164,8 @@ impl Beyond {
 
 impl Drop for Beyond {
     fn drop(&mut self) {
+        // The link would go with the far namespace, but only some time after its last process.
+        let _ = tried("ip link del near");
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
