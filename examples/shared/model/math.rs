@@ -35,11 +35,15 @@ pub fn matmul(input: &[f32], weights: &[f32], inner: usize, output: &mut [f32]) 
     }
 }
 
-/// `T` dot products with the same `row`. The order of additions does not depend on `T`.
+/// `T` dot products with the same `row`. The order of additions does not depend on `T`. Loops instead of closures keep
+/// the sums in registers, whatever is inlined.
 #[inline(always)]
 fn dot_tile<const T: usize>(tokens: [&[f32]; T], row: &[f32]) -> [f32; T] {
     let (row_chunks, row_rest) = row.as_chunks::<LANES>();
-    let chunks = tokens.map(|token| &token.as_chunks::<LANES>().0[..row_chunks.len()]);
+    let mut chunks: [&[[f32; LANES]]; T] = [&[]; T];
+    for t in 0..T {
+        chunks[t] = &tokens[t].as_chunks::<LANES>().0[..row_chunks.len()];
+    }
     let mut lanes = [[0.0f32; LANES]; T];
     for (i, row) in row_chunks.iter().enumerate() {
         for t in 0..T {
@@ -50,12 +54,15 @@ fn dot_tile<const T: usize>(tokens: [&[f32]; T], row: &[f32]) -> [f32; T] {
         }
     }
     let start = row_chunks.len() * LANES;
-    std::array::from_fn(|t| {
+    let mut sums = [0.0; T];
+    for t in 0..T {
         let [a, b, c, d, e, f, g, h] = lanes[t];
-        let whole = ((a + e) + (c + g)) + ((b + f) + (d + h));
-        let rest = tokens[t][start..].iter().zip(row_rest);
-        rest.fold(whole, |sum, (x, w)| sum + x * w)
-    })
+        sums[t] = ((a + e) + (c + g)) + ((b + f) + (d + h));
+        for (x, w) in tokens[t][start..].iter().zip(row_rest) {
+            sums[t] += x * w;
+        }
+    }
+    sums
 }
 
 /// RMSNorm of each row of `input`.
