@@ -25,8 +25,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Commands on stdin, events on stdout. What libraries print on stdout from now on goes to stderr: UCX writes its log
-    /// there.
+    /// Commands on stdin, events on stdout. What libraries print on stdout from now on goes to stderr.
     pub fn stdio() -> Result<Link, ExampleError> {
         use rustix::stdio::{dup2_stdout, stderr, stdin, stdout};
         let input = stdin().try_clone_to_owned().map_err(ExampleError::io("stdin"))?;

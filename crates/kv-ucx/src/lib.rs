@@ -14,6 +14,7 @@
 //!   NIXL does not look: load UCX last, and where both may be wanted, treat the refusal as the absence of this
 //!   transport.
 //! - UCX's settings are given to it by calls, so that other threads may run. UCX's environment variables count, too.
+//! - UCX writes its log to the standard error here, not to the standard output, unless `UCX_LOG_FILE` says otherwise.
 //! - There is no progress thread. The owner's thread polls, and sleeps on one descriptor that UCX makes readable.
 //! - A post is cut into slices, which take turns. A slice is a list of puts and a flush after them, whose end says that
 //!   the bytes are in place at the peer. The notify frame is sent when the last slice's flush has ended.

@@ -26,7 +26,8 @@ pub struct Ucx {
 static LOADED: Mutex<Option<Ucx>> = Mutex::new(None);
 
 impl Ucx {
-    /// Finds the library and loads it. The places, in this order: `library`, if the caller names one (the file, or
+    /// Finds the library and loads it. UCX's log goes to the standard error, unless `UCX_LOG_FILE` or one of UCX's files
+    /// names another place. The places of the library, in this order: `library`, if the caller names one (the file, or
     /// its directory); `KV_UCX_LIB`; `target/ucx` of a directory above the current one or above the program, where
     /// `scripts/setup-ucx.sh` puts UCX; where the dynamic loader looks by itself (`LD_LIBRARY_PATH`, the system). A
     /// library that the caller or `KV_UCX_LIB` names is used, or the call fails. Later calls return what the first
@@ -42,11 +43,12 @@ impl Ucx {
             return Ok(ucx);
         }
         let path = find(library)?;
-        if let Some(other) = another(&path) {
+        let there = copies(&fs::read("/proc/self/maps").unwrap_or_default());
+        if let Some(other) = another(&path, &there) {
             return Err(LoadError::Another { path: other });
         }
         let unusable = |reason| LoadError::Unusable { path: path.clone(), reason };
-        let api = Api::load(&path).map_err(unusable)?;
+        let api = Api::load(&path, there.is_empty()).map_err(unusable)?;
         let (major, minor, _) = api.version;
         if major != BUILT_FOR.0 || minor < BUILT_FOR.1 {
             return Err(LoadError::Version { path, version: (major, minor), built_for: BUILT_FOR });
@@ -114,15 +116,14 @@ fn usual() -> impl Iterator<Item = PathBuf> {
     ["/usr/local/lib", "/usr/lib64", "/usr/lib", &multiarch].map(PathBuf::from).into_iter()
 }
 
-/// A copy of UCX that the process has loaded and that is not this file.
-fn another(path: &Path) -> Option<PathBuf> {
+/// The first of these copies of UCX that is not this file.
+fn another(path: &Path, copies: &BTreeSet<PathBuf>) -> Option<PathBuf> {
     let same = |other: &Path| match (fs::canonicalize(path), fs::canonicalize(other)) {
         (Ok(path), Ok(other)) => path == other,
         // Found by the loader: whatever is loaded under this name is what the loader gives.
         _ => path.parent() == Some(Path::new("")) && name_of(other).starts_with(b"libucp.so"),
     };
-    let maps = fs::read("/proc/self/maps").unwrap_or_default();
-    copies(&maps).into_iter().find(|other| !same(other))
+    copies.iter().find(|other| !same(other)).cloned()
 }
 
 /// The files of `/proc/PID/maps` that are copies of UCX. A wheel's copies have a hash in their names:

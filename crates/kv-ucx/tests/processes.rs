@@ -24,6 +24,34 @@ fn child() {
     process::child(|kind| worker(Kind::named(kind).config(), &[Kind::FAR_LEN]));
 }
 
+/// Makes a transport, so that UCX has something to log. In the test's own process it does nothing.
+#[test]
+fn logging() {
+    if std::env::var_os(LOGGING).is_some() && ucx().is_some() {
+        drop(worker(Kind::Usual.config(), &[4096]));
+    }
+}
+
+/// The variable of a process that lets UCX log.
+const LOGGING: &str = "KV_UCX_TEST_LOGGING";
+
+#[test]
+fn the_log_of_ucx_stays_out_of_the_standard_output_unless_the_environment_wants_it_there() {
+    if ucx().is_none() {
+        return;
+    }
+    let logged = |place: Option<&str>| {
+        let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", "logging", "--nocapture"]).env(LOGGING, "yes").env("UCX_LOG_LEVEL", "info");
+        program.env_remove("UCX_LOG_FILE").envs(place.map(|place| ("UCX_LOG_FILE", place)));
+        let output = program.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).contains("UCX  INFO"))
+    };
+    assert_eq!(logged(None), [false, true]);
+    assert_eq!(logged(Some("stdout")), [true, false]);
+}
+
 fn post(id: u64, op: Op, len: u64) -> Post {
     let descriptor = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
     Post { id: PostId(id), op, descriptors: vec![descriptor], notify: None }

@@ -3,6 +3,7 @@
 //! ```text
 //! bindings    UCX's functions and types, made by bindgen when the crate is built
 //! api         the loaded library
+//! log         where the library writes its log
 //! status      UCX's status codes as values
 //! shared      what UCX's callbacks leave for the transport
 //! flight      operations on their way
@@ -16,5 +17,6 @@ pub(crate) mod bindings;
 mod endpoint;
 pub(crate) mod engine;
 mod flight;
+mod log;
 mod shared;
 pub(crate) mod status;
