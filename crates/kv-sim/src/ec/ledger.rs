@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::machine::SessionStatus;
+use kv_core::wire::ConversationId;
 use kv_core::{ContentHash, PeerCause, SessionId, Time};
 use kv_ec::{EcPoll, EntryGuard, Reservation, SharedStore};
 
@@ -145,8 +146,9 @@ pub(crate) struct Sent {
     pub(crate) of_round: bool,
 }
 
-/// A request: the consumer, the producer, and the attempt.
-pub(crate) type RequestId = (LifeId, LifeId, u64);
+/// A request: the consumer, the producer, their conversation, and the attempt. Two lives may have one conversation after
+/// another, and each counts its attempts from the start.
+pub(crate) type RequestId = (LifeId, LifeId, ConversationId, u64);
 
 /// What is known of a world from outside.
 #[derive(Debug, Default)]
@@ -158,6 +160,8 @@ pub(crate) struct Ledger {
     pub(crate) taken: BTreeMap<u64, Taken>,
     pub(crate) next_taken: u64,
     pub(crate) last_hold: HoldId,
+    /// By what each side calls a conversation: the lesser of both ids, by which the ledger knows the conversation.
+    pub(crate) conversations: BTreeMap<ConversationId, ConversationId>,
     pub(crate) sent: BTreeMap<RequestId, Sent>,
     pub(crate) heard: BTreeMap<RequestId, Heard>,
     /// What producers said of entries: consumer, producer, entry, name of the cause.
@@ -167,6 +171,17 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    /// Notes that a conversation is called so in frames to one side, and so in frames to the other.
+    pub(crate) fn converse(&mut self, one: ConversationId, other: ConversationId) {
+        let known = one.min(other);
+        self.conversations.extend([(one, known), (other, known)]);
+    }
+
+    /// The name by which the ledger knows the conversation of a frame.
+    pub(crate) fn conversation(&self, of_frame: ConversationId) -> ConversationId {
+        self.conversations.get(&of_frame).copied().unwrap_or(of_frame)
+    }
+
     /// The sessions of a life that have not ended.
     pub(crate) fn open(&self, life: LifeId) -> impl Iterator<Item = (SessionId, &Session)> {
         let of_life = (life, SessionId(0))..=(life, SessionId(u64::MAX));

@@ -179,7 +179,8 @@ impl EcWorld {
             }
             Body::Heartbeat(heartbeat) => Some(heartbeat.number),
             Body::Granted(granted) => {
-                let id = (to, from, granted.attempt.0);
+                let talk = self.service.ledger.conversation(frame.conversation);
+                let id = (to, from, talk, granted.attempt.0);
                 if let Some(heard) = self.service.ledger.heard.get(&id) {
                     self.service.plants.granted.insert((from, heard.item));
                 }

@@ -111,7 +111,8 @@ impl EcWorld {
             Body::Progress(progress) => Some(progress.attempt),
             _ => None,
         };
-        let served = served.map(|attempt| (consumer, producer, attempt.0));
+        let talk = self.service.ledger.conversation(frame.conversation);
+        let served = served.map(|attempt| (consumer, producer, talk, attempt.0));
         if let Some(id) = served.filter(|id| self.service.ledger.sent.contains_key(id)) {
             let verdict = self.serves_what_came_before(producer, self.service.ledger.heard.get(&id));
             self.break_promise(verdict);
@@ -120,7 +121,7 @@ impl EcWorld {
             sent.served = true;
         }
         let Body::Failed(failed) = &frame.body else { return };
-        let id = (consumer, producer, failed.attempt.0);
+        let id = (consumer, producer, talk, failed.attempt.0);
         let Some(sent) = self.service.ledger.sent.get_mut(&id).filter(|sent| !sent.failed) else { return };
         sent.failed = true;
         self.service.counters.refused += 1;
@@ -149,14 +150,15 @@ impl EcWorld {
     }
 
     fn asks(&mut self, (consumer, producer): (LifeId, LifeId), frame: &Frame) {
+        let talk = self.service.ledger.conversation(frame.conversation);
         if let Body::Abort(abort) = &frame.body
-            && let Some(sent) = self.service.ledger.sent.get_mut(&(consumer, producer, abort.attempt.0))
+            && let Some(sent) = self.service.ledger.sent.get_mut(&(consumer, producer, talk, abort.attempt.0))
         {
             sent.given_up = true;
         }
         let Body::XferReq(request) = &frame.body else { return };
         let Some(item) = item_of(&request.hash) else { return };
-        let id = (consumer, producer, request.attempt.0);
+        let id = (consumer, producer, talk, request.attempt.0);
         if self.service.ledger.sent.contains_key(&id) {
             return;
         }
@@ -173,7 +175,7 @@ impl EcWorld {
             of_round,
         };
         if self.planted == Some(Planted::EachSessionAsks) {
-            let again = (consumer, producer, request.attempt.0 + (1 << 40));
+            let again = (consumer, producer, talk, request.attempt.0 + (1 << 40));
             self.service.ledger.sent.insert(again, Sent { served: true, ..sent.clone() });
         }
         self.service.ledger.sent.insert(id, sent);
@@ -194,22 +196,24 @@ impl EcWorld {
     /// Notes a frame that is about to be given to a machine, as it was sent.
     fn hears(&mut self, from: LifeId, at: LifeId, frame: &Bytes) {
         let Ok(frame) = Frame::decode(frame) else { return };
+        let talk = self.service.ledger.conversation(frame.conversation);
         match frame.body {
             Body::XferReq(request) => {
                 let Some(item) = item_of(&request.hash) else { return };
                 let heard = Heard { item, bytes: request.bytes, at: self.now };
-                self.service.ledger.heard.entry((from, at, request.attempt.0)).or_insert(heard);
+                self.service.ledger.heard.entry((from, at, talk, request.attempt.0)).or_insert(heard);
                 // What the producer has now counts for its answer.
                 self.changed(at);
             }
             Body::Failed(failed) if is_lasting(&failed.cause) => {
-                let id = (at, from, failed.attempt.0);
+                let id = (at, from, talk, failed.attempt.0);
                 let ledger = &mut self.service.ledger;
                 let Some(sent) = ledger.sent.get_mut(&id) else { return };
                 let (item, bytes, asked) = (sent.item, sent.bytes, sent.at);
                 let again = std::mem::replace(&mut sent.heard_no, true);
                 let later = |(other, about): (&RequestId, &Sent)| {
-                    (other.0, other.1, about.item) == (at, from, item) && other.2 > id.2
+                    let is_later = about.at > asked || (other.2 == id.2 && other.3 > id.3);
+                    (other.0, other.1, about.item) == (at, from, item) && is_later
                 };
                 // A producer that has lost its turn may be asked again: what it says of the former request comes late.
                 let given_up = sent.given_up;
@@ -322,6 +326,9 @@ impl Service for Ec {
 
     fn spoil_sent(world: &mut EcWorld, way: (LifeId, LifeId), bytes: Bytes) -> Option<Bytes> {
         let Ok(frame) = Frame::decode(&bytes) else { return Some(bytes) };
+        if let Body::Welcome(welcome) = &frame.body {
+            world.service.ledger.converse(frame.conversation, welcome.conversation);
+        }
         let (frame, bytes) = world.sabotage_word(way, frame, bytes);
         world.asks(way, &frame);
         world.answers(way, &frame);
