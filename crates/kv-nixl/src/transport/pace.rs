@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// For this long after the last event the owner does not sleep while requests are in flight: transfers over
 /// shared memory or RDMA end within this time.
 const SPIN: Duration = Duration::from_micros(100);
-/// Shortest sleep; the kernel's timer makes a sleep some 50 µs longer.
+/// Shortest sleep. The kernel makes a sleep some 50 µs longer, unless the thread says otherwise, as a worker's does.
 const SHORTEST: Duration = Duration::from_micros(20);
 /// Longest sleep while requests are in flight.
 const IN_FLIGHT: Duration = Duration::from_millis(1);

@@ -28,11 +28,13 @@ pub(crate) mod waiters;
 mod wake;
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use kv_core::machine::Machine;
 use kv_core::{BootstrapClient, OsError, Transport};
+use rustix::thread::set_current_timer_slack;
 
 pub use cell::Failure;
 pub use changes::Changes;
@@ -105,6 +107,9 @@ impl<M: Machine + 'static> Worker<M> {
         let run = move || {
             // Dropped after the driver, and with it the transport, also if the driver panics.
             let _end = end;
+            // Sleeps of some 20 µs, between which transports without a descriptor and ready events are asked, would else
+            // take 70: the kernel lets a thread sleep 50 µs longer than it asked for.
+            let _ = set_current_timer_slack(NonZeroU64::new(1));
             driver.run()
         };
         let thread = Builder::new().name(format!("kv-worker-{rank}")).spawn(run);
