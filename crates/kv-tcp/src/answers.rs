@@ -106,7 +106,13 @@ impl TcpTransport {
 
     fn on_answer(&mut self, id: WayId, lane: usize, number: u32, verdict: Verdict) -> Result<(), Over> {
         let front = self.front(id, lane)?;
-        if front.number != number || (front.op == Op::Read && verdict == Verdict::Done && !front.landed) {
+        let fits = match (front.op, verdict) {
+            (Op::Read, Verdict::Done) => front.landed,
+            // Only writes need a right. The search for the writes that end would come with each such answer.
+            (Op::Read, Verdict::Revoked) => false,
+            _ => true,
+        };
+        if front.number != number || !fits {
             return Err(Over::Broken);
         }
         let slice_time = self.config.slice_time;
@@ -281,6 +287,25 @@ mod tests {
             transport.post(PeerId(1), post).unwrap();
         }
         (transport, arena)
+    }
+
+    #[test]
+    fn an_answer_that_revokes_the_right_to_read_ends_the_way_for_there_is_none() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 1);
+        let (mut answered, mut events) = (false, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if !answered && let Some(asked) = peer.next() {
+                peer.answer(asked.number, Verdict::Revoked);
+                answered = true;
+            }
+        }
+        let result = Err(TransportError::PeerGone);
+        assert_eq!(events[0], TransportEvent::Posted { post: PostId(0), result });
+        assert_eq!(transport.stats().broken, 1);
     }
 
     #[test]
