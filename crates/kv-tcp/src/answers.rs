@@ -106,7 +106,13 @@ impl TcpTransport {
 
     fn on_answer(&mut self, id: WayId, lane: usize, number: u32, verdict: Verdict) -> Result<(), Over> {
         let front = self.front(id, lane)?;
-        if front.number != number || (front.op == Op::Read && verdict == Verdict::Done && !front.landed) {
+        let fits = match (front.op, verdict) {
+            (Op::Read, Verdict::Done) => front.landed,
+            // Only writes need a right. The search for the writes that end would come with each such answer.
+            (Op::Read, Verdict::Revoked) => false,
+            _ => true,
+        };
+        if front.number != number || !fits {
             return Err(Over::Broken);
         }
         let slice_time = self.config.slice_time;
@@ -152,9 +158,14 @@ impl TcpTransport {
             }
             Verdict::Late => {
                 transfer.notify = flight.notify.or(transfer.notify.take());
+                // A post with slices to be cut has its place in the line.
+                let waits = transfer.has_more();
                 transfer.again(flight.slice);
                 let (way, op) = (transfer.way, transfer.op);
-                if let Some(way) = self.ways.get_mut(&way) {
+                if !waits
+                    && transfer.has_more()
+                    && let Some(way) = self.ways.get_mut(&way)
+                {
                     let line = if op == Op::Write { &mut way.writes } else { &mut way.reads };
                     line.push_front(id);
                 }
@@ -188,5 +199,148 @@ impl TcpTransport {
                 self.give_up(transfer, TransportError::Revoked);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    use bytes::BytesMut;
+    use kv_core::{Descriptor, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
+    use kv_host::{Arena, Token};
+
+    use super::*;
+    use crate::config::TcpConfig;
+    use crate::hello::{HELLO, Hello, Welcome};
+    use crate::message::{Asked, Request};
+    use crate::metadata::{Identity, Metadata};
+
+    const LEN: u64 = 1 << 20;
+
+    /// A peer that answers as the test likes: what it says it is, and its connection once a transport has dialed.
+    struct Peer {
+        metadata: Metadata,
+        listener: TcpListener,
+        stream: Option<TcpStream>,
+        got: BytesMut,
+    }
+
+    impl Peer {
+        fn new() -> Peer {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let addresses = vec![listener.local_addr().unwrap()];
+            let metadata =
+                Metadata { token: Token::random().unwrap(), addresses, regions: vec![LEN], tls: false };
+            Peer { metadata, listener, stream: None, got: BytesMut::new() }
+        }
+
+        /// The next slice that the transport asks for, if one has come.
+        fn next(&mut self) -> Option<Asked> {
+            let Some(stream) = &mut self.stream else {
+                let Ok((stream, _)) = self.listener.accept() else { return None };
+                stream.set_nonblocking(true).unwrap();
+                self.stream = Some(stream);
+                return None;
+            };
+            let mut bytes = [0; 4096];
+            match stream.read(&mut bytes) {
+                Ok(count) => self.got.extend_from_slice(&bytes[..count]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            if let Some(hello) = self.got.first_chunk::<HELLO>().and_then(Hello::decode) {
+                let from = Identity::of(self.metadata.token, &self.metadata.encode().unwrap());
+                let welcome = Welcome { from, way: hello.way, clock: clock::now() };
+                stream.write_all(&welcome.encode()).unwrap();
+                let _ = self.got.split_to(HELLO);
+            }
+            match Request::next(&mut self.got, |_| Some(LEN)).unwrap()? {
+                Request::Read(asked) => Some(asked),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn answer(&mut self, number: u32, verdict: Verdict) {
+            let answer = Reply::Answer { number, verdict, clock: clock::now() };
+            self.stream.as_mut().unwrap().write_all(&answer.encode()).unwrap();
+        }
+    }
+
+    /// A transport with one connection to the peer and a region of [`LEN`] bytes, which asks for all bytes of the
+    /// peer's region in so many posts.
+    fn reader(peer: &Peer, posts: u64) -> (TcpTransport, Arena) {
+        let config = TcpConfig::new("127.0.0.1:0".parse().unwrap());
+        let config = config.with(|config| (config.data_connections, config.slice_bytes) = (0, 4096));
+        let (mut transport, arena) = (TcpTransport::new(config).unwrap(), Arena::new(LEN as usize).unwrap());
+        transport.add_memory(&arena).unwrap();
+        transport.register(&Region::dram(RegionRole::Kv, arena.addr(), LEN, 1)).unwrap();
+        transport.connect(PeerId(1), &peer.metadata.encode().unwrap()).unwrap();
+        let len = LEN / posts;
+        for post in 0..posts {
+            let (local_offset, remote_offset) = (len * post, len * post);
+            let descriptor =
+                Descriptor { local_region: 0, remote_region: 0, local_offset, remote_offset, len };
+            let post = Post { id: PostId(post), op: Op::Read, descriptors: vec![descriptor], notify: None };
+            transport.post(PeerId(1), post).unwrap();
+        }
+        (transport, arena)
+    }
+
+    #[test]
+    fn an_answer_that_revokes_the_right_to_read_ends_the_way_for_there_is_none() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 1);
+        let (mut answered, mut events) = (false, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if !answered && let Some(asked) = peer.next() {
+                peer.answer(asked.number, Verdict::Revoked);
+                answered = true;
+            }
+        }
+        let result = Err(TransportError::PeerGone);
+        assert_eq!(events[0], TransportEvent::Posted { post: PostId(0), result });
+        assert_eq!(transport.stats().broken, 1);
+    }
+
+    #[test]
+    fn slices_that_come_too_late_again_and_again_give_their_post_no_further_turns() {
+        const POSTS: u64 = 4;
+        let mut peer = Peer::new();
+        let (mut transport, arena) = reader(&peer, POSTS);
+        let (mut late, mut events) = (0, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while (events.len() as u64) < POSTS {
+            assert!(Instant::now() < deadline, "{late} late slices, {events:?}");
+            transport.poll(Time::ZERO, &mut events);
+            let line = transport.ways.values().next().unwrap().reads.len() as u64;
+            assert!(line <= POSTS, "{line} turns wait for {POSTS} posts after {late} late slices");
+            while let Some(Asked { number, ranges, bytes, .. }) = peer.next() {
+                if late < 3000 {
+                    late += 1;
+                    peer.answer(number, Verdict::Late);
+                    continue;
+                }
+                let stream = peer.stream.as_mut().unwrap();
+                stream.write_all(&Reply::Bytes { number, bytes }.encode()).unwrap();
+                for range in ranges {
+                    let pages: Vec<u8> =
+                        (range.offset..).take(range.len as usize).map(|at| (at % 251) as u8).collect();
+                    stream.write_all(&pages).unwrap();
+                }
+                peer.answer(number, Verdict::Done);
+            }
+        }
+        events.sort_by_key(|event| format!("{event:?}"));
+        let wanted = (0..POSTS).map(|post| TransportEvent::Posted { post: PostId(post), result: Ok(()) });
+        assert_eq!(events, wanted.collect::<Vec<_>>());
+        let mut bytes = vec![0; LEN as usize];
+        arena.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
     }
 }

@@ -52,7 +52,7 @@ pub struct TcpConfig {
     /// Most peers that may be connected to this transport (default 1024, 1 to 2^20). One more is refused.
     pub max_guests: usize,
     /// Most strangers: accepted connections whose hello has not arrived (default 64, 1 to 65 536). For one
-    /// more, the oldest is dropped.
+    /// more, the oldest is dropped once it has had 100 ms; until then, new connections wait in the backlog.
     pub max_strangers: usize,
     /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
     pub outbound_bytes: usize,

@@ -265,7 +265,7 @@ impl TcpTransport {
     /// When `serve_timers` has something to do, if nothing else happens before.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         let way = self.timers.first().map(|(at, _)| *at);
-        let stranger = self.oldest_stranger().map(|(_, due)| due);
+        let stranger = self.oldest_stranger().map(|(_, since)| since + self.config.handshake_timeout);
         [way, stranger, self.listen_at].into_iter().flatten().min()
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::Time;
 use kv_host::{Token, clock};
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use crate::connection::{Connection, ConnectionId, Owner};
@@ -20,6 +21,11 @@ use crate::transport::TcpTransport;
 const ACCEPTS: usize = 32;
 /// The pause in accepting when the process has no descriptor left.
 const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+/// How long a stranger is not dropped for another one. The hellos of peers that all connect at once come within
+/// this time, TLS included, and a stranger who says nothing keeps nobody out for longer.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// The pause in accepting when no stranger may be dropped.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Most ways of one peer: an old one may not have ended when the peer opens a new one.
 const MAX_WAYS: usize = 8;
 /// Most connections of one way, beside the first.
@@ -28,6 +34,9 @@ const MAX_NUMBER: u32 = 16;
 impl TcpTransport {
     pub(crate) fn accept_some(&mut self) {
         for _ in 0..ACCEPTS {
+            if !self.has_room_for_a_stranger() {
+                return self.accept_after(PAUSE);
+            }
             match socket::accept(self.watch.listener(), &self.config) {
                 Ok(socket) => {
                     self.stats.accepted += 1;
@@ -49,14 +58,32 @@ impl TcpTransport {
                 }
                 Err(Errno::WOULDBLOCK) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    self.watch.ignore_listener();
-                    self.listen_at = Some(self.now + LISTEN_AGAIN);
-                    return;
+                    return self.accept_after(LISTEN_AGAIN);
                 }
                 // The connection has ended while it waited.
                 Err(_) => {}
             }
         }
+    }
+
+    /// Accepts nothing for a while. New connections wait in the backlog.
+    fn accept_after(&mut self, pause: Duration) {
+        self.watch.ignore_listener();
+        self.listen_at = Some(self.now + pause);
+    }
+
+    /// True if there is room for one more stranger, or the oldest one has had its time and may be dropped.
+    fn has_room_for_a_stranger(&mut self) -> bool {
+        if self.strangers.len() < self.config.max_strangers {
+            return true;
+        }
+        let Some((oldest, since)) = self.oldest_stranger() else { return true };
+        if since + PATIENCE > self.now {
+            return false;
+        }
+        // Its hello may have come while this side was busy.
+        self.ready(oldest, EventFlags::IN);
+        true
     }
 
     /// Reads the hello of a stranger, and nothing beyond it.
@@ -136,18 +163,17 @@ impl TcpTransport {
                 Err(_) => Some(self.now + LISTEN_AGAIN),
             };
         }
-        while let Some((id, due)) = self.oldest_stranger()
-            && due <= self.now
+        while let Some((id, since)) = self.oldest_stranger()
+            && since + self.config.handshake_timeout <= self.now
         {
             self.stats.refused += 1;
             self.close(id);
         }
     }
 
-    /// The stranger who has been here for longest, and until when.
+    /// The stranger who has been here for longest, and since when.
     pub(crate) fn oldest_stranger(&self) -> Option<(ConnectionId, Time)> {
         let id = *self.strangers.first()?;
-        let since = self.connections.get(&id).map_or(Time::ZERO, |connection| connection.since);
-        Some((id, since + self.config.handshake_timeout))
+        Some((id, self.connections.get(&id).map_or(Time::ZERO, |connection| connection.since)))
     }
 }

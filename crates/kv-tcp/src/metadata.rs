@@ -76,7 +76,9 @@ impl Metadata {
         if self.addresses.is_empty() || self.addresses.len() > MAX_ADDRESSES {
             return Err(TransportError::Metadata("it does not have 1 to 16 addresses"));
         }
-        if self.addresses.iter().any(|address| address.port() == 0 || address.ip().is_unspecified()) {
+        let is_nowhere =
+            |address: &SocketAddr| address.port() == 0 || address.ip().to_canonical().is_unspecified();
+        if self.addresses.iter().any(is_nowhere) {
             return Err(TransportError::Metadata("an address names no host or no port"));
         }
         if self.regions.len() > MAX_REGIONS {
@@ -139,6 +141,7 @@ mod tests {
         assert!(refused(|metadata| metadata.addresses = vec![metadata.addresses[0]; MAX_ADDRESSES + 1]));
         assert!(refused(|metadata| metadata.addresses[1].set_port(0)));
         assert!(refused(|metadata| metadata.addresses[0] = "0.0.0.0:7".parse().unwrap()));
+        assert!(refused(|metadata| metadata.addresses[0] = "[::ffff:0.0.0.0]:7".parse().unwrap()));
         assert!(refused(|metadata| metadata.regions[0] = u64::MAX));
         assert!(refused(|metadata| metadata.regions = vec![1; MAX_REGIONS + 1]));
     }

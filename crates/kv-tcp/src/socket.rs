@@ -97,9 +97,9 @@ pub(crate) fn advertised(config: &TcpConfig, bound: SocketAddr) -> Result<Vec<So
         }
     }
     // The zone of a link-local address is a number of this host, and means nothing to a peer.
-    let names_no_host = |ip: IpAddr| match ip {
-        IpAddr::V4(_) => ip.is_unspecified() || ip.is_multicast(),
-        IpAddr::V6(six) => ip.is_unspecified() || ip.is_multicast() || six.is_unicast_link_local(),
+    let names_no_host = |ip: IpAddr| match ip.to_canonical() {
+        IpAddr::V4(four) => four.is_unspecified() || four.is_multicast(),
+        IpAddr::V6(six) => six.is_unspecified() || six.is_multicast() || six.is_unicast_link_local(),
     };
     match addresses.iter().find(|address| names_no_host(address.ip())) {
         Some(address) => Err(*address),
@@ -124,7 +124,9 @@ mod tests {
     }
     #[test]
     fn an_address_that_only_this_host_understands_is_not_told_to_peers() {
-        for refused in ["[fe80::1%3]:80", "[fe80::1]:80", "[ff02::1]:80", "224.0.0.1:80", "[::]:80"] {
+        let mapped = ["[::ffff:0.0.0.0]:80", "[::ffff:224.0.0.1]:80"];
+        let others = ["[fe80::1%3]:80", "[fe80::1]:80", "[ff02::1]:80", "224.0.0.1:80", "[::]:80"];
+        for refused in mapped.into_iter().chain(others) {
             let refused: SocketAddr = refused.parse().unwrap();
             let bound = "[::1]:80".parse().unwrap();
             let config = TcpConfig::new(bound).with(|config| config.advertise = vec![bound, refused]);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_conformance::{Side, boottime, connect, heard};
-use kv_core::{Op, PeerId, Transport, TransportError, TransportEvent, WayEnd};
+use kv_core::{Op, PeerId, PostId, Time, Transport, TransportError, TransportEvent, WayEnd};
 use kv_tcp::{TcpConfig, TcpError, TcpTransport};
 use workers::{ended, loopback, post, until, worker};
 
@@ -188,5 +188,33 @@ fn a_worker_may_speak_only_for_the_metadata_of_its_hello() {
         assert_eq!(to.transport.may_speak_for(*from, &mine), is_one);
         assert_eq!(to.transport.may_speak_for(*from, &theirs), !is_one);
         assert!(!to.transport.may_speak_for(*from, b"nonsense"));
+    }
+}
+
+#[test]
+fn a_crowd_of_peers_that_open_their_connections_at_once_loses_no_way() {
+    // More peers than strangers are kept.
+    const PEERS: usize = 40;
+    let config = TcpConfig::new(loopback()).with(|config| config.max_strangers = 8);
+    let mut to = worker(config, &[LEN]);
+    let metadata = to.transport.metadata().unwrap();
+    let mut peers: Vec<_> = (0..PEERS).map(|_| worker(TcpConfig::new(loopback()), &[LEN])).collect();
+    for peer in &mut peers {
+        peer.transport.connect(PEER, &metadata).unwrap();
+        peer.transport.send(PEER, Bytes::from_static(b"here")).unwrap();
+    }
+    let mut events = Vec::new();
+    let mut sides: Vec<_> = peers.iter_mut().chain([&mut to]).collect();
+    until("a frame of each", &mut sides, &mut events, |events| events[PEERS].len() == PEERS);
+    for (side, events) in sides.iter_mut().zip(&mut events).take(PEERS) {
+        assert_eq!(*events, []);
+        side.transport.permit(PEER, Time::MAX);
+        side.transport.post(PEER, post(1, Op::Write, 4096)).unwrap();
+    }
+    until("a write of each", &mut sides, &mut events, |events| {
+        events[..PEERS].iter().all(|events| !events.is_empty())
+    });
+    for events in &events[..PEERS] {
+        assert_eq!(*events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
     }
 }

@@ -128,8 +128,12 @@ impl UcxTransport {
         }
         let id = self.meet(from, host, process).ok()?;
         let session = self.remotes.session(id, way, Token::random().ok()?)?;
-        let welcome = Welcome { session, keys: self.own_keys()? };
         let endpoint = self.remotes.get(id)?.endpoint;
+        // One who asks and asks, and takes no answer, is not answered. A peer that does take them asks again.
+        if self.engine.unsent(endpoint) >= self.config.outbound_bytes {
+            return Some(());
+        }
+        let welcome = Welcome { session, keys: self.own_keys()? };
         if self.engine.send(endpoint, message::header(Kind::Welcome, way), welcome.encode()).is_err() {
             self.break_off_after_failure(id);
         }
@@ -165,5 +169,63 @@ impl UcxTransport {
         (frame.len() <= MAX_FRAME).then_some(())?;
         self.posts.tell(TransportEvent::Frame { from, frame });
         Some(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::print_stdout)]
+mod tests {
+    use kv_core::{Region, RegionRole, Transport};
+    use kv_host::Arena;
+
+    use super::*;
+    use crate::config::UcxConfig;
+    use crate::library::Ucx;
+
+    /// Most bytes of frames that wait.
+    const MOST: usize = 2 * MAX_FRAME;
+
+    /// A transport over TCP on the loopback device; `None`, and the reason why nothing is tested, without UCX.
+    fn transport(arena: &Arena, regions: u64) -> Option<UcxTransport> {
+        let ucx = match Ucx::load(None) {
+            Ok(ucx) => ucx,
+            Err(error) => {
+                println!("NOT TESTED: {error}");
+                assert!(std::env::var_os("KV_UCX_REQUIRED").is_none(), "{error}");
+                return None;
+            }
+        };
+        let config = UcxConfig::default().with(|config| {
+            (config.devices, config.transports) = (vec!["lo".to_owned()], vec!["tcp".to_owned()]);
+            config.outbound_bytes = MOST;
+        });
+        let mut transport = UcxTransport::new(ucx, config).unwrap();
+        transport.add_memory(arena).unwrap();
+        for region in 0..regions {
+            let region = Region::dram(RegionRole::Kv, arena.addr() + 4096 * region, 4096, 1);
+            transport.register(&region).unwrap();
+        }
+        Some(transport)
+    }
+
+    #[test]
+    fn hellos_without_end_of_a_peer_that_takes_no_answer_make_it_wait_for_few_answers() {
+        const REGIONS: u64 = 64;
+        let arena = Arena::new(4096 * REGIONS as usize).unwrap();
+        let Some(mut here) = transport(&arena, REGIONS) else { return };
+        let there = transport(&arena, 1).unwrap();
+        let (name, host, process) = (there.given.name(), there.given.host, there.given.process);
+        let (to, hash) = (here.given.name().token, here.given.hash().unwrap());
+        let hello = Hello { to, hash, from: name.clone(), host, process };
+        let way = Token::random().unwrap();
+        let mut most = 0;
+        for _ in 0..20_000 {
+            let header = message::header(Kind::Hello, way);
+            here.on_message(Arrived { header, body: hello.encode() });
+            let remote = here.remotes.by_name(name).and_then(|id| here.remotes.get(id)).unwrap();
+            most = here.engine.unsent(remote.endpoint).max(most);
+        }
+        let welcome = MAX_KEY * REGIONS as usize;
+        assert!((welcome..MOST + welcome).contains(&most), "{most} bytes wait");
     }
 }

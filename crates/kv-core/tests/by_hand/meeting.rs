@@ -335,6 +335,69 @@ fn a_permission_of_a_former_conversation_permits_nothing_in_the_next() {
     assert_eq!(written, [0, 2]);
 }
 
+/// The same where this worker learns it from the answer to its own hello. The peer counts no permission of the
+/// conversation that it has forgotten when it takes pages back.
+#[test]
+fn a_permission_of_a_conversation_that_the_peer_forgot_permits_nothing_in_the_next() {
+    let (mut solo, session) = Solo::receiving();
+    solo.init_receiver(session, &[3], None);
+    let asked = |frames: Vec<Body>| {
+        frames.into_iter().find_map(|body| match body {
+            Body::Heartbeat(asks) if asks.writes => Some(asks.number),
+            _ => None,
+        })
+    };
+    let unpermitted =
+        |attempt, room| with(register(attempt, room, &[0]), |to| (to.ask, to.permit_ms) = (0, 0));
+    solo.says(1, Body::Register(unpermitted(1, ROOM)));
+    let ask = asked(solo.frames()).unwrap();
+    solo.says(1, permits(ask, 10_000));
+    let sender = solo.open_sender(ROOM, 1);
+    solo.send(sender, 1, &[&[5]]);
+    let post = solo.take_posts().remove(0);
+    solo.posted(post.id, Ok(()));
+    // The peer has lost its side, answers nothing, and is greeted.
+    solo.run_for(SECOND * 4);
+    solo.welcome(1, 9);
+    let revoked = |output: &Output| matches!(output, Output::Permit { until: kv_core::Time::ZERO, .. });
+    assert!(solo.said.iter().any(revoked), "the transport is told: {:?}", solo.said);
+    let other = Room::Number(8);
+    let sender = solo.open_sender(other.clone(), 1);
+    // An answer of before that comes late permits nothing either.
+    solo.says(1, permits(ask, 10_000));
+    solo.says(1, Body::Register(unpermitted(2, other)));
+    let ask = asked(solo.frames());
+    solo.send(sender, 1, &[&[6]]);
+    assert_eq!(solo.take_posts(), [], "page 0 of the peer may be anybody's");
+    let ask = ask.expect("the permission is asked for at once");
+    solo.says(1, permits(ask, 10_000));
+    assert_eq!(solo.take_posts().len(), 1);
+}
+
+/// The peer has taken its pages back, and may have given them to another request.
+#[test]
+fn what_a_peer_had_registered_is_not_written_once_the_peer_forgot_the_conversation() {
+    let (mut solo, session) = Solo::receiving();
+    solo.init_receiver(session, &[3], None);
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    let waiting = Room::Number(8);
+    solo.says(1, Body::Register(register(2, waiting.clone(), &[1])));
+    let sender = solo.open_sender(ROOM, 1);
+    solo.run_for(SECOND * 4);
+    solo.welcome(1, 9);
+    let late = solo.open_sender(waiting, 1);
+    solo.says(1, Body::Register(register(3, Room::Number(9), &[2])));
+    let ask = solo.frames().into_iter().find_map(|body| match body {
+        Body::Heartbeat(asks) if asks.writes => Some(asks.number),
+        _ => None,
+    });
+    solo.says(1, permits(ask.expect("a registration is open"), 10_000));
+    solo.send(sender, 1, &[&[5]]);
+    solo.send(late, 1, &[&[6]]);
+    assert_eq!(solo.take_posts(), []);
+    assert_eq!(solo.cause(sender), Cause::PeerRestarted);
+}
+
 #[test]
 fn a_lost_peer_is_met_again_only_when_its_last_post_has_ended() {
     let mut solo = Solo::serving(|_| {});

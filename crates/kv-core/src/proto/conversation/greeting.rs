@@ -9,6 +9,7 @@
 
 use super::contact::{Event, HelloSaid};
 use super::heard::{AnswerHeard, HelloHeard, Unanswered};
+use super::numbers::Numbers;
 use super::{Introduction, Maps, Peer};
 use crate::error::peer::cut;
 use crate::error::{Cause, Mismatch, PeerCause};
@@ -255,11 +256,25 @@ impl Context {
         self.peers.renumber(id, conversation);
         if let Some(peer) = self.peers.get_mut(id) {
             peer.incoming = Default::default();
-            // The peer's permission was for the conversation that is over.
-            peer.writes_out = Default::default();
-            self.fx.output(Output::Permit { peer: id, until: Time::ZERO });
+            self.drop_permission(id);
         }
         true
+    }
+
+    /// The peer's permission was for a conversation that is over.
+    fn drop_permission(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.writes_out = Default::default();
+        self.fx.output(Output::Permit { peer: id, until: Time::ZERO });
+    }
+
+    /// The peer has forgotten the conversation, and goes on under the same number of this side: nothing that it
+    /// has permitted counts, and no answer to a question of before.
+    pub(in crate::proto) fn ask_anew(&mut self, id: PeerId) {
+        self.drop_permission(id);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.numbers = Numbers::above(peer.numbers.last());
+        self.fx.cancel(Timer::Permission(id));
     }
 
     /// Answers a hello. True if messages can be sent to the peer from now on.

@@ -61,7 +61,7 @@ impl Node {
                     self.fail_refused(id);
                 }
                 if *forgot {
-                    self.receiving.peer_forgot_us(&mut self.cx, id);
+                    self.peer_forgot_us(id);
                 }
                 if *refuses {
                     // The receivers of this peer fail, and abort their rooms at its senders. Later
@@ -89,6 +89,15 @@ impl Node {
             Some(cause) => self.cx.fx.tell(id, || KvWhat::PeerRefuses(Box::new(cause.clone()))),
             None => self.cx.fx.tell(id, || KvWhat::PeerAnswers),
         }
+    }
+
+    /// The peer has forgotten the conversation, with all that it had asked to be written and all that it has
+    /// permitted: its pages of then may be anybody's.
+    fn peer_forgot_us(&mut self, id: PeerId) {
+        self.cx.ask_anew(id);
+        self.sending.peer_failed(&mut self.cx, id, &Cause::PeerRestarted);
+        self.sending.readers_have_failed(&mut self.cx, id);
+        self.receiving.peer_forgot_us(&mut self.cx, id);
     }
 
     /// A peer that has forgotten the conversation refuses a new one: what it was asked to write, or
