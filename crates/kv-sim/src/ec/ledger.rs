@@ -162,6 +162,9 @@ pub(crate) struct Ledger {
     pub(crate) last_hold: HoldId,
     /// By what each side calls a conversation: the lesser of both ids, by which the ledger knows the conversation.
     pub(crate) conversations: BTreeMap<ConversationId, ConversationId>,
+    /// What a life has told another one last to call their conversation in frames to it. What comes under another name is
+    /// not heard.
+    pub(crate) called: BTreeMap<(LifeId, LifeId), ConversationId>,
     pub(crate) sent: BTreeMap<RequestId, Sent>,
     pub(crate) heard: BTreeMap<RequestId, Heard>,
     /// What producers said of entries: consumer, producer, entry, name of the cause.

@@ -208,6 +208,9 @@ impl EcWorld {
             Body::Failed(failed) if is_lasting(&failed.cause) => {
                 let id = (at, from, talk, failed.attempt.0);
                 let ledger = &mut self.service.ledger;
+                if ledger.called.get(&(at, from)) != Some(&frame.conversation) {
+                    return;
+                }
                 let Some(sent) = ledger.sent.get_mut(&id) else { return };
                 let (item, bytes, asked) = (sent.item, sent.bytes, sent.at);
                 let again = std::mem::replace(&mut sent.heard_no, true);
@@ -326,8 +329,14 @@ impl Service for Ec {
 
     fn spoil_sent(world: &mut EcWorld, way: (LifeId, LifeId), bytes: Bytes) -> Option<Bytes> {
         let Ok(frame) = Frame::decode(&bytes) else { return Some(bytes) };
-        if let Body::Welcome(welcome) = &frame.body {
-            world.service.ledger.converse(frame.conversation, welcome.conversation);
+        let ledger = &mut world.service.ledger;
+        match &frame.body {
+            Body::Hello(hello) => drop(ledger.called.insert(way, hello.conversation)),
+            Body::Welcome(welcome) => {
+                ledger.converse(frame.conversation, welcome.conversation);
+                ledger.called.insert(way, welcome.conversation);
+            }
+            _ => {}
         }
         let (frame, bytes) = world.sabotage_word(way, frame, bytes);
         world.asks(way, &frame);
