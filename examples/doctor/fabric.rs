@@ -66,12 +66,18 @@ mod there {
             println!("  provider    none has here what a transport needs; `fi_info` lists all");
         }
         let config = transport::fabric_config(Pace::Normal)?;
-        let address =
-            config.address.map_or_else(|| "the provider's choice".to_owned(), |address| address.to_string());
-        let device = config.device.as_deref().unwrap_or("the provider's choice");
-        println!("  chosen      {}, device: {device}, address: {address}", config.provider);
-        println!("              (others by KV_FABRIC_PROVIDER, KV_FABRIC_DEVICE and KV_FABRIC_ADDRESS)");
         let ((mut here, _ours), (there, _theirs)) = (side()?, side()?);
+        for (asked, used) in config.devices.iter().zip(here.devices()) {
+            let address = asked
+                .address
+                .map_or_else(|| "the provider's choice".to_owned(), |address| address.to_string());
+            let node = used.node.map_or_else(|| "unknown".to_owned(), |node| node.to_string());
+            let (provider, name) = (&config.provider, used.name);
+            println!("  chosen      {provider}, device: {name}, address: {address}, NUMA node: {node}");
+        }
+        println!(
+            "              (others by KV_FABRIC_PROVIDER, KV_FABRIC_DEVICE, KV_FABRIC_ADDRESS and KV_FABRIC_GPU)"
+        );
         here.connect(PEER, &there.metadata()?)?;
         here.permit(PEER, Time::MAX);
         println!("  directions  push or pull");

@@ -40,9 +40,10 @@ pub enum TransportKind {
     /// devices (default: all).
     Ucx,
     /// kv-fabric: libfabric's providers: TCP; EFA, RDMA and Slingshot, which were not run. Needs a build with --features
-    /// fabric. The variable KV_FABRIC_PROVIDER has the provider (default: tcp;ofi_rxm), KV_FABRIC_DEVICE its device, and
-    /// KV_FABRIC_ADDRESS the address by which other hosts reach this one, without a port (default: 127.0.0.1, or the
-    /// provider's choice if one of the other variables is there).
+    /// fabric. The variable KV_FABRIC_PROVIDER has the provider (default: tcp;ofi_rxm), KV_FABRIC_DEVICE its devices,
+    /// separated by commas, and KV_FABRIC_ADDRESS the addresses by which other hosts reach this one over them, without
+    /// ports (default: 127.0.0.1, or the provider's choice if one of the other variables is there). KV_FABRIC_GPU has the
+    /// PCI address of a GPU, whose nearest devices are taken if none are named.
     Fabric,
 }
 

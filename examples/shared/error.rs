@@ -56,6 +56,17 @@ pub enum ExampleError {
         /// The value of the variable.
         got: String,
     },
+    /// Two variables do not name the same devices.
+    #[cfg(feature = "fabric")]
+    #[error(
+        "KV_FABRIC_DEVICE has {names} devices and KV_FABRIC_ADDRESS has {addresses} addresses; it must be one for each"
+    )]
+    Devices {
+        /// The number of devices.
+        names: usize,
+        /// The number of addresses.
+        addresses: usize,
+    },
     /// A variable does not hold an address and a port.
     #[error("{variable} is {got:?}; it must be an address with a port, as 10.0.0.1:0 or [fd00::1]:0")]
     Variable {

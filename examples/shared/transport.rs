@@ -315,14 +315,16 @@ fn load_ucx() -> Result<kv_transfer::ucx::Ucx, ExampleError> {
     Ok(kv_transfer::ucx::Ucx::load(None).map_err(kv_transfer::ucx::UcxError::Load)?)
 }
 
-/// The variables with libfabric's provider, with its device, and with the address by which this host's processes are
-/// reached over it.
+/// The variables with libfabric's provider, with its devices, and with the addresses by which this host's processes are
+/// reached over them, both separated by commas; and with the PCI address of the GPU whose nearest devices are taken.
 #[cfg(feature = "fabric")]
 const FABRIC_PROVIDER: &str = "KV_FABRIC_PROVIDER";
 #[cfg(feature = "fabric")]
 const FABRIC_DEVICE: &str = "KV_FABRIC_DEVICE";
 #[cfg(feature = "fabric")]
 const FABRIC_ADDRESS: &str = "KV_FABRIC_ADDRESS";
+#[cfg(feature = "fabric")]
+const FABRIC_GPU: &str = "KV_FABRIC_GPU";
 
 /// A transport over libfabric, without memory: over what the variables name, or between processes of this host.
 #[cfg(feature = "fabric")]
@@ -333,21 +335,36 @@ pub fn fabric(pace: Pace) -> Result<kv_transfer::fabric::FabricTransport, Exampl
 /// The settings of a transport over libfabric at this pace.
 #[cfg(feature = "fabric")]
 pub fn fabric_config(pace: Pace) -> Result<kv_transfer::fabric::FabricConfig, ExampleError> {
-    use kv_transfer::fabric::FabricConfig;
-    let [provider, device, address] =
-        [FABRIC_PROVIDER, FABRIC_DEVICE, FABRIC_ADDRESS].map(|variable| std::env::var(variable).ok());
-    let address = match address {
-        Some(got) => match got.parse() {
-            Ok(address) => Some(address),
-            Err(_) => return Err(ExampleError::BareAddress { variable: FABRIC_ADDRESS, got }),
-        },
-        None if provider.is_none() && device.is_none() => Some(std::net::Ipv4Addr::LOCALHOST.into()),
-        // The provider's choice: not every provider has addresses.
-        None => None,
+    use kv_transfer::fabric::{FabricConfig, FabricDevice, installed};
+    let [provider, names, addresses, gpu] = [FABRIC_PROVIDER, FABRIC_DEVICE, FABRIC_ADDRESS, FABRIC_GPU]
+        .map(|variable| std::env::var(variable).ok());
+    let list = |text: &Option<String>| -> Vec<String> {
+        text.iter().flat_map(|text| text.split(',')).map(|part| part.trim().to_owned()).collect()
     };
+    let (names, addresses) = (list(&names), list(&addresses));
+    if !names.is_empty() && !addresses.is_empty() && names.len() != addresses.len() {
+        return Err(ExampleError::Devices { names: names.len(), addresses: addresses.len() });
+    }
+    let mut devices: Vec<FabricDevice> = names.into_iter().map(FabricDevice::named).collect();
+    devices.resize(devices.len().max(addresses.len()), FabricDevice::default());
+    for (device, got) in devices.iter_mut().zip(addresses) {
+        match got.parse() {
+            Ok(address) => device.address = Some(address),
+            Err(_) => return Err(ExampleError::BareAddress { variable: FABRIC_ADDRESS, got }),
+        }
+    }
+    if devices.is_empty() {
+        let usual = FabricConfig::default().provider;
+        devices = match gpu {
+            Some(gpu) => installed()?.nearest(provider.as_ref().unwrap_or(&usual), &gpu)?,
+            None if provider.is_none() => vec![FabricDevice::at(std::net::Ipv4Addr::LOCALHOST.into())],
+            // The provider's choice: not every provider has addresses.
+            None => vec![FabricDevice::default()],
+        };
+    }
     Ok(FabricConfig::default().with(|config| {
         config.provider = provider.unwrap_or_else(|| config.provider.clone());
-        (config.device, config.address) = (device, address);
+        config.devices = devices;
         config.handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
         config.silence = pace.at_most_a_second(config.silence);
     }))

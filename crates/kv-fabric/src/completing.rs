@@ -6,6 +6,8 @@ use kv_core::{Op, Origin, Time, TransportEvent};
 use kv_host::{TransferId, clock};
 
 use crate::ffi::{Attempt, Completion};
+use crate::guest::Reply;
+use crate::incoming::ANNOUNCED;
 use crate::message::Immediate;
 use crate::transport::FabricTransport;
 use crate::way::WayId;
@@ -20,10 +22,12 @@ pub(crate) enum Flight {
     Message(WayId),
     /// A message to a guest.
     Reply,
-    /// A write that nobody can answer.
-    Probe(WayId),
-    /// A slice of a post.
-    Slice { way: WayId, transfer: TransferId, op: Op, bytes: u64, begun: Time },
+    /// A question whether a lane leads to the peer.
+    Ask(WayId, usize),
+    /// A write that nobody can answer, on one of the way's links.
+    Probe(WayId, usize),
+    /// A slice of a post, on one of the way's lanes.
+    Slice { way: WayId, lane: usize, transfer: TransferId, op: Op, bytes: u64, begun: Time },
 }
 
 impl FabricTransport {
@@ -47,20 +51,26 @@ impl FabricTransport {
         self.serve_timers();
     }
 
-    /// Takes some completions; false if there were none.
+    /// Takes some completions of each device; false if there were none.
     pub(crate) fn take_completions(&mut self) -> bool {
+        // Backwards: the first device has the frames that wait for writes of the others.
+        let devices = (0..self.devices.len()).rev();
+        devices.fold(false, |more, device| self.take_completions_of(device) || more)
+    }
+
+    fn take_completions_of(&mut self, device: usize) -> bool {
         let mut done = std::mem::take(&mut self.done);
-        let more = self.endpoint.poll(&mut done);
+        let more = self.devices.get(device).is_some_and(|device| device.endpoint.poll(&mut done));
         self.now = clock::now();
         for completion in done.drain(..) {
             match completion {
                 Completion::Message { buffer, len } => {
-                    self.heard_message(buffer, len);
-                    self.give_back(buffer);
+                    self.heard_message(device, buffer, len);
+                    self.give_back(device, buffer);
                 }
-                Completion::Arrived(data) => self.write_arrived(data),
+                Completion::Arrived(data) => self.write_arrived(device, data),
                 Completion::Done { what, result } => self.ended(what, result),
-                Completion::Unreceived { buffer } => self.give_back(buffer),
+                Completion::Unreceived { buffer } => self.give_back(device, buffer),
                 Completion::Stray => self.stats.stray += 1,
             }
         }
@@ -68,22 +78,28 @@ impl FabricTransport {
         more
     }
 
-    fn give_back(&mut self, buffer: usize) {
-        if self.endpoint.give_back(buffer) != Attempt::Begun {
-            self.unreceived.push(buffer);
+    fn give_back(&mut self, device: usize, buffer: usize) {
+        if let Some(device) = self.devices.get(device)
+            && device.endpoint.give_back(buffer) != Attempt::Begun
+        {
+            device.unreceived.push(buffer);
         }
     }
 
     fn receive_again(&mut self) {
-        for buffer in std::mem::take(&mut self.unreceived) {
-            self.give_back(buffer);
+        for device in self.devices.all_mut() {
+            let waiting = std::mem::take(&mut device.unreceived);
+            device.unreceived = waiting
+                .into_iter()
+                .filter(|buffer| device.endpoint.give_back(*buffer) != Attempt::Begun)
+                .collect();
         }
     }
 
     /// A peer's write with data is in place. Data that name no guest, or an earlier way of one, are dropped.
-    fn write_arrived(&mut self, data: u64) {
+    fn write_arrived(&mut self, device: usize, data: u64) {
         let (slot, sequence) = Immediate::parts(data);
-        let size = self.endpoint.promises().immediate;
+        let size = self.devices.promises().immediate;
         let guest = self.guests.by_slot(slot);
         let Some((id, guest)) = guest.and_then(|id| Some((id, self.guests.get_mut(id)?))) else {
             self.stats.stray += 1;
@@ -94,9 +110,17 @@ impl FabricTransport {
             return;
         }
         self.stats.counted += 1;
+        if let Some(device) = self.devices.get(device) {
+            device.counted += 1;
+        }
         guest.heard = self.now;
         if let Some(frame) = guest.incoming.arrived(sequence) {
             self.posts.tell(TransportEvent::Frame { from: Origin(id), frame });
+        }
+        if guest.incoming.counters() <= ANNOUNCED
+            && let Some(answer) = guest.withheld.take()
+        {
+            self.unanswered.insert((id, Reply::Answer(0)), answer);
         }
     }
 
@@ -104,20 +128,23 @@ impl FabricTransport {
     fn ended(&mut self, flight: Flight, result: Result<(), i32>) {
         let id = match flight {
             Flight::Reply => return,
-            Flight::Probe(id) => return self.probed(id, result),
-            Flight::Message(id) | Flight::Slice { way: id, .. } => id,
+            Flight::Probe(id, link) => return self.probed(id, link, result),
+            Flight::Message(id) | Flight::Ask(id, _) | Flight::Slice { way: id, .. } => id,
         };
         let Some(way) = self.ways.get_mut(&id) else { return };
+        let mut broken = result.is_err();
         match flight {
-            Flight::Slice { transfer, op, bytes, begun, .. } => {
-                match op {
-                    Op::Write => way.writing -= 1,
-                    Op::Read => way.reading -= 1,
-                }
-                way.bytes -= bytes;
+            Flight::Slice { lane, transfer, op, bytes, begun, .. } => {
+                let Some(lane) = way.lanes.get_mut(lane) else { return };
+                lane.end(op, bytes);
                 if result.is_ok() {
                     way.heard = self.now;
-                    way.latency.note(self.now.since(begun), self.now);
+                    lane.is_heard(self.now);
+                    lane.latency.note(self.now.since(begun), self.now);
+                    if let Some(device) = self.devices.get(lane.device) {
+                        device.slices += 1;
+                        device.bytes += bytes;
+                    }
                 }
                 if let Some(transfer) = self.posts.get_mut(transfer) {
                     transfer.under_way -= 1;
@@ -127,9 +154,17 @@ impl FabricTransport {
                 }
                 self.settle(transfer);
             }
-            Flight::Message(_) | Flight::Reply | Flight::Probe(_) => way.messages -= 1,
+            Flight::Ask(_, lane) => {
+                way.messages -= 1;
+                if let Some(lane) = way.lanes.get_mut(lane) {
+                    lane.has_asked();
+                }
+                // A lane that leads nowhere is not used. The peer may be reached by others.
+                broken = false;
+            }
+            Flight::Message(_) | Flight::Reply | Flight::Probe(..) => way.messages -= 1,
         }
-        if result.is_err() {
+        if broken {
             self.break_way(id, None);
         }
         self.stirred.insert(id);

@@ -18,18 +18,15 @@ pub struct FabricConfig {
     /// libfabric's provider, by its name: `tcp;ofi_rxm` (the default), `efa`, `verbs;ofi_rxm`, `cxi` … Both ends need
     /// the same. `shm` is refused.
     pub provider: String,
-    /// The address of the interface, for providers whose addresses are those of sockets; `None` (the default) leaves
-    /// the choice to the provider. Peers are told this address.
-    pub address: Option<IpAddr>,
-    /// The device, by libfabric's name of its domain (`fi_info` lists them: `eth0`, `mlx5_0`, `rdmap0s6-rdm`); `None`
-    /// (the default) leaves the choice to the provider.
-    pub device: Option<String>,
+    /// The devices that carry the bytes, one to [`MAX_DEVICES`]; one of the provider's choice by default. The first one
+    /// carries the messages, too. A peer may have more or fewer.
+    pub devices: Vec<FabricDevice>,
     /// The file of libfabric; `None` (the default) is what the variable `KV_FABRIC_LIB` names, or what the dynamic
     /// loader finds.
     pub library: Option<PathBuf>,
     /// Most bytes of one slice of a post (default 1 MiB, 4 KiB to 16 MiB). Posts to a peer take turns slice by slice.
     pub slice_bytes: usize,
-    /// Most bytes of slices that are under way to one peer (default 4 MiB, 4 KiB to 1 GiB).
+    /// Most bytes of slices that are under way to one peer over one device (default 4 MiB, 4 KiB to 1 GiB).
     pub window_bytes: usize,
     /// A peer that has answered nothing for this long is lost (default 20 s, 1 s to 1 day). The end of a peer's process
     /// on this host is seen at once, whatever this says.
@@ -49,12 +46,38 @@ pub struct FabricConfig {
     pub max_posts: usize,
 }
 
+/// Most devices of a transport.
+pub const MAX_DEVICES: usize = 8;
+
+/// A network card, or an interface, that a [`FabricTransport`](crate::FabricTransport) uses.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct FabricDevice {
+    /// The device, by libfabric's name of its domain (`fi_info` lists them: `eth0`, `mlx5_0`, `rdmap0s6-rdm`); `None`
+    /// leaves the choice to the provider.
+    pub name: Option<String>,
+    /// The address of the interface, for providers whose addresses are those of sockets; `None` leaves the choice to the
+    /// provider. Peers are told this address.
+    pub address: Option<IpAddr>,
+}
+
+impl FabricDevice {
+    /// The device of this name.
+    pub fn named(name: impl Into<String>) -> FabricDevice {
+        FabricDevice { name: Some(name.into()), address: None }
+    }
+
+    /// The interface that has this address.
+    pub fn at(address: IpAddr) -> FabricDevice {
+        FabricDevice { name: None, address: Some(address) }
+    }
+}
+
 impl Default for FabricConfig {
     fn default() -> FabricConfig {
         FabricConfig {
             provider: "tcp;ofi_rxm".to_owned(),
-            address: None,
-            device: None,
+            devices: vec![FabricDevice::default()],
             library: None,
             slice_bytes: 1 << 20,
             window_bytes: 4 << 20,
@@ -71,7 +94,7 @@ impl Default for FabricConfig {
 impl FabricConfig {
     /// The defaults, with this address of an interface.
     pub fn new(address: IpAddr) -> FabricConfig {
-        FabricConfig { address: Some(address), ..FabricConfig::default() }
+        FabricConfig { devices: vec![FabricDevice::at(address)], ..FabricConfig::default() }
     }
 
     /// The same with some fields changed: `config.with(|config| config.max_peers = 64)`.
@@ -84,6 +107,7 @@ impl FabricConfig {
     pub(crate) fn check(&self) -> Result<(), FabricError> {
         let millis = |span: Duration| usize::try_from(span.as_millis()).unwrap_or(usize::MAX);
         check::limits([
+            ("devices.len", self.devices.len(), 1, MAX_DEVICES),
             ("slice_bytes", self.slice_bytes, 4 << 10, 16 << 20),
             ("window_bytes", self.window_bytes, 4 << 10, 1 << 30),
             ("silence in ms", millis(self.silence), 1000, 86_400_000),
@@ -93,7 +117,8 @@ impl FabricConfig {
             ("outbound_bytes", self.outbound_bytes, MAX_FRAME + HEADER, 1 << 30),
             ("max_posts", self.max_posts, 1, 1 << 24),
         ])?;
-        if let Some(address) = self.address.filter(IpAddr::is_unspecified) {
+        let mut addresses = self.devices.iter().filter_map(|device| device.address);
+        if let Some(address) = addresses.find(IpAddr::is_unspecified) {
             return Err(FabricError::Address { address });
         }
         let provider = self.provider.clone();
@@ -119,6 +144,10 @@ mod tests {
         assert_eq!(refused(|config| config.slice_bytes = 1), ("slice_bytes", 1));
         assert_eq!(refused(|config| config.silence = Duration::from_millis(3)), ("silence in ms", 3));
         assert_eq!(refused(|config| config.max_guests = 4097), ("max_guests", 4097));
+        assert_eq!(refused(|config| config.devices.clear()), ("devices.len", 0));
+        let device = FabricDevice::default();
+        let many = FabricConfig::default().with(|config| config.devices = vec![device; MAX_DEVICES + 1]);
+        assert!(matches!(many.check(), Err(FabricError::Limit(limit)) if limit.got == MAX_DEVICES + 1));
     }
 
     #[test]
@@ -127,5 +156,7 @@ mod tests {
         assert!(matches!(&shm, Err(FabricError::Refused { provider, .. }) if provider == "shm"), "{shm:?}");
         let nowhere: IpAddr = "0.0.0.0".parse().unwrap();
         assert_eq!(FabricConfig::new(nowhere).check(), Err(FabricError::Address { address: nowhere }));
+        let second = FabricConfig::default().with(|config| config.devices.push(FabricDevice::at(nowhere)));
+        assert_eq!(second.check(), Err(FabricError::Address { address: nowhere }));
     }
 }

@@ -10,6 +10,7 @@ use kv_core::{
 };
 use kv_host::{check, clock, random};
 
+use crate::ffi::numa;
 use crate::message::{Header, Kind};
 use crate::metadata::{Identity, Metadata, Place};
 use crate::transfer::Transfer;
@@ -26,8 +27,8 @@ impl Transport for FabricTransport {
     fn register(&mut self, region: &Region) -> Result<(), TransportError> {
         let memory = self.given.find(region)?;
         // Where this side chooses the keys, nobody can guess one.
-        let far = self.endpoint.register(&memory, u64::from_le_bytes(random()?))?;
-        self.given.registered(Place { base: far.addr, key: far.key, len: memory.len() as u64 });
+        let (base, keys) = self.devices.register(&memory, u64::from_le_bytes(random()?))?;
+        self.given.registered(Place::new(base, memory.len() as u64, keys, numa::node_of(&memory)));
         Ok(())
     }
 
@@ -118,12 +119,14 @@ impl Transport for FabricTransport {
         if !self.stirred.is_empty() || self.posts.events() > 0 {
             return TransportWait::Now;
         }
-        let descriptor = self.endpoint.fd().is_some();
-        if descriptor && !self.endpoint.may_sleep() {
+        let endpoints = || self.devices.all().map(|device| &device.endpoint);
+        let descriptor = endpoints().all(|endpoint| endpoint.fd().is_some());
+        if endpoints().any(|endpoint| endpoint.fd().is_some() && !endpoint.may_sleep()) {
             return TransportWait::Now;
         }
         let watch = vec![self.watch.fd().as_raw_fd()];
-        let waits = !self.blocked.is_empty() || !self.unanswered.is_empty() || !self.unreceived.is_empty();
+        let receives = self.devices.all().all(|device| device.unreceived.is_empty());
+        let waits = !self.blocked.is_empty() || !self.unanswered.is_empty() || !receives;
         let retry = (waits || !descriptor).then_some(RETRY);
         let timer = self.timers.first().map(|(at, _)| at.since(clock::now()));
         match retry.into_iter().chain(timer).min() {

@@ -8,6 +8,7 @@ use kv_host::{Life, TransferId, clock};
 
 use crate::completing::Flight;
 use crate::ffi::Attempt;
+use crate::lane::Probe;
 use crate::message::{Header, Kind};
 use crate::transfer::Notify;
 use crate::transport::FabricTransport;
@@ -55,8 +56,9 @@ impl FabricTransport {
             way.announced -= 1;
             way.announced_bytes -= len;
             if failed.is_some() && matches!(way.stage, Stage::Open | Stage::Leaving { .. }) {
-                // All writes that were begun have ended, so that none is counted after this.
-                let withdraw = Header { sequence: *sequence, ..Header::new(way.key, Kind::Withdraw) };
+                // Writes that were begun have ended. They may be counted after this, by another device.
+                let (sequence, count) = (*sequence, transfer.begun);
+                let withdraw = Header { sequence, count, ..Header::new(way.key, Kind::Withdraw) };
                 way.push(withdraw, Bytes::new());
             }
         }
@@ -166,7 +168,10 @@ impl FabricTransport {
             Stage::Open if self.now.since(way.heard) >= self.config.silence => {
                 self.break_way(id, Some(WayEnd::Lost))
             }
-            Stage::Open => self.greet(id),
+            Stage::Open => {
+                self.ask_lanes(id);
+                self.greet(id)
+            }
             Stage::Leaving { until } => {
                 let dead = way.life.is_over();
                 if dead || until <= self.now {
@@ -184,19 +189,20 @@ impl FabricTransport {
     /// A broken way ends when nothing is under way any more, and, if the peer is dead, when nothing of it can arrive.
     fn look_at_broken(&mut self, id: WayId, until: Time, end: Option<WayEnd>) {
         let Some(way) = self.ways.get(&id) else { return };
-        let (dead, is_quiet, drained) = (way.life.is_over(), way.under_way() == 0, way.drained);
+        let (dead, is_quiet, drained) = (way.life.is_over(), way.under_way() == 0, way.is_drained());
         if !is_quiet || (!dead && end.is_none() && self.now < until) {
             return self.look_at(id, self.now + AGAIN);
         }
         if dead && !drained {
             self.probe(id);
-            return self.look_at(id, self.now);
+            return self.look_at(id, self.now + AGAIN);
         }
         let end = if dead { WayEnd::Dead { quiet_after: Duration::ZERO } } else { WayEnd::Lost };
         self.finish(id, Some(end));
     }
 
-    /// Finds out whether everything that a dead peer has sent was taken in or thrown away.
+    /// Finds out whether everything that a dead peer has sent was taken in or thrown away, on all links: the peer has paired
+    /// its devices with those here as it liked.
     ///
     /// libfabric does not say when a connection has ended. But it ends a connection when it has read all of the
     /// connection's bytes, up to the end that the kernel has put behind them when the process ended; and then it cancels
@@ -206,19 +212,31 @@ impl FabricTransport {
     fn probe(&mut self, id: WayId) {
         let strict = self.reads_sockets();
         let Some(way) = self.ways.get_mut(&id) else { return };
-        match self.endpoint.probe(way.address, Flight::Probe(id)) {
-            Attempt::Begun => way.probing = true,
-            Attempt::Full => way.drained = true,
-            Attempt::Failed(_) => way.drained = !strict,
+        for (number, link) in way.links.iter_mut().enumerate() {
+            let Some(device) = self.devices.get(link.device) else { continue };
+            if link.probe != Probe::None || !device.endpoint.has_room() {
+                continue;
+            }
+            link.probe = match device.endpoint.probe(link.address, Flight::Probe(id, number)) {
+                Attempt::Begun => Probe::UnderWay,
+                Attempt::Full => Probe::Drained,
+                Attempt::Failed(_) if strict => Probe::None,
+                Attempt::Failed(_) => Probe::Drained,
+            };
+        }
+        if way.is_drained() {
+            self.look_at(id, self.now);
         }
     }
 
     /// A probe has ended.
-    pub(crate) fn probed(&mut self, id: WayId, result: Result<(), i32>) {
+    pub(crate) fn probed(&mut self, id: WayId, link: usize, result: Result<(), i32>) {
         let strict = self.reads_sockets();
         let Some(way) = self.ways.get_mut(&id) else { return };
-        way.probing = false;
-        way.drained |= result == Err(libc::ECANCELED) || (result.is_err() && !strict);
+        if let Some(link) = way.links.get_mut(link) {
+            let drained = result == Err(libc::ECANCELED) || (result.is_err() && !strict);
+            link.probe = if drained { Probe::Drained } else { Probe::None };
+        }
         self.look_at(id, self.now);
     }
 
@@ -243,7 +261,7 @@ impl FabricTransport {
         if let (Some(WayEnd::Dead { .. }), Some(guest)) = (end, self.guests.by_token(way.identity.token)) {
             self.forget_guest(guest);
         }
-        self.addresses.give_back(&mut self.endpoint, &way.name);
+        self.give_back_links(&way.links, &way.names);
         for transfer in self.posts.of_way(id) {
             let failed = self.posts.get_mut(transfer).and_then(|transfer| transfer.failed.take());
             self.posts.end(transfer, Err(failed.unwrap_or(TransportError::PeerGone)));
@@ -260,7 +278,7 @@ impl FabricTransport {
         for id in ids {
             self.give_up_all(id);
         }
-        let moving = |this: &FabricTransport| this.ways.values().any(|way| way.writing + way.reading > 0);
+        let moving = |this: &FabricTransport| this.ways.values().any(|way| way.moving() > 0);
         let begun = Instant::now();
         while moving(self) && begun.elapsed() < FAREWELL {
             self.serve(Instant::now());
@@ -274,11 +292,11 @@ impl FabricTransport {
         let farewells = guests.iter().map(|(address, key)| (*address, Header::new(*key, Kind::Farewell)));
         let messages: Vec<_> = byes.chain(farewells).collect();
         for (address, header) in messages {
-            let _ = self.endpoint.send(address, [&header.encode(), &[]], Flight::Reply);
+            let _ = self.devices.first().endpoint.send(address, [&header.encode(), &[]], Flight::Reply);
         }
         self.now = clock::now();
         let begun = Instant::now();
-        while self.endpoint.is_sending() && begun.elapsed() < FAREWELL {
+        while self.devices.first().endpoint.is_sending() && begun.elapsed() < FAREWELL {
             self.take_completions();
         }
     }

@@ -59,8 +59,20 @@ pub enum FabricError {
     /// The address names no host that peers could connect to. Name an address of an interface.
     #[error("address is {address}, which names no host that a peer could connect to")]
     Address {
-        /// The address that was asked for: [`FabricConfig::address`](crate::FabricConfig::address).
+        /// The address that was asked for: [`FabricDevice::address`](crate::FabricDevice::address).
         address: IpAddr,
+    },
+    /// Devices of one provider differ in how a peer addresses memory behind them, so that one transport cannot use both.
+    #[error("devices[{device}] addresses memory otherwise than devices[0] does")]
+    Mixed {
+        /// Position of the device in [`FabricConfig::devices`](crate::FabricConfig::devices).
+        device: usize,
+    },
+    /// The host has no device with this PCI address. `nvidia-smi --query-gpu=pci.bus_id --format=csv` prints those of GPUs.
+    #[error("gpu is {address:?}, which is the PCI address of no device here")]
+    Gpu {
+        /// The address that was asked for.
+        address: String,
     },
     /// The provider's messages are too short.
     #[error("the provider's messages have {max} bytes at most; {least} are needed")]

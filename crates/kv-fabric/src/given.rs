@@ -7,13 +7,13 @@ use kv_core::{MemoryKind, Region, TransportError};
 use kv_host::{Frozen, Host, Memory, ProcessIdentity, Token};
 
 use crate::error::FabricError;
-use crate::metadata::{Identity, Metadata, Place};
+use crate::metadata::{Identity, Metadata, Place, Port};
 
 /// This transport as its peers see it. Nothing changes after the metadata has been asked for.
 #[derive(Debug)]
 pub(crate) struct Given {
     provider: String,
-    name: Bytes,
+    ports: Vec<Port>,
     immediate: u8,
     token: Token,
     host: Host,
@@ -26,11 +26,11 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// A transport with a new token, whose endpoint has this name.
-    pub(crate) fn new(provider: String, name: &[u8], immediate: usize) -> Result<Given, FabricError> {
+    /// A transport with a new token and these endpoints.
+    pub(crate) fn new(provider: String, ports: Vec<Port>, immediate: usize) -> Result<Given, FabricError> {
         Ok(Given {
             provider,
-            name: Bytes::copy_from_slice(name),
+            ports,
             immediate: immediate.min(8) as u8,
             token: Token::random()?,
             host: Host::here()?,
@@ -71,7 +71,7 @@ impl Given {
                 provider: self.provider.clone(),
                 host: self.host,
                 process: self.process,
-                name: self.name.clone(),
+                ports: self.ports.clone(),
                 immediate: self.immediate,
                 regions: self.regions.clone(),
             };
@@ -97,9 +97,14 @@ impl Given {
         &self.provider
     }
 
-    /// The name of the endpoint.
+    /// The name of the endpoint that takes messages.
     pub(crate) fn name(&self) -> &[u8] {
-        &self.name
+        self.ports.first().map_or(&[], |port| &port.name)
+    }
+
+    /// The NUMA node of a region's memory, where it is known.
+    pub(crate) fn node_of(&self, region: u32) -> Option<u16> {
+        self.regions.get(region as usize).and_then(|place| place.node)
     }
 
     /// The length of a region, in bytes.

@@ -7,11 +7,19 @@ use kv_host::Token;
 
 use crate::ffi::Address;
 use crate::incoming::Incoming;
-use crate::message::SLOTS;
+use crate::message::{Header, SLOTS};
 use crate::metadata::Identity;
 
 /// Number of a guest; never used again. The owner of the transport knows it as the origin of frames.
 pub(crate) type GuestId = u64;
+
+/// What a guest is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Reply {
+    Welcome,
+    /// An answer about the lane of this number.
+    Answer(u32),
+}
 
 /// One way of a peer to this transport.
 #[derive(Debug)]
@@ -20,12 +28,14 @@ pub(crate) struct Guest {
     pub(crate) from: Identity,
     /// The key of the way, drawn by the peer.
     pub(crate) key: u64,
-    /// The peer's endpoint.
+    /// The peer's first endpoint.
     pub(crate) name: Vec<u8>,
     pub(crate) address: Address,
     /// The number by which data of the peer's writes name the guest.
     pub(crate) slot: usize,
     pub(crate) incoming: Incoming,
+    /// The answer about frames that were sent ahead, while more of them than that wait for writes.
+    pub(crate) withheld: Option<Header>,
     /// When the peer was heard last.
     pub(crate) heard: Time,
 }

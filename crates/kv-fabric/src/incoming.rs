@@ -2,8 +2,9 @@
 //! kept until so many writes have arrived.
 //!
 //! A counted post sends its notify frame ahead, with the number of its writes; each write carries the number of the
-//! post to the completion queue here. The frame is given to the owner when all have arrived, in whatever order. No
-//! message follows the writes, and no order among writes and messages is needed.
+//! post to the completion queue of the device where it arrives. The frame is given to the owner when all have arrived, by
+//! whatever devices and in whatever order. No message follows the writes, and no order among writes and messages is
+//! needed.
 //!
 //! A guest can make this side hold one frame that is being put together, and twice as many waiting frames, bytes of
 //! them and counters as a guest that keeps the rules ever has. What goes beyond is dropped.
@@ -29,7 +30,8 @@ pub(crate) struct Broken;
 #[derive(Debug, Default)]
 struct Counted {
     arrived: u32,
-    wanted: Option<(u32, Bytes)>,
+    /// How many are to arrive, and the frame to be given out then; none if it was withdrawn.
+    wanted: Option<(u32, Option<Bytes>)>,
 }
 
 /// The state of one guest's messages.
@@ -52,7 +54,7 @@ impl Incoming {
             }
             Kind::More if !body.is_empty() => self.extend(body),
             Kind::Withdraw => {
-                self.forget(header.sequence);
+                self.withdrawn(header);
                 Ok(None)
             }
             _ => Err(Broken),
@@ -84,9 +86,20 @@ impl Incoming {
         let fits = self.waiting + frame.len() <= 2 * ANNOUNCED_BYTES + kv_core::MAX_FRAME;
         let counted = self.entry(header.sequence).filter(|counted| fits && counted.wanted.is_none())?;
         let len = frame.len();
-        counted.wanted = Some((header.count, frame));
+        counted.wanted = Some((header.count, Some(frame)));
         self.waiting += len;
         None
+    }
+
+    /// A frame is void. Writes of its post that have ended there may still be in the queue of another device here.
+    fn withdrawn(&mut self, header: Header) {
+        let arrived = self.counted.get(&header.sequence).map_or(0, |counted| counted.arrived);
+        self.forget(header.sequence);
+        if arrived < header.count
+            && let Some(counted) = self.entry(header.sequence)
+        {
+            *counted = Counted { arrived, wanted: Some((header.count, None)) };
+        }
     }
 
     /// A write of a counted post is in place; the post's frame, if that was the last write.
@@ -109,8 +122,14 @@ impl Incoming {
 
     fn forget(&mut self, sequence: u32) -> Option<Bytes> {
         let (_, frame) = self.counted.remove(&sequence)?.wanted?;
+        let frame = frame?;
         self.waiting -= frame.len();
         Some(frame)
+    }
+
+    /// Posts that are being counted.
+    pub(crate) fn counters(&self) -> usize {
+        self.counted.len()
     }
 
     /// Bytes and counters that are held.
@@ -173,13 +192,35 @@ mod tests {
     #[test]
     fn a_withdrawn_frame_and_one_of_fewer_writes_are_never_given_out() {
         let mut incoming = Incoming::default();
-        assert_eq!(send(&mut incoming, frame(4, 2, 7), b"void"), None);
+        assert_eq!(send(&mut incoming, frame(4, 3, 7), b"void"), None);
         assert_eq!(incoming.arrived(7), None);
-        assert_eq!(incoming.take(Header { sequence: 7, ..Header::new(1, Kind::Withdraw) }, b""), Ok(None));
+        let withdraw = Header { count: 2, sequence: 7, ..Header::new(1, Kind::Withdraw) };
+        assert_eq!(incoming.take(withdraw, b""), Ok(None));
         assert_eq!(incoming.arrived(7), None);
-        assert_eq!(incoming.arrived(7), None);
-        assert_eq!(send(&mut incoming, frame(4, 1, 7), b"late"), None, "two have arrived already");
         assert_eq!(incoming.held(), (0, 0));
+        for _ in 0..2 {
+            assert_eq!(incoming.arrived(8), None);
+        }
+        assert_eq!(send(&mut incoming, frame(4, 1, 8), b"late"), None, "two have arrived already");
+        assert_eq!(incoming.held(), (0, 0));
+    }
+
+    #[test]
+    fn writes_that_arrive_after_their_post_was_withdrawn_leave_nothing_behind() {
+        let withdraw = |count| Header { count, sequence: 7, ..Header::new(1, Kind::Withdraw) };
+        for (before, begun) in [(0, 0), (0, 2), (1, 2), (2, 2)] {
+            let mut incoming = Incoming::default();
+            assert_eq!(send(&mut incoming, frame(4, 3, 7), b"void"), None);
+            for _ in 0..before {
+                assert_eq!(incoming.arrived(7), None);
+            }
+            assert_eq!(incoming.take(withdraw(begun), b""), Ok(None));
+            for _ in before..begun {
+                assert_eq!(incoming.held(), (0, 1));
+                assert_eq!(incoming.arrived(7), None);
+            }
+            assert_eq!(incoming.held(), (0, 0), "{before} of {begun}");
+        }
     }
 
     #[test]

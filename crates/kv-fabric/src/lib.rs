@@ -92,6 +92,7 @@ mod addresses;
 mod completing;
 mod config;
 mod contract;
+mod device;
 mod ending;
 mod error;
 mod ffi;
@@ -103,20 +104,24 @@ mod guest;
 mod hearing;
 mod incoming;
 mod installed;
+mod lane;
 mod message;
 mod metadata;
 mod pace;
+mod pairing;
 #[cfg(feature = "raw")]
 #[doc(hidden)]
 pub mod raw;
 mod sending;
 mod slicing;
+mod topology;
 mod transfer;
 mod transport;
 mod watch;
 mod way;
 
-pub use config::FabricConfig;
+pub use config::{FabricConfig, FabricDevice, MAX_DEVICES};
+pub use device::DeviceStats;
 pub use error::FabricError;
 pub use installed::{Installed, installed};
 pub use kv_host::{Arena, HostMemory, Limit, Memory, MemoryError, OsError};

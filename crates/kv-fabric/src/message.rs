@@ -13,7 +13,9 @@
 //! | `Welcome` | the other side | who it is; `sequence` is the number of the guest |
 //! | `Frame` | the side that has connected | the begin of a frame of `len` bytes; with a `count`, the frame waits for so many writes that carry `sequence` |
 //! | `More` | the same | the next part of the frame |
-//! | `Withdraw` | the same | the frame that waits for writes with `sequence` is void |
+//! | `Withdraw` | the same | the frame that waits for writes with `sequence` is void; `count` of them were begun, and have ended |
+//! | `Ask` | the same | whether lane `sequence` leads here; on lane 0 also whether `count` announced frames have arrived |
+//! | `Answer` | the other side | what was asked arrived |
 //! | `Bye` | the same | the way is over |
 //! | `Farewell` | the other side | this transport ends, and none of its writes is under way |
 
@@ -42,11 +44,22 @@ pub(crate) enum Kind {
     Withdraw,
     Bye,
     Farewell,
+    Ask,
+    Answer,
 }
 
 impl Kind {
-    const ALL: [Kind; 7] =
-        [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::More, Kind::Withdraw, Kind::Bye, Kind::Farewell];
+    const ALL: [Kind; 9] = [
+        Kind::Hello,
+        Kind::Welcome,
+        Kind::Frame,
+        Kind::More,
+        Kind::Withdraw,
+        Kind::Bye,
+        Kind::Farewell,
+        Kind::Ask,
+        Kind::Answer,
+    ];
 }
 
 /// The begin of every message.
@@ -96,7 +109,7 @@ pub(crate) struct Hello {
     /// The transport that the sender wants to reach.
     pub(crate) to: Token,
     pub(crate) from: Identity,
-    /// The name of the sender's endpoint.
+    /// The name of the sender's first endpoint.
     pub(crate) name: Vec<u8>,
 }
 
@@ -169,7 +182,7 @@ mod tests {
         assert!(!refused(good));
         assert!(refused(Header { len: MAX_FRAME as u32 + 1, ..good }));
         assert!(refused(Header { sequence: 1 << 20, ..good }));
-        for kind in [0, 8, 255] {
+        for kind in [0, 10, 255] {
             let mut bytes = good.encode();
             bytes[8] = kind;
             assert_eq!(Header::decode(&bytes), None, "{kind}");

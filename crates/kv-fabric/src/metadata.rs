@@ -8,12 +8,14 @@ use kv_host::{Host, ProcessIdentity, Token};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::config::MAX_DEVICES;
+
 /// Longest metadata, in bytes.
 const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 /// Longest name of an endpoint, and of a provider, in bytes.
 pub(crate) const MAX_NAME: usize = 256;
-/// "KV Fabric", version 1.
-const MAGIC: [u8; 4] = *b"KVF\x01";
+/// "KV Fabric", version 2.
+const MAGIC: [u8; 4] = *b"KVF\x02";
 
 /// One life of a transport, and a hash of the metadata that it has given out. Two sides that name each other alike use
 /// the same regions.
@@ -31,14 +33,41 @@ impl Identity {
     }
 }
 
+/// An endpoint, as peers reach it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Port {
+    pub(crate) name: Bytes,
+    /// The NUMA node of the device, where it is known.
+    pub(crate) node: Option<u16>,
+}
+
 /// A registered region, as peers address it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
     /// What the provider adds an offset to.
     pub(crate) base: u64,
-    pub(crate) key: u64,
     /// Length of the region in bytes.
     pub(crate) len: u64,
+    /// The region's key at each endpoint, or one that it has at all of them.
+    keys: Vec<u64>,
+    /// The NUMA node of the memory, where it is known.
+    pub(crate) node: Option<u16>,
+}
+
+impl Place {
+    /// A region with these keys, one for each endpoint.
+    pub(crate) fn new(base: u64, len: u64, mut keys: Vec<u64>, node: Option<u16>) -> Place {
+        if keys.windows(2).all(|pair| pair.first() == pair.last()) {
+            keys.truncate(1);
+        }
+        Place { base, len, keys, node }
+    }
+
+    /// The region's key at an endpoint.
+    pub(crate) fn key(&self, endpoint: usize) -> Option<u64> {
+        let place = if self.keys.len() == 1 { 0 } else { endpoint };
+        self.keys.get(place).copied()
+    }
 }
 
 /// What a transport tells its peers. A decoded value is consistent: [`Metadata::decode`] checks it.
@@ -49,9 +78,9 @@ pub(crate) struct Metadata {
     pub(crate) provider: String,
     pub(crate) host: Host,
     pub(crate) process: ProcessIdentity,
-    /// The name of the endpoint.
-    pub(crate) name: Bytes,
-    /// Bytes of data that a write may carry to this endpoint.
+    /// The endpoints. The first one takes the messages.
+    pub(crate) ports: Vec<Port>,
+    /// Bytes of data that a write may carry to each of them.
     pub(crate) immediate: u8,
     pub(crate) regions: Vec<Place>,
 }
@@ -62,6 +91,9 @@ impl Metadata {
         let mut out = MAGIC.to_vec();
         rmp_serde::encode::write(&mut out, self)
             .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
+        if out.len() > MAX_METADATA {
+            return Err(TransportError::Metadata("this transport has too many regions for so many devices"));
+        }
         Ok(out.into())
     }
 
@@ -85,14 +117,21 @@ impl Metadata {
     }
 
     fn check(&self) -> Result<(), TransportError> {
-        if self.name.len() > MAX_NAME || self.provider.len() > MAX_NAME {
-            return Err(TransportError::Metadata("the name of its endpoint or provider is too long"));
+        if self.ports.is_empty() || self.ports.len() > MAX_DEVICES {
+            return Err(TransportError::Metadata("it has no endpoint, or too many"));
+        }
+        if self.ports.iter().any(|port| port.name.len() > MAX_NAME) || self.provider.len() > MAX_NAME {
+            return Err(TransportError::Metadata("the name of an endpoint or of the provider is too long"));
         }
         if self.regions.len() > MAX_REGIONS {
             return Err(TransportError::Metadata("it has too many regions"));
         }
         if self.regions.iter().any(|place| place.base.checked_add(place.len).is_none()) {
             return Err(TransportError::Metadata("a region ends beyond the address space"));
+        }
+        let keys = [1, self.ports.len()];
+        if self.regions.iter().any(|place| !keys.contains(&place.keys.len())) {
+            return Err(TransportError::Metadata("a region has not one key for each endpoint"));
         }
         Ok(())
     }
@@ -103,6 +142,10 @@ mod tests {
     use super::*;
 
     fn sample(regions: usize) -> Metadata {
+        let port = Port { name: Bytes::from(vec![7; MAX_NAME]), node: Some(u16::MAX) };
+        // Network cards give keys of 32 bits. Where this side chooses longer ones, a region has one for all devices.
+        let keys: Vec<u64> = (0..MAX_DEVICES as u64).map(|port| u64::from(u32::MAX) - port).collect();
+        let place = Place::new(u64::MAX >> 1, u64::MAX >> 1, keys, Some(7));
         Metadata {
             token: Token::random().unwrap(),
             provider: "tcp;ofi_rxm".to_owned(),
@@ -113,9 +156,9 @@ mod tests {
                 pid: i32::MIN,
                 started: u64::MAX,
             },
-            name: Bytes::from(vec![7; MAX_NAME]),
+            ports: vec![port; MAX_DEVICES],
             immediate: 8,
-            regions: vec![Place { base: u64::MAX >> 1, key: u64::MAX, len: u64::MAX >> 1 }; regions],
+            regions: vec![place; regions],
         }
     }
 
@@ -127,6 +170,23 @@ mod tests {
             assert!(bytes.len() <= (64 << 10) + 64 * regions);
             assert_eq!(Metadata::decode(&bytes).unwrap(), metadata);
         }
+    }
+
+    #[test]
+    fn a_region_has_a_key_at_every_endpoint_and_one_key_is_for_all() {
+        let place = |keys: &[u64]| Place::new(0, 1, keys.to_vec(), None);
+        assert_eq!(place(&[5, 5, 5]), place(&[5]), "told once");
+        assert_eq!([0, 1, 7].map(|port| place(&[5, 5, 5]).key(port)), [Some(5); 3]);
+        assert_eq!([0, 1, 2, 3].map(|port| place(&[5, 5, 6]).key(port)), [Some(5), Some(5), Some(6), None]);
+    }
+
+    #[test]
+    fn metadata_that_peers_would_refuse_for_its_length_is_not_given_out() {
+        let mut metadata = sample(MAX_REGIONS);
+        for place in &mut metadata.regions {
+            place.keys = (0..MAX_DEVICES as u64).map(|port| u64::MAX - port).collect();
+        }
+        assert!(matches!(metadata.encode(), Err(TransportError::Metadata(_))));
     }
 
     #[test]
@@ -152,10 +212,15 @@ mod tests {
             Metadata::decode(&metadata.encode().unwrap()).is_err()
         };
         assert!(!refused(|_| {}));
-        assert!(refused(|metadata| metadata.name = Bytes::from(vec![0; MAX_NAME + 1])));
+        assert!(refused(|metadata| metadata.ports[1].name = Bytes::from(vec![0; MAX_NAME + 1])));
+        assert!(refused(|metadata| metadata.ports.clear()));
+        assert!(refused(|metadata| metadata.ports.push(metadata.ports[0].clone())));
+        assert!(refused(|metadata| drop(metadata.ports.pop())), "keys of endpoints that there are not");
+        assert!(refused(|metadata| metadata.regions[0].keys.clear()));
+        assert!(!refused(|metadata| metadata.regions[0].keys.truncate(1)));
         assert!(refused(|metadata| metadata.provider = "x".repeat(MAX_NAME + 1)));
         assert!(refused(|metadata| metadata.regions[0].len = u64::MAX));
-        assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0]; MAX_REGIONS + 1]));
+        assert!(refused(|metadata| metadata.regions = vec![metadata.regions[0].clone(); MAX_REGIONS + 1]));
     }
 
     #[test]

@@ -2,13 +2,19 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use kv_core::{PeerId, TransportError};
 use kv_host::{Life, random};
 
 use crate::completing::Flight;
-use crate::ffi::{Attempt, SENDS};
+use crate::device::Device;
+use crate::error::FabricError;
+use crate::ffi::{Address, Attempt, SENDS};
+use crate::guest::Reply;
+use crate::lane::{Lane, Link, Probe};
 use crate::message::{BODY, Header, Hello, Kind};
 use crate::metadata::{Identity, Metadata};
+use crate::pairing::pairs;
 use crate::transport::FabricTransport;
 use crate::way::{Stage, Way, WayId};
 
@@ -45,22 +51,81 @@ impl FabricTransport {
             return Err(TransportError::PeerGone);
         }
         let key = u64::from_le_bytes(random()?);
-        let address = self.addresses.take(&mut self.endpoint, &metadata.name)?;
+        let (address, links) = self.take_links(&metadata)?;
         let id = self.next_id();
         if let Life::Watched(process) = &life
             && let Err(error) = self.watch.watch(id, process)
         {
-            self.addresses.give_back(&mut self.endpoint, &metadata.name);
+            let names: Vec<_> = metadata.ports.iter().map(|port| port.name.clone()).collect();
+            self.give_back_links(&links, &names);
             return Err(error.into());
         }
         let times = (self.now, self.now + self.config.handshake_timeout);
-        let immediate = self.endpoint.promises().immediate;
-        let way = Way::new(peer, key, identity, (metadata, address), life, immediate, times);
+        let immediate = self.devices.promises().immediate;
+        let lanes = self.lanes(&links, &metadata);
+        let way = Way::new(peer, key, identity, (metadata, address), (links, lanes), life, immediate, times);
         self.ways.insert(id, way);
         self.keys.insert(key, id);
         self.peers.insert(peer, id);
         self.greet(id);
         Ok(())
+    }
+
+    /// Takes all endpoints of a peer into the address tables of all devices, as far as they are of one kind of network. The
+    /// first endpoint and the first device must be.
+    fn take_links(&mut self, metadata: &Metadata) -> Result<(Address, Vec<Link>), FabricError> {
+        let (mut first, mut links) = (None, Vec::new());
+        for (number, device) in self.devices.all_mut().enumerate() {
+            let Device { addresses, endpoint: here, .. } = device;
+            for (endpoint, port) in metadata.ports.iter().enumerate() {
+                let taken = addresses.take(here, &port.name);
+                if first.is_none() {
+                    first = Some(taken.clone()?);
+                }
+                if let Ok(address) = taken {
+                    links.push(Link { device: number, endpoint, address, probe: Probe::None });
+                }
+            }
+        }
+        let first = first.ok_or(FabricError::Name { got: 0, ours: self.given.name().len() })?;
+        Ok((first, links))
+    }
+
+    /// The pairs of devices here and endpoints there that move bytes.
+    fn lanes(&self, links: &[Link], metadata: &Metadata) -> Vec<Lane> {
+        let ours: Vec<_> = self.devices.all().map(|device| device.location.node).collect();
+        let theirs: Vec<_> = metadata.ports.iter().map(|port| port.node).collect();
+        let pairs = pairs(&ours, &theirs).into_iter();
+        let links = pairs.filter_map(|pair| links.iter().find(|link| (link.device, link.endpoint) == pair));
+        let node = |nodes: &[Option<u16>], end: usize| nodes.get(end).copied().flatten();
+        links.map(|link| Lane::new(link, (node(&ours, link.device), node(&theirs, link.endpoint)))).collect()
+    }
+
+    /// A way needs its endpoints no more.
+    pub(crate) fn give_back_links(&mut self, links: &[Link], names: &[Bytes]) {
+        for link in links {
+            if let (Some(device), Some(name)) = (self.devices.get(link.device), names.get(link.endpoint)) {
+                device.addresses.give_back(&mut device.endpoint, name);
+            }
+        }
+    }
+
+    /// Asks a peer by lanes on which nothing was heard for a while whether they lead to it, and looks at the way again if
+    /// one could not be asked.
+    pub(crate) fn ask_lanes(&mut self, id: WayId) {
+        let Some(way) = self.ways.get_mut(&id).filter(|way| way.stage == Stage::Open) else { return };
+        for (number, lane) in way.lanes.iter_mut().enumerate().skip(1) {
+            let Some(device) = self.devices.get(lane.device) else { continue };
+            if lane.may_ask(self.now) {
+                let ask = Header { sequence: number as u32, ..Header::new(way.key, Kind::Ask) }.encode();
+                let begun = device.endpoint.send(lane.address, [&ask, &[]], Flight::Ask(id, number));
+                lane.asked(begun == Attempt::Begun, self.now);
+                way.messages += usize::from(begun == Attempt::Begun);
+            }
+        }
+        if let Some(at) = way.lanes.iter().skip(1).filter_map(Lane::due).min() {
+            self.look_at(id, at);
+        }
     }
 
     /// Greets a peer, if it is time to, and looks at the way again when it is time for the next greeting.
@@ -70,7 +135,8 @@ impl FabricTransport {
         if way.greet_at <= self.now {
             let hello = Hello { to: way.identity.token, from, name: self.given.name().to_vec() };
             let header = Header::new(way.key, Kind::Hello).encode();
-            let begun = self.endpoint.send(way.address, [&header, &hello.encode()], Flight::Message(id));
+            let endpoint = &mut self.devices.first().endpoint;
+            let begun = endpoint.send(way.address, [&header, &hello.encode()], Flight::Message(id));
             let pause = match (begun, way.stage) {
                 (Attempt::Begun, Stage::Open) => self.config.silence / 4,
                 (Attempt::Full, _) => GREET_SOON,
@@ -83,18 +149,20 @@ impl FabricTransport {
         self.look_at(id, at);
     }
 
-    /// Welcomes guests that have greeted.
+    /// Welcomes guests that have greeted, and answers those that have asked.
     pub(crate) fn answer_guests(&mut self) {
         let token = self.given.token().to_bytes();
-        while let Some(id) = self.unanswered.first().copied() {
+        while let Some(reply) = self.unanswered.first_entry() {
+            let (id, kind) = *reply.key();
             if let Some(guest) = self.guests.get(id) {
-                let header = Header { sequence: guest.slot as u32, ..Header::new(guest.key, Kind::Welcome) };
-                let begun = self.endpoint.send(guest.address, [&header.encode(), &token], Flight::Reply);
+                let body = if kind == Reply::Welcome { &token[..] } else { &[] };
+                let endpoint = &mut self.devices.first().endpoint;
+                let begun = endpoint.send(guest.address, [&reply.get().encode(), body], Flight::Reply);
                 if begun == Attempt::Full {
                     return;
                 }
             }
-            self.unanswered.remove(&id);
+            reply.remove();
         }
     }
 
@@ -120,7 +188,8 @@ impl FabricTransport {
             let header = if front.sent == 0 { front.header } else { Header::new(way.key, Kind::More) };
             let part = front.body.get(front.sent..).unwrap_or_default();
             let part = part.get(..BODY).unwrap_or(part);
-            match self.endpoint.send(way.address, [&header.encode(), part], Flight::Message(id)) {
+            let endpoint = &mut self.devices.first().endpoint;
+            match endpoint.send(way.address, [&header.encode(), part], Flight::Message(id)) {
                 Attempt::Begun => {}
                 Attempt::Full => return false,
                 Attempt::Failed(_) => {

@@ -9,12 +9,14 @@ use kv_host::{Posts, TransferId, clock};
 use crate::completing::Flight;
 use crate::ffi::{Attempt, Far, MOVES, Near, RANGES};
 use crate::incoming::{ANNOUNCED, ANNOUNCED_BYTES};
+use crate::lane::Lane;
 use crate::message::{Header, Immediate, Kind, SEQUENCE_BITS};
+use crate::pairing::MAX_LANES;
 use crate::transfer::{Cut, Notify, Transfer};
 use crate::transport::FabricTransport;
 use crate::way::{Stage, Way, WayId};
 
-/// Most slices under way to one peer.
+/// Most slices under way to one peer over one device.
 const SLICES: usize = 64;
 
 impl FabricTransport {
@@ -36,22 +38,39 @@ impl FabricTransport {
         }
     }
 
-    /// Begins slices of posts to a peer, as far as there is room. False if libfabric has no room.
+    /// Begins slices of posts to a peer on all lanes, as far as there is room. False if libfabric has no room.
     fn begin_slices(&mut self, id: WayId) -> bool {
         let share = (MOVES / (self.ways.len() + 1)).clamp(4, SLICES);
-        let cut = self.cut();
+        let (window, cut) = (self.config.window_bytes as u64, self.cut());
         let Some(way) = self.ways.get_mut(&id).filter(|way| way.stage == Stage::Open) else { return true };
+        if way.lanes.len() > 1 && !(way.writes.is_empty() && way.reads.is_empty()) {
+            self.ask_lanes(id);
+        }
+        let Some(way) = self.ways.get_mut(&id) else { return true };
         let mut may_announce = true;
-        while way.writing + way.reading < share && way.bytes < self.config.window_bytes as u64 {
+        // Lanes for which libfabric has no room.
+        let mut full = [false; MAX_LANES];
+        loop {
             let now = clock::now();
-            let may_write = may_announce && now + way.latency.expected(now) < way.permitted;
-            let Some(transfer_id) = way.next(&mut self.posts, may_write) else { return true };
+            let is_full = |number: usize| full.get(number).is_none_or(|full| *full);
+            let has_room = |number: usize, lane: &Lane| {
+                let is_used = number == 0 || lane.is_fresh(now);
+                is_used && !is_full(number) && lane.moving() < share && lane.bytes < window
+            };
+            let permitted = way.permitted;
+            let mut may_write = false;
+            let mut may_read = false;
+            for (_, lane) in way.lanes.iter().enumerate().filter(|(number, lane)| has_room(*number, lane)) {
+                may_read = true;
+                may_write |= may_announce && lane.may_write(now, permitted);
+            }
+            let next = if may_read { way.next(&mut self.posts, may_write) } else { None };
+            let Some(transfer_id) = next else { return !full.contains(&true) };
             let Some(transfer) = self.posts.get_mut(transfer_id) else { continue };
             let Some(slice) = transfer.peek(cut) else { continue };
             if let Notify::Counted(frame) = &transfer.notify {
-                let fits = way.announced < ANNOUNCED && way.announced_bytes + frame.len() <= ANNOUNCED_BYTES;
-                if !fits && way.announced > 0 {
-                    // The end of another counted post makes room.
+                if !way.may_announce(frame.len()) {
+                    // The end of another counted post makes room, or an answer of the peer.
                     may_announce = false;
                     way.writes.push_front(transfer_id);
                     continue;
@@ -65,6 +84,20 @@ impl FabricTransport {
                 }
                 _ => None,
             };
+            let op = transfer.op;
+            let nodes = transfer.ranges(slice).next().map_or((None, None), |range| {
+                let there = way.regions.get(range.there.0 as usize).and_then(|region| region.node);
+                (self.given.node_of(range.here.0), there)
+            });
+            let lanes = way.lanes.iter_mut().enumerate();
+            let lanes = lanes.filter(|(number, lane)| {
+                has_room(*number, lane) && (op == Op::Read || lane.may_write(now, permitted))
+            });
+            let line = if op == Op::Write { &mut way.writes } else { &mut way.reads };
+            let Some((number, lane)) = lanes.min_by_key(|(_, lane)| lane.cost(nodes)) else {
+                line.push_front(transfer_id);
+                return !full.contains(&true);
+            };
             let mut ranges = [(Near { region: 0, offset: 0, len: 0 }, Far { addr: 0, key: 0 }); RANGES];
             let mut count = 0;
             for (place, range) in ranges.iter_mut().zip(transfer.ranges(slice)) {
@@ -72,22 +105,32 @@ impl FabricTransport {
                 let near = Near { region: region as usize, offset: offset as usize, len: range.len as usize };
                 let (region, offset) = range.there;
                 let Some(there) = way.regions.get(region as usize) else { continue };
-                *place = (near, Far { addr: there.base + offset, key: there.key });
+                let Some(key) = there.key(lane.endpoint) else { continue };
+                *place = (near, Far { addr: there.base + offset, key });
                 count += 1;
             }
             let ranges = ranges.get(..count).unwrap_or_default();
-            let op = transfer.op;
-            let flight = Flight::Slice { way: id, transfer: transfer_id, op, bytes: slice.bytes, begun: now };
+            let Some(device) = self.devices.get(lane.device) else { return true };
+            let (bytes, begun) = (slice.bytes, now);
+            let flight = Flight::Slice { way: id, lane: number, transfer: transfer_id, op, bytes, begun };
             let begun = match op {
-                Op::Write => self.endpoint.write(way.address, ranges, data, flight),
-                Op::Read => self.endpoint.read(way.address, ranges, flight),
+                Op::Write => device.endpoint.write(lane.address, ranges, data, flight),
+                Op::Read => device.endpoint.read(lane.address, ranges, flight),
             };
-            let line = if op == Op::Write { &mut way.writes } else { &mut way.reads };
             match begun {
                 Attempt::Begun => {}
                 Attempt::Full => {
                     line.push_front(transfer_id);
-                    return false;
+                    if let Some(full) = full.get_mut(number) {
+                        *full = true;
+                    }
+                    continue;
+                }
+                Attempt::Failed(_) if number > 0 => {
+                    // Nothing was begun: the other lanes may do.
+                    line.push_front(transfer_id);
+                    lane.close();
+                    continue;
                 }
                 Attempt::Failed(_) => {
                     self.break_way(id, None);
@@ -95,23 +138,19 @@ impl FabricTransport {
                 }
             }
             transfer.take(slice);
+            transfer.begun += 1;
             transfer.under_way += 1;
             if transfer.has_more() {
                 line.push_back(transfer_id);
             }
-            match op {
-                Op::Write => way.writing += 1,
-                Op::Read => way.reading += 1,
-            }
-            way.bytes += slice.bytes;
+            lane.begin(op, bytes);
             way.reads_next = op == Op::Write;
         }
-        true
     }
 
     /// How posts are cut: the same for all slices of a post.
     pub(crate) fn cut(&self) -> Cut {
-        let ranges = self.endpoint.promises().ranges.min(RANGES);
+        let ranges = self.devices.promises().ranges.min(RANGES);
         Cut { ranges, bytes: self.config.slice_bytes as u64 }
     }
 }
@@ -129,7 +168,15 @@ impl Way {
         }
     }
 
-    /// Sends the notify frame of a counted post ahead.
+    /// True if a notify frame of this length may be sent ahead, so that the peer never holds more than it has room for. One
+    /// may be longer than all together may be.
+    fn may_announce(&self, len: usize) -> bool {
+        let fits = self.announced < ANNOUNCED && self.announced_bytes + len <= ANNOUNCED_BYTES;
+        (fits || self.announced == 0) && (self.ahead.wrapping_sub(self.confirmed) as usize) < ANNOUNCED
+    }
+
+    /// Sends the notify frame of a counted post ahead. Writes may overtake such frames by other devices, and their posts
+    /// may end before the frames have arrived: so the peer is asked, once in a while, how many it has.
     fn announce(&mut self, frame: bytes::Bytes, count: u32) -> Notify {
         let sequence = self.sequence;
         self.sequence = (sequence + 1) % (1 << SEQUENCE_BITS);
@@ -137,6 +184,11 @@ impl Way {
         self.announced += 1;
         self.announced_bytes += len;
         self.push(Header { len: len as u32, count, sequence, ..Header::new(self.key, Kind::Frame) }, frame);
+        self.ahead = self.ahead.wrapping_add(1);
+        if self.ahead.wrapping_sub(self.asked) as usize >= ANNOUNCED / 2 {
+            self.asked = self.ahead;
+            self.push(Header { count: self.ahead, ..Header::new(self.key, Kind::Ask) }, bytes::Bytes::new());
+        }
         Notify::Announced { sequence, len }
     }
 }

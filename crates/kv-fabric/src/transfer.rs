@@ -58,7 +58,8 @@ pub(crate) struct Transfer {
     /// Position of the next descriptor, and bytes of it that are in slices already.
     next: usize,
     skip: u64,
-    /// Slices that are under way.
+    /// Slices that were begun, and those that are under way.
+    pub(crate) begun: u32,
     pub(crate) under_way: usize,
     /// Why no more slices are begun, if that is so.
     pub(crate) failed: Option<TransportError>,
@@ -90,6 +91,7 @@ impl Transfer {
             descriptors: post.descriptors,
             next: 0,
             skip: 0,
+            begun: 0,
             under_way: 0,
             failed: None,
         }

@@ -13,16 +13,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
+use bytes::Bytes;
 use kv_core::{PeerId, Time};
 use kv_host::{Memory, Posts, clock};
 
-use crate::addresses::Addresses;
 use crate::completing::Flight;
 use crate::config::FabricConfig;
+use crate::device::{Device, DeviceStats, Devices};
 use crate::error::FabricError;
-use crate::ffi::{Completion, Endpoint, Library, MESSAGE, Settings};
+use crate::ffi::{Completion, Library, MESSAGE};
 use crate::given::Given;
-use crate::guest::{GuestId, Guests};
+use crate::guest::{GuestId, Guests, Reply};
+use crate::message::Header;
+use crate::metadata::Port;
 use crate::transfer::Transfer;
 use crate::watch::Watch;
 use crate::way::{Way, WayId};
@@ -30,16 +33,15 @@ use crate::way::{Way, WayId};
 /// One worker's end of the libfabric transport. The [crate's page](crate) says what it does, with an example.
 pub struct FabricTransport {
     pub(crate) config: FabricConfig,
-    pub(crate) endpoint: Endpoint<Flight>,
+    pub(crate) devices: Devices,
     pub(crate) given: Given,
-    pub(crate) addresses: Addresses,
     pub(crate) watch: Watch,
     pub(crate) ways: BTreeMap<WayId, Way>,
     pub(crate) keys: HashMap<u64, WayId>,
     pub(crate) peers: HashMap<PeerId, WayId>,
     pub(crate) guests: Guests,
-    /// Guests that are to be welcomed.
-    pub(crate) unanswered: BTreeSet<GuestId>,
+    /// Answers that guests are to be given.
+    pub(crate) unanswered: BTreeMap<(GuestId, Reply), Header>,
     pub(crate) posts: Posts<Transfer>,
     /// Ways that may have something to send.
     pub(crate) stirred: BTreeSet<WayId>,
@@ -49,8 +51,6 @@ pub struct FabricTransport {
     pub(crate) filled: WayId,
     /// Ways by the time at which they are looked at.
     pub(crate) timers: BTreeSet<(Time, WayId)>,
-    /// Receive buffers that libfabric has not taken back.
-    pub(crate) unreceived: Vec<usize>,
     pub(crate) done: Vec<Completion<Flight>>,
     pub(crate) scratch: Vec<u8>,
     /// The number that was given to a way or guest last.
@@ -78,41 +78,40 @@ pub struct FabricStats {
 }
 
 impl FabricTransport {
-    /// A transport with an endpoint of [`FabricConfig::provider`].
+    /// A transport with an endpoint of [`FabricConfig::provider`] on each of [`FabricConfig::devices`].
     ///
     /// # Errors
     ///
     /// [`FabricError::Limit`], [`FabricError::Refused`] and [`FabricError::Address`] if a field of `config` is not
     /// acceptable; [`FabricError::Library`], [`FabricError::Symbol`] and [`FabricError::Version`] if libfabric cannot be
-    /// used; [`FabricError::Provider`] if it has no such provider here.
+    /// used; [`FabricError::Provider`] if it has no such provider here, or not on such a device;
+    /// [`FabricError::Mixed`] if the devices are too different.
     pub fn new(config: FabricConfig) -> Result<FabricTransport, FabricError> {
         config.check()?;
         let library = Library::get(config.library.as_deref())?;
-        let settings = Settings {
-            provider: config.provider.clone(),
-            address: config.address,
-            device: config.device.clone(),
+        let devices = Devices::open(library, &config)?;
+        let port = |device: &Device| Port {
+            name: Bytes::copy_from_slice(device.endpoint.name()),
+            node: device.location.node,
         };
-        let endpoint = Endpoint::open(library, &settings)?;
-        let given = Given::new(config.provider.clone(), endpoint.name(), endpoint.promises().immediate)?;
-        let watch = Watch::new(endpoint.fd())?;
+        let ports = devices.all().map(port).collect();
+        let given = Given::new(config.provider.clone(), ports, devices.promises().immediate)?;
+        let watch = Watch::new(devices.all().filter_map(|device| device.endpoint.fd()))?;
         Ok(FabricTransport {
             config,
-            endpoint,
+            devices,
             given,
-            addresses: Addresses::default(),
             watch,
             ways: BTreeMap::new(),
             keys: HashMap::new(),
             peers: HashMap::new(),
             guests: Guests::default(),
-            unanswered: BTreeSet::new(),
+            unanswered: BTreeMap::new(),
             posts: Posts::default(),
             stirred: BTreeSet::new(),
             blocked: BTreeSet::new(),
             filled: 0,
             timers: BTreeSet::new(),
-            unreceived: Vec::new(),
             done: Vec::new(),
             scratch: vec![0; MESSAGE],
             last_id: 0,
@@ -135,7 +134,12 @@ impl FabricTransport {
     /// True if writes are counted by the receiver, which needs no message after them; false if the provider's writes
     /// carry no data, and a post's notify frame follows when its bytes are in place.
     pub fn counts_writes(&self) -> bool {
-        self.endpoint.promises().immediate > 0
+        self.devices.promises().immediate > 0
+    }
+
+    /// What each of [`FabricConfig::devices`] has done so far.
+    pub fn devices(&self) -> Vec<DeviceStats> {
+        self.devices.all().map(Device::stats).collect()
     }
 
     /// The counts so far.
@@ -155,6 +159,7 @@ impl fmt::Debug for FabricTransport {
         let FabricTransport { config, peers, stats, .. } = self;
         f.debug_struct("FabricTransport")
             .field("provider", &config.provider)
+            .field("devices", &config.devices.len())
             .field("peers", &peers.len())
             .field("stats", stats)
             .finish_non_exhaustive()

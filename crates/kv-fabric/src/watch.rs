@@ -22,11 +22,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Watches the descriptor of the completions, if there is one.
-    pub(crate) fn new(completions: Option<BorrowedFd<'_>>) -> Result<Watch, OsError> {
+    /// Watches the descriptors of the completions, where there are some.
+    pub(crate) fn new<'a>(completions: impl IntoIterator<Item = BorrowedFd<'a>>) -> Result<Watch, OsError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| OsError::new("epoll_create", error))?;
-        if let Some(completions) = completions {
+        for completions in completions {
             add(&epoll, completions, COMPLETIONS)?;
         }
         Ok(Watch { epoll })

@@ -7,9 +7,9 @@ use kv_core::{PeerId, Time, WayEnd};
 use kv_host::{Life, Posts, TransferId};
 
 use crate::ffi::Address;
+use crate::lane::{Lane, Link, Probe};
 use crate::message::Header;
 use crate::metadata::{Identity, Metadata, Place};
-use crate::pace::Latency;
 use crate::transfer::Transfer;
 
 /// Number of a way; never used again.
@@ -61,16 +61,18 @@ pub(crate) struct Way {
     pub(crate) key: u64,
     /// Who the peer must be.
     pub(crate) identity: Identity,
-    pub(crate) name: Bytes,
+    /// The peer's first endpoint, to which messages go from the first device here.
     pub(crate) address: Address,
+    /// The names of all endpoints of the peer, and the links to them.
+    pub(crate) names: Vec<Bytes>,
+    pub(crate) links: Vec<Link>,
+    /// The pairs of devices that move bytes, the first device and the first endpoint before the others.
+    pub(crate) lanes: Vec<Lane>,
     pub(crate) regions: Vec<Place>,
     /// Bytes of data that writes may carry to the peer; none if writes cannot be counted.
     pub(crate) immediate: usize,
     pub(crate) life: Life,
     pub(crate) stage: Stage,
-    /// True while a probe of a dead peer's connection is under way, and once nothing of the peer can arrive any more.
-    pub(crate) probing: bool,
-    pub(crate) drained: bool,
     /// The number by which the peer knows this side's writes.
     pub(crate) slot: u32,
     /// Messages that wait, the next one first, and the bytes of the frames among them.
@@ -89,12 +91,12 @@ pub(crate) struct Way {
     pub(crate) announced: usize,
     pub(crate) announced_bytes: usize,
     pub(crate) sequence: u32,
-    /// What is under way: messages, slices of writes and of reads, and the bytes of the slices.
+    /// How many frames were sent ahead, how many of them the peer is known to have, and for how many it was asked.
+    pub(crate) ahead: u32,
+    pub(crate) confirmed: u32,
+    pub(crate) asked: u32,
+    /// Messages under way.
     pub(crate) messages: usize,
-    pub(crate) writing: usize,
-    pub(crate) reading: usize,
-    pub(crate) bytes: u64,
-    pub(crate) latency: Latency,
     /// When the peer was heard last, and when the next greeting is due.
     pub(crate) heard: Time,
     pub(crate) greet_at: Time,
@@ -108,6 +110,7 @@ impl Way {
         key: u64,
         identity: Identity,
         (metadata, address): (Metadata, Address),
+        (links, lanes): (Vec<Link>, Vec<Lane>),
         life: Life,
         immediate: usize,
         (now, until): (Time, Time),
@@ -116,14 +119,14 @@ impl Way {
             peer: Some(peer),
             key,
             identity,
-            name: metadata.name,
+            names: metadata.ports.into_iter().map(|port| port.name).collect(),
             address,
+            links,
+            lanes,
             regions: metadata.regions,
             immediate: immediate.min(usize::from(metadata.immediate)),
             life,
             stage: Stage::Greeting { until },
-            probing: false,
-            drained: false,
             slot: 0,
             outgoing: VecDeque::new(),
             frame_bytes: 0,
@@ -135,11 +138,10 @@ impl Way {
             announced: 0,
             announced_bytes: 0,
             sequence: 0,
+            ahead: 0,
+            confirmed: 0,
+            asked: 0,
             messages: 0,
-            writing: 0,
-            reading: 0,
-            bytes: 0,
-            latency: Latency::default(),
             heard: now,
             greet_at: now,
             due: None,
@@ -162,7 +164,18 @@ impl Way {
 
     /// Operations of this peer that are under way.
     pub(crate) fn under_way(&self) -> usize {
-        self.messages + self.writing + self.reading + usize::from(self.probing)
+        let probes = self.links.iter().filter(|link| link.probe == Probe::UnderWay).count();
+        self.messages + self.moving() + probes
+    }
+
+    /// Slices that are under way, over all devices.
+    pub(crate) fn moving(&self) -> usize {
+        self.lanes.iter().map(Lane::moving).sum()
+    }
+
+    /// True once nothing of a dead peer can arrive any more, whichever connection it has used.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.links.iter().all(|link| link.probe == Probe::Drained)
     }
 
     /// Throws away what waits.

@@ -23,6 +23,21 @@ fn small_slices_in_a_small_window_keep_the_contract() {
 }
 
 #[test]
+fn two_devices_keep_the_contract() {
+    kv_conformance::all(|| Kind::Two);
+}
+
+#[test]
+fn two_devices_and_three_of_the_peers_keep_the_contract() {
+    kv_conformance::all(|| Kind::Uneven);
+}
+
+#[test]
+fn small_slices_in_the_small_windows_of_two_devices_keep_the_contract() {
+    kv_conformance::all(|| Kind::NarrowTwo);
+}
+
+#[test]
 fn endpoints_over_ipv6_keep_the_contract() {
     kv_conformance::all(|| Kind::Six);
 }

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::path::Path;
 use std::ptr;
 
 use kv_host::{HostMemory, Memory};
@@ -12,6 +13,7 @@ use super::contexts::Contexts;
 use super::fabric::{Address, Objects, Promises};
 use super::{Library, call, sys};
 use crate::error::FabricError;
+use crate::topology::{Location, SYS};
 
 /// Bytes of a message. Providers send messages of this size at once, without asking the receiver.
 pub(crate) const MESSAGE: usize = 8 << 10;
@@ -149,6 +151,17 @@ impl<T: Copy> Endpoint<T> {
         self.promises
     }
 
+    /// libfabric's name of the device.
+    pub(crate) fn device(&self) -> String {
+        self.objects.device().0
+    }
+
+    /// Where the device is.
+    pub(crate) fn location(&self) -> Location {
+        let (name, pci) = self.objects.device();
+        Location::of(Path::new(SYS), &name, pci.as_deref())
+    }
+
     /// What libfabric's number for an error means.
     pub(crate) fn text(&self, code: i32) -> &'static str {
         self.objects.library.text(code)
@@ -164,6 +177,13 @@ impl<T: Copy> Endpoint<T> {
         let descriptor = registered.descriptor;
         self.regions.push(Registered { memory: memory.clone(), descriptor });
         Ok(far)
+    }
+
+    /// Takes back the registration of the last region, which no peer knows.
+    pub(crate) fn unregister_last(&mut self) {
+        if self.regions.pop().is_some() {
+            self.objects.close_last();
+        }
     }
 
     fn register_range(&mut self, memory: &Memory, access: u64, wanted: u64) -> Result<Range, FabricError> {
@@ -282,6 +302,11 @@ impl<T: Copy> Endpoint<T> {
             Ok(()) => into,
             Err(_) => &[],
         }
+    }
+
+    /// True if a write or a read can be begun, as far as this side has room.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.idle_moves.is_empty()
     }
 
     /// True while messages are under way.

@@ -9,7 +9,7 @@ use super::{Library, Settings, call, sys};
 use crate::error::FabricError;
 
 /// A peer's endpoint in the address table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Address(pub(super) u64);
 
 /// What the provider does, and what it demands of registered memory.
@@ -27,6 +27,20 @@ pub(crate) struct Promises {
     pub(super) key: usize,
     /// The format of addresses is that of sockets, which begin with a family.
     pub(crate) sockets: bool,
+}
+
+impl Promises {
+    /// What both do; `None` if they address memory in different ways.
+    pub(crate) fn with(self, other: Promises) -> Option<Promises> {
+        let all = Promises {
+            ranges: self.ranges.min(other.ranges),
+            immediate: self.immediate.min(other.immediate),
+            message: self.message.min(other.message),
+            sockets: self.sockets && other.sockets,
+            ..self
+        };
+        (self.modes == other.modes && self.key == other.key).then_some(all)
+    }
 }
 
 /// The levels of service that are asked for, the best one first: data with writes, and writes whose end means that
@@ -192,6 +206,12 @@ impl Objects {
         Ok(name)
     }
 
+    /// libfabric's name of the device, and its PCI function, if the provider tells it.
+    pub(super) fn device(&self) -> (String, Option<String>) {
+        // SAFETY: libfabric has filled the info in.
+        unsafe { device(self.info) }
+    }
+
     /// The error of a call that has not returned zero.
     pub(super) fn check(&self, call: &'static str, result: i32) -> Result<(), FabricError> {
         if result == 0 {
@@ -222,6 +242,14 @@ impl Drop for Objects {
 }
 
 impl Objects {
+    /// Closes the region that was made last. Nobody knows it yet.
+    pub(super) fn close_last(&mut self) {
+        if let Some(region) = self.regions.pop() {
+            // SAFETY: open, and forgotten here; no operation has been begun with it.
+            unsafe { close(region.as_ptr().cast()) };
+        }
+    }
+
     /// # Safety
     ///
     /// No operation of this side uses the regions any more, or the endpoint's end ends them.
@@ -309,22 +337,28 @@ unsafe fn only(library: &Library, list: *mut sys::fi_info, device: &CStr) -> *mu
     }
 }
 
-/// The providers that have what a transport needs, each with its device, in libfabric's order.
-pub(crate) fn usable(library: &Library) -> Vec<(String, String)> {
+/// A provider that has what a transport needs, on one of its devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Usable {
+    pub(crate) provider: String,
+    pub(crate) device: String,
+    /// The device's PCI function, if the provider tells it.
+    pub(crate) pci: Option<String>,
+}
+
+/// The providers that have what a transport needs, each with its devices, in libfabric's order.
+pub(crate) fn usable(library: &Library) -> Vec<Usable> {
     let mut found = Vec::new();
     for immediate in WANTED {
         let Ok(first) = ask(library, None, immediate) else { continue };
         let mut info = first;
         // SAFETY: libfabric's list, whose names end with a zero, and which is freed once, at the end.
         unsafe {
-            let text = |text: *const c_char| match text.is_null() {
-                true => String::new(),
-                false => CStr::from_ptr(text).to_string_lossy().into_owned(),
-            };
             while !info.is_null() {
-                let names = (text((*(*info).fabric_attr).prov_name), text((*(*info).domain_attr).name));
-                if !found.contains(&names) {
-                    found.push(names);
+                let (provider, (device, pci)) = (text((*(*info).fabric_attr).prov_name), device(info));
+                let usable = Usable { provider, device, pci };
+                if !found.contains(&usable) {
+                    found.push(usable);
                 }
                 info = (*info).next;
             }
@@ -332,6 +366,37 @@ pub(crate) fn usable(library: &Library) -> Vec<(String, String)> {
         }
     }
     found
+}
+
+/// The name of a device, and its PCI function, if the provider tells it.
+///
+/// # Safety
+///
+/// libfabric has filled the info in.
+unsafe fn device(info: *const sys::fi_info) -> (String, Option<String>) {
+    // SAFETY: pointers of an info are null or lead to what libfabric has filled in, and its names end with a zero. The
+    // attributes of a bus of PCI are those of PCI.
+    unsafe {
+        let nic = (*info).nic;
+        let bus = if nic.is_null() { ptr::null() } else { (*nic).bus_attr.cast_const() };
+        let pci = (!bus.is_null() && (*bus).bus_type == sys::FI_BUS_PCI).then(|| (*bus).attr.pci);
+        let pci = pci.map(|pci| {
+            let sys::fi_pci_attr { domain_id, bus_id, device_id, function_id } = pci;
+            format!("{domain_id:04x}:{bus_id:02x}:{device_id:02x}.{function_id:x}")
+        });
+        (text((*(*info).domain_attr).name), pci)
+    }
+}
+
+/// # Safety
+///
+/// Null, or a string that ends with a zero.
+unsafe fn text(text: *const c_char) -> String {
+    match text.is_null() {
+        true => String::new(),
+        // SAFETY: not null.
+        false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+    }
 }
 
 /// # Safety

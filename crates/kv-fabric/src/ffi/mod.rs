@@ -11,6 +11,7 @@ mod contexts;
 mod endpoint;
 mod fabric;
 mod library;
+pub(crate) mod numa;
 mod posting;
 
 /// libfabric's types and constants, as its headers declare them.
@@ -28,7 +29,7 @@ pub(crate) mod sys {
 }
 
 pub(crate) use endpoint::{Attempt, Completion, Endpoint, Far, MESSAGE, MOVES, Near, SENDS, Settings};
-pub(crate) use fabric::{Address, usable};
+pub(crate) use fabric::{Address, Promises, Usable, usable};
 pub(crate) use library::Library;
 #[cfg(feature = "raw")]
 pub(crate) use library::{DupInfo, Fabric, FreeInfo, GetInfo};

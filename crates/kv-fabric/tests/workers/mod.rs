@@ -1,10 +1,12 @@
 //! Workers with a libfabric transport, for tests.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
+use std::net::Ipv4Addr;
+
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Regions, Side};
 use kv_core::{Region, RegionRole, Transport};
-use kv_fabric::{FabricConfig, FabricTransport, HostMemory};
+use kv_fabric::{FabricConfig, FabricDevice, FabricTransport, HostMemory};
 
 /// How the workers of a check are configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,23 +17,46 @@ pub enum Kind {
     Narrow,
     /// IPv6.
     Six,
+    /// Two devices.
+    Two,
+    /// Two devices, while its partners have three.
+    Uneven,
+    Three,
+    /// Two devices, small slices and a small window.
+    NarrowTwo,
 }
 
 impl Kind {
     pub fn named(name: &str) -> Kind {
-        let all = [Kind::Usual, Kind::Narrow, Kind::Six];
+        let all =
+            [Kind::Usual, Kind::Narrow, Kind::Six, Kind::Two, Kind::Uneven, Kind::Three, Kind::NarrowTwo];
         all.into_iter().find(|kind| format!("{kind:?}") == name).unwrap()
     }
 
     pub fn config(self) -> FabricConfig {
         let address = if self == Kind::Six { "::1" } else { "127.0.0.1" };
         let config = FabricConfig::new(address.parse().unwrap());
+        let devices = match self {
+            Kind::Usual | Kind::Narrow | Kind::Six => 1,
+            Kind::Two | Kind::NarrowTwo | Kind::Uneven => 2,
+            Kind::Three => 3,
+        };
+        // Every address of this range is one of this host.
+        let others = (2..=devices).map(|number| FabricDevice::at(Ipv4Addr::new(127, 0, 0, number).into()));
+        let config = config.with(|config| config.devices.extend(others));
         match self {
-            Kind::Usual | Kind::Six => config,
-            Kind::Narrow => {
+            Kind::Usual | Kind::Six | Kind::Two | Kind::Uneven | Kind::Three => config,
+            Kind::Narrow | Kind::NarrowTwo => {
                 config.with(|config| (config.slice_bytes, config.window_bytes) = (10_000, 70_000))
             }
         }
+    }
+}
+
+impl Kind {
+    /// How the workers are configured that this one works with.
+    fn others(self) -> Kind {
+        if self == Kind::Uneven { Kind::Three } else { self }
     }
 }
 
@@ -44,8 +69,12 @@ impl Harness for Kind {
         worker(self.config(), lens)
     }
 
+    fn partner(&self, lens: &[usize]) -> Side<FabricTransport> {
+        worker(self.others().config(), lens)
+    }
+
     fn other(&self, job: Job, peer: &[u8]) -> Process {
-        Process::start(&format!("{self:?}"), job, peer)
+        Process::start(&format!("{:?}", self.others()), job, peer)
     }
 }
 

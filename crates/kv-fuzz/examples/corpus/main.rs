@@ -81,11 +81,15 @@ fn main() {
 fn fabric_metadata(regions: usize) -> Vec<u8> {
     let (host, process) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64));
     let name = Bytes::from_static(b"\x02\0\x1f\x90\x7f\0\0\x01\0\0\0\0\0\0\0\0");
-    let regions = vec![(0_u64, 0xfeed_u64, 1_u64 << 20); regions];
-    let mut bytes = b"KVF\x01".to_vec();
+    let ports = vec![(name.clone(), None), (name, Some(1_u16))];
+    let mut bytes = b"KVF\x02".to_vec();
+    // A key for both endpoints, and one for each.
+    let regions: Vec<_> = (0..regions)
+        .map(|region| (0_u64, 1_u64 << 20, vec![0xfeed_u64; 1 + region % 2], Some(0_u16)))
+        .collect();
     rmp_serde::encode::write(
         &mut bytes,
-        &((8_u64, 9_u64), "tcp;ofi_rxm", host, process, name, 8_u8, regions),
+        &((8_u64, 9_u64), "tcp;ofi_rxm", host, process, ports, 8_u8, regions),
     )
     .unwrap();
     bytes
@@ -102,7 +106,9 @@ fn fabric_messages() -> Vec<Vec<u8>> {
     let frames =
         [message(3, [4, 0, 0], b"done"), message(3, [8, 0, 0], b"two "), message(4, [0; 3], b"part")];
     let counted = [message(3, [4, 2, 9], b"done"), vec![0, 9, 0, 9], message(5, [0, 0, 9], b"")];
-    vec![hello, frames.concat(), counted.concat()]
+    let withdrawn = [message(3, [4, 3, 9], b"done"), vec![0, 9], message(5, [0, 2, 9], b""), vec![0, 9]];
+    let questions = [message(8, [0, 128, 0], b""), message(8, [0, 0, 1], b""), message(9, [0, 0, 1], b"")];
+    vec![hello, frames.concat(), counted.concat(), withdrawn.concat(), questions.concat()]
 }
 
 fn args() -> KvArgs {
