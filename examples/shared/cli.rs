@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::decode::RESERVED_TOKENS;
 use super::error::ExampleError;
-use super::prompts::{self, Workload};
 use super::rank::finish_within;
 use super::router::Plan;
+use super::workload::{self, Workload};
 
 /// How long the transfer of a request may take, unless `--deadline` says otherwise.
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -306,7 +306,7 @@ impl WorkloadOptions {
 
     /// Fails early if the requests do not fit into the cache of a rank.
     pub fn check(&self, cache: &CacheOptions) -> Result<(), ExampleError> {
-        let prompt = prompts::longest(self.prompt_tokens as usize);
+        let prompt = workload::longest(self.prompt_tokens as usize);
         let earlier = (self.turns - 1) as usize * (self.max_new_tokens + self.follow_up_tokens) as usize;
         let tokens = prompt + earlier + self.max_new_tokens.max(RESERVED_TOKENS) as usize;
         // One page more, because prompt and continuation are rounded up to pages separately.

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ExampleError;
 use super::model::{Model, ModelConfig, Weights};
-use super::prompts::{self, Chat, Workload};
 use super::router::Run;
+use super::workload::{self, Chat, Workload};
 
 /// Options that choose the model. Every process of a run must get the same ones.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
@@ -44,10 +44,10 @@ impl ModelOptions {
         #[cfg(feature = "checkpoint")]
         if let Some(dir) = &self.model {
             let tokenizer = super::checkpoint::Tokenizer::load(dir)?;
-            let text = tokenizer.encode(prompts::TEXT)?;
-            return Ok(prompts::from_text(self.seed, workload, &text));
+            let text = tokenizer.encode(workload::TEXT)?;
+            return Ok(workload::from_text(self.seed, workload, &text));
         }
-        Ok(prompts::random(self.seed, workload, model.config().vocab_size))
+        Ok(workload::random(self.seed, workload, model.config().vocab_size))
     }
 
     /// The text that the decode side has generated for the first prompt; `None` without a tokenizer.

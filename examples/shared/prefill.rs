@@ -3,6 +3,8 @@
 //! Push and pull differ in one place: in pull mode the rank tells the router where the KV is, and the router
 //! passes that on to the decode rank.
 
+mod prompt;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -31,11 +33,11 @@ use super::inputs::Inputs;
 use super::link::Link;
 use super::model::{Model, Segment};
 use super::paged::{self, PagedKv};
-use super::prompt::Prompt;
 use super::pull_back::{PullBack, Way};
 use super::rank::{AUX_ROWS, IDLE, RETRY, RankSpec, SetUp, close};
 use super::recording::Recording;
 use super::wire::WireLog;
+use prompt::Prompt;
 
 type Queues = PrefillQueues<Prompt, EngineGroup>;
 

@@ -6,8 +6,8 @@ use super::error::ExampleError;
 use super::model::{Model, Sample};
 use super::monolithic;
 use super::progress::Progress;
-use super::prompts::Chat;
 use super::router::{Plan, Router, Run};
+use super::workload::Chat;
 
 /// The tokens of each turn of each chat.
 pub type Answers = Vec<Vec<Vec<Sample>>>;
@@ -76,10 +76,10 @@ mod tests {
     use crate::link::Link;
     use crate::loading::ModelOptions;
     use crate::prefill::PrefillRank;
-    use crate::prompts::Workload;
     use crate::rank::RankSpec;
     use crate::report::{Outcome, Report, RequestReport};
     use crate::router::Side;
+    use crate::workload::Workload;
 
     /// Two prefill ranks and a decode rank, each on a thread of its own.
     fn service(mode: Mode, cache: (PageLayout, u32), workload: Workload, max_new_tokens: usize) -> Report {

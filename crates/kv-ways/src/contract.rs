@@ -8,7 +8,7 @@ use kv_core::{
     TransportOffer, TransportWait, WriteFence,
 };
 
-use crate::form;
+use crate::metadata;
 use crate::way::Stage;
 use crate::ways::{Ways, member_and_origin};
 
@@ -24,7 +24,7 @@ impl Transport for Ways {
     /// The metadata of all members as one piece of bytes, for an owner that does not use
     /// [`offers`](Transport::offers).
     fn metadata(&self) -> Result<Bytes, TransportError> {
-        form::encode(&self.offers()?)
+        metadata::encode(&self.offers()?)
     }
 
     fn offers(&self) -> Result<Vec<TransportOffer>, TransportError> {
@@ -32,7 +32,7 @@ impl Transport for Ways {
     }
 
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError> {
-        let mut common = self.common(&form::decode(metadata)?)?;
+        let mut common = self.common(&metadata::decode(metadata)?)?;
         if let Some(way) = self.peers.get(&peer).filter(|way| way.stage != Stage::Fenced) {
             let name = self.members.get(way.member).map(|member| member.name);
             common.retain(|offer| Some(offer.name.as_str()) == name);
@@ -55,7 +55,7 @@ impl Transport for Ways {
     }
 
     fn may_speak_for(&self, from: Origin, metadata: &[u8]) -> bool {
-        let offers = form::decode(metadata).unwrap_or_default();
+        let offers = metadata::decode(metadata).unwrap_or_default();
         offers.iter().any(|transport| self.may_speak_by(from, transport))
     }
 

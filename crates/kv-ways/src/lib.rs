@@ -43,8 +43,8 @@
 
 mod contract;
 mod error;
-mod form;
 mod member;
+mod metadata;
 mod standing;
 mod way;
 mod ways;

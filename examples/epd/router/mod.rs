@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use kv_examples::control::{Command, Event, NamedError};
 use kv_examples::error::ExampleError;
 use kv_examples::process::{Process, listen};
-use kv_examples::prompts::new_room;
+use kv_examples::workload::new_room;
 use kv_transfer::params::{RemoteKv, TransferParams};
 use kv_transfer::{EngineId, Room, TransferMode};
 use serde_json::{Map, Value};

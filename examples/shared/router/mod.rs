@@ -39,7 +39,7 @@ use super::control::{Command, Decoded, Event, Reach};
 use super::error::ExampleError;
 use super::process::{self, Process};
 use super::progress::Progress;
-use super::prompts::{Chat, new_room};
+use super::workload::{Chat, new_room};
 
 /// How long ranks may take to come up: a checkpoint is read from disk.
 const READY_WITHIN: Duration = Duration::from_secs(300);

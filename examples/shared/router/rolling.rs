@@ -16,7 +16,7 @@ use super::{Router, process};
 use crate::control::Accounting;
 use crate::error::ExampleError;
 use crate::process::Process;
-use crate::prompts::Chat;
+use crate::workload::Chat;
 
 /// Starts the process of a rank once more, by its side and number.
 pub type Respawn = Box<dyn FnMut(Side, u32) -> Result<(Child, ChildStdin, ChildStdout), ExampleError>>;

@@ -1,6 +1,6 @@
 //! Errors in a worker's description of its own memory and limits.
 
-use super::arguments::IdError;
+use super::id::IdError;
 
 /// Why a [`KvArgs`](crate::KvArgs) cannot be built.
 /// [`KvArgsBuilder::build`](crate::KvArgsBuilder::build) finds all of these errors; the

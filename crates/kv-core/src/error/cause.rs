@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::arguments::PagesError;
 use super::bootstrap::BootstrapError;
+use super::pages::PagesError;
 use super::peer::{Mismatch, PeerCause};
 use crate::announce::{LayersError, ReadyEventError};
 use crate::groups::CacheGroupSpan;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use kv_transfer::{AuxIndex, Pages, SessionOptions};
 
-use super::control::History;
-use super::model::InputRows;
-use super::pull_back::PullBack;
+use crate::control::History;
+use crate::model::InputRows;
+use crate::pull_back::PullBack;
 
 /// A prompt on its way through the queues of a prefill rank.
 pub struct Prompt {
