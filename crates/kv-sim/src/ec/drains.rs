@@ -35,7 +35,7 @@ impl EcWorld {
     pub(super) fn serves_what_came_before(&self, producer: LifeId, heard: Option<&Heard>) -> Verdict {
         let Some(since) = self.lives[producer].draining else { return Ok(()) };
         match heard {
-            Some(heard) if heard.at > since => broken(
+            Some(heard) if heard.at > since && !self.did_at_once(producer, heard.at) => broken(
                 LOSE_NOTHING,
                 format!("life {producer}, which drains since {since}, serves what came later: {heard:?}"),
             ),

@@ -138,15 +138,19 @@ impl EcWorld {
             _ => seen.was(State::Ready, at) && self.bytes_of(held) != bytes,
         };
         self.service.ledger.said.insert((consumer, producer, item, name));
-        // A host that goes on after a stop does many things at one moment, and only the last is seen.
-        let unseen = self.params.driven && self.lives[producer].paused_until >= at;
-        if !is_true && !unseen {
+        if !is_true && !self.did_at_once(producer, at) {
             let what = format!(
                 "life {producer} calls image {item} {name} to life {consumer} at {}, which asked for {bytes} bytes: {seen:?}",
                 self.now
             );
             self.break_promise(broken("refusals_are_true", what));
         }
+    }
+
+    /// True if the life was stopped at that time: when it goes on, it does many things at one moment in an order of its
+    /// own, and only the last is seen.
+    pub(super) fn did_at_once(&self, life: LifeId, at: u64) -> bool {
+        self.params.driven && self.lives[life].paused_until >= at
     }
 
     fn asks(&mut self, (consumer, producer): (LifeId, LifeId), frame: &Frame) {
