@@ -108,3 +108,63 @@ fn cut_in_every_way(change: impl Fn(TcpConfig) -> TcpConfig) {
         exchange_again(&mut from, &mut to);
     }
 }
+
+#[test]
+fn a_write_whose_way_was_cut_changes_no_byte_at_the_peer_once_it_has_ended() {
+    let wire = Wire::new();
+    let (mut from, mut to) = (worker(TcpConfig::new(loopback()), &[LEN]), worker(wire.config(), &[LEN]));
+    from.memory.write(0, 0, &pattern(LEN));
+    connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
+    wire.slow(1 << 20);
+    from.transport.post(PEER, post(1, Op::Write, LEN)).unwrap();
+    let mut events = Vec::new();
+    let begun = Instant::now();
+    until("bytes on the wire", &mut [&mut from, &mut to], &mut events, |_| {
+        wire.connections() == 2 && begun.elapsed() > Duration::from_millis(300)
+    });
+    // The dialer sees the end at once; what it has sent before goes on to the peer.
+    wire.cut(1, true, false);
+    until("the end of the write", &mut [&mut from, &mut to], &mut events, |events| {
+        ended(&events[0], 1).is_some()
+    });
+    assert_eq!(ended(&events[0], 1), Some(Err(TransportError::PeerGone)));
+    let bytes = |to: &Side<TcpTransport>| {
+        let mut bytes = vec![0; LEN];
+        to.memory.read(0, 0, &mut bytes);
+        bytes
+    };
+    let before = bytes(&to);
+    let ended_at = Instant::now();
+    until("what may still come", &mut [&mut from, &mut to], &mut events, |_| {
+        ended_at.elapsed() > Duration::from_secs(3)
+    });
+    assert!(bytes(&to) == before, "bytes have come after the write had ended");
+    assert!(before != pattern(LEN) && before.iter().any(|byte| *byte != 0), "nothing was under way");
+}
+
+#[test]
+fn a_peer_whose_right_to_write_was_revoked_writes_again_once_both_have_met_anew() {
+    const BACK: PeerId = PeerId(2);
+    let mut sides = [0; 2].map(|_| worker(TcpConfig::new(loopback()), &[LEN]));
+    let [from, to] = &mut sides;
+    let meet = |from: &mut Side<TcpTransport>, to: &mut Side<TcpTransport>, id: u64| {
+        let [here, there] = [&*from, &*to].map(|side| side.transport.metadata().unwrap());
+        connect(&mut from.transport, PEER, &there).unwrap();
+        connect(&mut to.transport, BACK, &here).unwrap();
+        from.transport.post(PEER, post(id, Op::Write, 4096)).unwrap();
+        let mut events = Vec::new();
+        until("a write", &mut [from, to], &mut events, |events| ended(&events[0], id).is_some());
+        assert_eq!(ended(&events[0], id), Some(Ok(())));
+    };
+    meet(from, to, 1);
+    to.transport.revoke(BACK);
+    from.transport.post(PEER, post(2, Op::Write, 4096)).unwrap();
+    let mut events = Vec::new();
+    until("a refused write", &mut [&mut *from, &mut *to], &mut events, |events| !events[0].is_empty());
+    assert_eq!(ended(&events[0], 2), Some(Err(TransportError::Revoked)));
+    // The peer learns that its connections are of no use.
+    to.transport.disconnect(BACK);
+    let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+    until("the end of the way", &mut [&mut *from, &mut *to], &mut events, |events| events[0].contains(&lost));
+    meet(from, to, 3);
+}
