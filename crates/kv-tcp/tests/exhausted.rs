@@ -22,7 +22,7 @@ fn workers_without_a_descriptor_left_rest_and_meet_once_there_are_some_again() {
     let [early, late] = &mut others;
     let metadata = to.transport.metadata().unwrap();
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limit.clone() }).unwrap();
+    setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limit }).unwrap();
     // The kernel opens the connection of one peer, which is not accepted yet.
     connect(&mut early.transport, PeerId(1), &metadata).unwrap();
     let taken: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
