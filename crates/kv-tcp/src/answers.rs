@@ -208,7 +208,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::{Duration, Instant};
 
-    use bytes::BytesMut;
+    use bytes::{Bytes, BytesMut};
     use kv_core::{Descriptor, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
     use kv_host::{Arena, Token};
 
@@ -238,13 +238,27 @@ mod tests {
             Peer { metadata, listener, stream: None, got: BytesMut::new() }
         }
 
-        /// The next slice that the transport asks for, if one has come.
+        /// The next slice to read that the transport asks for, if one has come.
         fn next(&mut self) -> Option<Asked> {
+            self.next_request().map(|request| match request {
+                Request::Read(asked) => asked,
+                other => panic!("{other:?}"),
+            })
+        }
+
+        /// What the transport asks for next, if it has come.
+        fn next_request(&mut self) -> Option<Request> {
+            self.fill();
+            Request::next(&mut self.got, |_| Some(LEN)).unwrap()
+        }
+
+        /// Takes what has come, and answers the hello.
+        fn fill(&mut self) {
             let Some(stream) = &mut self.stream else {
-                let Ok((stream, _)) = self.listener.accept() else { return None };
+                let Ok((stream, _)) = self.listener.accept() else { return };
                 stream.set_nonblocking(true).unwrap();
                 self.stream = Some(stream);
-                return None;
+                return;
             };
             let mut bytes = [0; 4096];
             match stream.read(&mut bytes) {
@@ -256,10 +270,6 @@ mod tests {
                 let welcome = Welcome { from, way: hello.way, clock: clock::now() };
                 stream.write_all(&welcome.encode()).unwrap();
                 let _ = self.got.split_to(HELLO);
-            }
-            match Request::next(&mut self.got, |_| Some(LEN)).unwrap()? {
-                Request::Read(asked) => Some(asked),
-                other => panic!("{other:?}"),
             }
         }
 
@@ -278,7 +288,7 @@ mod tests {
         transport.add_memory(&arena).unwrap();
         transport.register(&Region::dram(RegionRole::Kv, arena.addr(), LEN, 1)).unwrap();
         transport.connect(PeerId(1), &peer.metadata.encode().unwrap()).unwrap();
-        let len = LEN / posts;
+        let len = LEN / posts.max(1);
         for post in 0..posts {
             let (local_offset, remote_offset) = (len * post, len * post);
             let descriptor =
@@ -293,19 +303,61 @@ mod tests {
     fn an_answer_that_revokes_the_right_to_read_ends_the_way_for_there_is_none() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 1);
-        let (mut answered, mut events) = (false, Vec::new());
+        let (mut answered, mut events) = (None, Vec::new());
         let deadline = Instant::now() + Duration::from_secs(60);
         while events.is_empty() {
             assert!(Instant::now() < deadline);
             transport.poll(Time::ZERO, &mut events);
-            if !answered && let Some(asked) = peer.next() {
+            if answered.is_none()
+                && let Some(asked) = peer.next()
+            {
                 peer.answer(asked.number, Verdict::Revoked);
-                answered = true;
+                answered = Some(asked.until);
             }
         }
+        assert!(answered < Some(clock::now()), "until then, the peer may touch memory");
         let result = Err(TransportError::PeerGone);
         assert_eq!(events[0], TransportEvent::Posted { post: PostId(0), result });
         assert_eq!(transport.stats().broken, 1);
+    }
+
+    #[test]
+    fn the_notify_frame_of_a_slice_that_came_too_late_follows_the_slice_that_comes_in_time() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let descriptor =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 100 };
+        let notify = Some(Bytes::from_static(b"notify"));
+        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![descriptor], notify };
+        transport.permit(PeerId(1), Time::MAX);
+        transport.post(PeerId(1), post).unwrap();
+        let (mut seen, mut events) = (Vec::new(), Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() || seen.len() < 3 {
+            assert!(Instant::now() < deadline, "{seen:?}, {events:?}");
+            transport.poll(Time::ZERO, &mut events);
+            match peer.next_request() {
+                Some(Request::Write(asked, notify)) => {
+                    let len = asked.bytes as usize + notify;
+                    while peer.got.len() < len {
+                        transport.poll(Time::ZERO, &mut events);
+                        peer.fill();
+                    }
+                    drop(peer.got.split_to(len));
+                    let verdict = if seen.is_empty() { Verdict::Late } else { Verdict::Done };
+                    peer.answer(asked.number, verdict);
+                    seen.push((asked.bytes, notify));
+                }
+                Some(Request::Frame(frame)) => {
+                    assert_eq!(frame, "notify");
+                    seen.push((0, frame.len()));
+                }
+                other => assert_eq!(other, None),
+            }
+        }
+        // The first slice carries the frame itself.
+        assert_eq!(seen, [(100, 6), (100, 0), (0, 6)]);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
     }
 
     #[test]

@@ -177,3 +177,54 @@ impl TcpTransport {
         Some((id, self.connections.get(&id).map_or(Time::ZERO, |connection| connection.since)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::TcpStream;
+    use std::time::Instant;
+
+    use kv_core::Transport;
+
+    use super::*;
+    use crate::config::TcpConfig;
+    use crate::hello::WELCOME;
+
+    #[test]
+    fn a_way_is_opened_once_and_only_its_opener_adds_connections_to_it() {
+        let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
+        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
+        let [token, way, other_way] = [0; 3].map(|_| Token::random().unwrap());
+        let from = Identity::of(token, b"a guest");
+        let hello = Hello { number: 0, to, from, way };
+        let elsewhere = Identity::of(token, b"another table of regions");
+        let mut kept = Vec::new();
+        for (hello, is_accepted) in [
+            (Hello { number: 1, ..hello }, false),
+            (hello, true),
+            (hello, false),
+            (Hello { number: 1, from: elsewhere, ..hello }, false),
+            (Hello { number: 1, way: other_way, ..hello }, false),
+            (Hello { number: MAX_NUMBER + 1, ..hello }, false),
+            (Hello { number: 1, ..hello }, true),
+            (Hello { number: 1, ..hello }, false),
+        ] {
+            let mut guest = TcpStream::connect(transport.local_addr()).unwrap();
+            guest.write_all(&hello.encode()).unwrap();
+            guest.set_nonblocking(true).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let mut piece = [0; 256];
+            let got = loop {
+                assert!(Instant::now() < deadline, "{hello:?}");
+                transport.poll(Time::ZERO, &mut Vec::new());
+                match guest.read(&mut piece) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    got => break got.unwrap_or(0),
+                }
+            };
+            assert_eq!(got, if is_accepted { WELCOME } else { 0 }, "{hello:?}");
+            kept.push(guest);
+        }
+        assert_eq!((transport.guests.len(), transport.connections.len()), (1, 2));
+    }
+}

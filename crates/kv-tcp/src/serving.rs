@@ -200,4 +200,65 @@ mod tests {
             );
         }
     }
+
+    /// What this side does with a write of two pages whose second page comes after `lag`, when the write is to be in
+    /// place within `time`: the verdict, the frames that it tells, and the byte that it has of the second page.
+    fn written(time: Duration, lag: Duration, revoke: bool) -> (Verdict, usize, u8) {
+        const PAGE: usize = 4096;
+        let arena = Arena::new(2 * PAGE).unwrap();
+        let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
+        transport.add_memory(&arena).unwrap();
+        transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 2 * PAGE as u64, 1)).unwrap();
+        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
+        let mut guest = TcpStream::connect(transport.local_addr()).unwrap();
+        let token = Token::random().unwrap();
+        let hello = Hello { number: 0, to, from: Identity::of(token, b"a guest"), way: token };
+        guest.write_all(&hello.encode()).unwrap();
+        guest.set_nonblocking(true).unwrap();
+        let mut events = Vec::new();
+        let mut poll = |transport: &mut TcpTransport, time: Duration| {
+            let until = Instant::now() + time;
+            while Instant::now() < until {
+                transport.poll(Time::ZERO, &mut events);
+            }
+            events.len()
+        };
+        let ranges = vec![Range { region: 0, len: 2 * PAGE as u32, offset: 0 }];
+        let asked = Asked { number: 7, until: clock::now() + time, ranges, bytes: 2 * PAGE as u64 };
+        guest.write_all(&message::write(&asked, 6)).unwrap();
+        guest.write_all(&[1; PAGE]).unwrap();
+        poll(&mut transport, lag);
+        if revoke {
+            let guests = transport.guests.of(token);
+            transport.guests.get_mut(guests[0]).unwrap().revoked = true;
+        }
+        guest.write_all(&[2; PAGE]).unwrap();
+        guest.write_all(b"notify").unwrap();
+        let (mut got, mut piece) = (BytesMut::new(), [0; 256]);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            assert!(Instant::now() < deadline);
+            let frames = poll(&mut transport, Duration::from_millis(1));
+            if let Ok(count) = guest.read(&mut piece) {
+                got.extend_from_slice(&piece[..count]);
+            }
+            if got.len() == WELCOME + HEADER {
+                let answer = Reply::next(&mut got.split_off(WELCOME)).unwrap();
+                let Some(Reply::Answer { number: 7, verdict, .. }) = answer else { panic!("{answer:?}") };
+                let mut second = vec![0; PAGE];
+                arena.read(PAGE, &mut second).unwrap();
+                assert!(second.iter().all(|byte| *byte == second[0]));
+                return (verdict, frames, second[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn pages_that_come_after_their_time_or_after_the_right_was_revoked_are_not_put_in_place() {
+        let (soon, hour) = (Duration::from_millis(100), Duration::from_secs(3600));
+        assert_eq!(written(hour, soon, false), (Verdict::Done, 1, 2));
+        assert_eq!(written(2 * soon, 3 * soon, false), (Verdict::Late, 0, 0));
+        assert_eq!(written(Duration::ZERO, soon, false), (Verdict::Late, 0, 0));
+        assert_eq!(written(hour, soon, true), (Verdict::Revoked, 0, 0));
+    }
 }

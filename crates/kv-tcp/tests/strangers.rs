@@ -218,3 +218,21 @@ fn a_crowd_of_peers_that_open_their_connections_at_once_loses_no_way() {
         assert_eq!(*events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
     }
 }
+
+#[test]
+fn metadata_with_another_table_of_regions_opens_no_way_and_is_refused_by_the_worker_itself() {
+    let (mut from, mut to) =
+        (worker(TcpConfig::new(loopback()), &[LEN]), worker(TcpConfig::new(loopback()), &[LEN]));
+    let mut damaged = to.transport.metadata().unwrap().to_vec();
+    // The length of the region, as msgpack has it.
+    let at = damaged.windows(5).position(|bytes| bytes == [0xce, 0, 0x10, 0, 0]).unwrap();
+    damaged[at + 2] = 0x20;
+    connect(&mut from.transport, PEER, &damaged).unwrap();
+    from.transport.send(PEER, Bytes::from_static(b"here")).unwrap();
+    from.transport.post(PEER, post(1, Op::Write, LEN)).unwrap();
+    let mut events = Vec::new();
+    let gone = |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { peer: PEER, .. });
+    until("the end of the way", &mut [&mut from, &mut to], &mut events, |events| events[0].iter().any(gone));
+    assert_eq!(ended(&events[0], 1), Some(Err(TransportError::PeerGone)));
+    assert_eq!((&events[1], to.transport.stats().refused), (&vec![], 1));
+}

@@ -5,7 +5,7 @@ mod workers;
 
 use std::time::{Duration, Instant};
 
-use kv_conformance::{Side, connect, pattern};
+use kv_conformance::{Side, boottime, connect, pattern};
 use kv_core::{Op, PeerId, Transport, TransportError, TransportEvent, WayEnd};
 use kv_tcp::{TcpConfig, TcpTransport};
 use workers::wire::Wire;
@@ -107,4 +107,109 @@ fn cut_in_every_way(change: impl Fn(TcpConfig) -> TcpConfig) {
         assert_eq!(events[0].len(), 5, "{what}");
         exchange_again(&mut from, &mut to);
     }
+}
+
+#[test]
+fn a_write_whose_way_was_cut_changes_no_byte_at_the_peer_once_it_has_ended() {
+    let wire = Wire::new();
+    let (mut from, mut to) = (worker(TcpConfig::new(loopback()), &[LEN]), worker(wire.config(), &[LEN]));
+    from.memory.write(0, 0, &pattern(LEN));
+    connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
+    wire.slow(4 << 20);
+    from.transport.post(PEER, post(1, Op::Write, LEN)).unwrap();
+    let bytes = |to: &Side<TcpTransport>| {
+        let mut bytes = vec![0; LEN];
+        to.memory.read(0, 0, &mut bytes);
+        bytes
+    };
+    let mut events = Vec::new();
+    until("both connections", &mut [&mut from, &mut to], &mut events, |_| wire.connections() == 2);
+    let begun = Instant::now();
+    while bytes(&to).iter().all(|byte| *byte == 0) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{events:?}");
+        for side in [&mut from, &mut to] {
+            side.transport.poll(boottime(), &mut events[0]);
+        }
+    }
+    // From now on the peer takes nothing, and its kernel keeps what comes. Then the dialer sees the end.
+    let begun = Instant::now();
+    until("bytes in the kernel", &mut [&mut from], &mut events, |_| {
+        begun.elapsed() > Duration::from_millis(300)
+    });
+    wire.cut(1, true, false);
+    until("the end of the write", &mut [&mut from], &mut events, |events| ended(&events[0], 1).is_some());
+    assert_eq!(ended(&events[0], 1), Some(Err(TransportError::PeerGone)));
+    let before = bytes(&to);
+    let ended_at = Instant::now();
+    until("what may still come", &mut [&mut from, &mut to], &mut events, |_| {
+        ended_at.elapsed() > Duration::from_millis(500)
+    });
+    assert!(bytes(&to) == before, "bytes have come after the write had ended");
+    assert!(before != pattern(LEN) && before.iter().any(|byte| *byte != 0), "nothing was under way");
+}
+
+#[test]
+fn a_peer_whose_right_to_write_was_revoked_writes_again_once_both_have_met_anew() {
+    const BACK: PeerId = PeerId(2);
+    let mut sides = [0; 2].map(|_| worker(TcpConfig::new(loopback()), &[LEN]));
+    let [from, to] = &mut sides;
+    let meet = |from: &mut Side<TcpTransport>, to: &mut Side<TcpTransport>, id: u64| {
+        let [here, there] = [&*from, &*to].map(|side| side.transport.metadata().unwrap());
+        connect(&mut from.transport, PEER, &there).unwrap();
+        connect(&mut to.transport, BACK, &here).unwrap();
+        from.transport.post(PEER, post(id, Op::Write, 4096)).unwrap();
+        let mut events = Vec::new();
+        until("a write", &mut [from, to], &mut events, |events| ended(&events[0], id).is_some());
+        assert_eq!(ended(&events[0], id), Some(Ok(())));
+    };
+    meet(from, to, 1);
+    to.transport.revoke(BACK);
+    from.transport.post(PEER, post(2, Op::Write, 4096)).unwrap();
+    let mut events = Vec::new();
+    until("a refused write", &mut [&mut *from, &mut *to], &mut events, |events| !events[0].is_empty());
+    assert_eq!(ended(&events[0], 2), Some(Err(TransportError::Revoked)));
+    // The peer learns that its connections are of no use.
+    to.transport.disconnect(BACK);
+    let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+    until("the end of the way", &mut [&mut *from, &mut *to], &mut events, |events| events[0].contains(&lost));
+    meet(from, to, 3);
+}
+
+#[test]
+fn nothing_that_a_dead_peer_has_left_in_the_kernel_is_put_in_place_after_its_death_was_told() {
+    const BACK: PeerId = PeerId(2);
+    let mut here = worker(TcpConfig::new(loopback()), &[LEN]);
+    let mut peer = worker(TcpConfig::new(loopback()), &[LEN]);
+    peer.memory.write(0, 0, &pattern(LEN));
+    connect(&mut peer.transport, BACK, &here.transport.metadata().unwrap()).unwrap();
+    connect(&mut here.transport, PEER, &peer.transport.metadata().unwrap()).unwrap();
+    peer.transport.post(BACK, post(1, Op::Write, LEN)).unwrap();
+    let bytes = |here: &Side<TcpTransport>| {
+        let mut bytes = vec![0; LEN];
+        here.memory.read(0, 0, &mut bytes);
+        bytes
+    };
+    let (mut events, begun) = (Vec::new(), Instant::now());
+    while bytes(&here).iter().all(|byte| *byte == 0) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{events:?}");
+        for side in [&mut here, &mut peer] {
+            side.transport.poll(boottime(), &mut events);
+        }
+    }
+    // The peer goes on for a moment, into the kernel's buffers, and ends.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(200) {
+        peer.transport.poll(boottime(), &mut events);
+    }
+    drop(peer);
+    let dead = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+    let mut events = Vec::new();
+    until("the death", &mut [&mut here], &mut events, |events| events[0].contains(&dead));
+    let before = bytes(&here);
+    let told_at = Instant::now();
+    until("what may still come", &mut [&mut here], &mut events, |_| {
+        told_at.elapsed() > Duration::from_millis(300)
+    });
+    assert!(bytes(&here) == before, "bytes of a dead peer have come");
+    assert!(before != pattern(LEN), "nothing was left");
 }
