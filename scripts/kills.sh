@@ -3,7 +3,7 @@
 #
 #   scripts/kills.sh                              for three minutes, with a new seed, over every installed transport
 #   scripts/kills.sh --seconds 1800 --seed 7      for half an hour, with the runs of seed 7
-#   scripts/kills.sh --transport local            over the embedded transport only (or: tcp, auto, nixl, ucx, fabric)
+#   scripts/kills.sh --transport local            over kv-local only (or: tcp, auto, nixl, ucx, fabric)
 #   scripts/kills.sh --pd FILE                    with this build of the example, instead of a new one
 #
 # Each run is the example pd with 2 prefill and 2 decode processes, and with timeouts of a second at most. One

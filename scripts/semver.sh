@@ -14,7 +14,8 @@
 # not tell is not compared: behaviour, and the smallest Rust version that compiles the crate.
 #
 # Needs python3 and git. JSON is an unstable output of rustdoc, so the toolchain is told to allow it (RUSTC_BOOTSTRAP);
-# no nightly toolchain is needed. kv-nixl is left out, and said so, where libclang is missing (scripts/setup-nixl.sh).
+# no nightly toolchain is needed. Transports whose build lacks something that scripts/setup-{nixl,ucx,fabric}.sh cannot
+# install are left out, and a line says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,13 +33,14 @@ commit=$(git rev-parse --verify --quiet "$earlier^{commit}") || die "there is no
 
 crates=(kv-core kv-host kv-conformance kv-poll kv-local kv-tcp kv-bootstrap kv-ways kv-ec kv-interop kv-observe kv-timeline kv-candle
     kv-transfer)
-if [ -n "${LIBCLANG_PATH:-}" ] || [ -e target/nixl/env.sh ]; then
-    # shellcheck disable=SC1091
-    [ -n "${LIBCLANG_PATH:-}" ] || . target/nixl/env.sh
-    crates+=(kv-nixl)
-else
-    echo "NOT COMPARED: kv-nixl; it needs libclang to build, see scripts/setup-nixl.sh"
-fi
+for library in nixl ucx fabric; do
+    if settings=$("scripts/setup-$library.sh" --print); then
+        eval "$settings"
+        crates+=("kv-$library")
+    else
+        echo "NOT COMPARED: kv-$library, for the reason that scripts/setup-$library.sh gives above"
+    fi
+done
 
 work=$PWD/target/semver
 mkdir -p "$work"

@@ -3,7 +3,7 @@
 # build of kv-fabric needs.
 #
 #   scripts/setup-fabric.sh           unpacks what is missing; does nothing the second time
-#   source target/fabric/env.sh       sets the variables that a build needs. After that, for example:
+#   source target/fabric/env.sh       sets the variables that a build and a run need. After that, for example:
 #                                     cargo run --release --features fabric --example pd -- --transport fabric
 #   eval "$(scripts/setup-fabric.sh --print)"    unpacks, and sets the variables
 #

@@ -5,10 +5,11 @@
 #   scripts/test.sh push       only tests whose name contains "push"
 #
 # Needs: a Rust toolchain (https://rustup.rs), a C compiler and linker (gcc), and 2.5 GB of disk. Cargo fetches
-# everything else, in the versions that Cargo.lock pins. The embedded transport and TCP have no native dependency. For
-# the NIXL transport, scripts/setup-nixl.sh downloads NIXL into target/nixl. Where that is not possible (no g++, no
-# pip), the tests of the NIXL transport are left out, and the last line of the output says so. The same holds for the
-# browser that looks at the page of a timeline, which scripts/setup-chromium.sh downloads into target/chromium.
+# everything else, in the versions that Cargo.lock pins. kv-local and kv-tcp have no native dependency. For the
+# transports over NIXL, UCX and libfabric, scripts/setup-{nixl,ucx,fabric}.sh download these libraries into target/.
+# Where that is not possible (no g++, no pip, no apt-get), the tests of the transport are left out, and the last line of
+# the output says so. The same holds for the browser that looks at the page of a timeline, which
+# scripts/setup-chromium.sh downloads into target/chromium.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +34,7 @@ built=$( (du -sm "$target" 2>/dev/null || echo 0) | tail -n 1 | cut -f1)
 if [ $((free + built)) -lt 2500 ]; then
     missing "disk space" "The build needs 2.5 GB in $target, and $free MB are free there."
 fi
-[ "$(uname -s)" = Linux ] || missing Linux "The embedded transport uses memfd, pidfd and Unix sockets of Linux."
+[ "$(uname -s)" = Linux ] || missing Linux "kv-local uses memfd, pidfd and Unix sockets of Linux."
 
 step "setting up the libraries of transports"
 . scripts/lib/natives.sh

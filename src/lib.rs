@@ -16,13 +16,26 @@
 //! | transport | `nixl` (kv-nixl; feature `nixl`) | NVIDIA NIXL: RDMA, shared memory, TCP, NVLink |
 //! | transport | `ucx` (kv-ucx; feature `ucx`) | UCX without NIXL: RDMA, TCP |
 //! | transport | `fabric` (kv-fabric; feature `fabric`) | libfabric's providers: TCP; EFA, RDMA and Slingshot, which were not run |
-//! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the first that leads to it |
+//! | transport | [`ways`] (kv-ways) | several of these as one: each peer by the best that leads to it |
 //! | rendezvous | [`bootstrap`] (kv-bootstrap) | HTTP registry of ranks, server and client |
 //! | encoder cache | `encoder_cache` (kv-ec; feature `encoder-cache`) | embeddings by content hash: region, worker, connector |
 //! | dialects | `interop` (kv-interop; feature `interop`) | workers that speak vLLM's or SGLang's protocol to unmodified engines |
 //! | observation | `observe` (kv-observe; feature `observe`) | requests as spans of `tracing` and numbers of `metrics` |
 //! | observation | `timeline` (kv-timeline; feature `timeline`) | a picture of every request, from records of both sides |
 //! | routers | [`params`] | the JSON that carries a request from one side to the other |
+//!
+//! # Features
+//!
+//! None is on by default. `docs/OPERATING.md` lists what each needs to build and to run.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `tls` | encryption of the TCP transport: `TcpConfig::tls` |
+//! | `nixl`, `ucx`, `fabric` | the modules of these names: transports over libraries that are loaded when a program asks for them, so that one that is missing is an error of that call. `nixl` and `ucx` may be built together, but a process loads only one of the two |
+//! | `interop` | the module `interop`; implies `nixl` |
+//! | `encoder-cache` | the module `encoder_cache` |
+//! | `observe`, `timeline` | the modules of these names |
+//! | `tokio` | the module `tokio`: the readiness of a poll set as tokio's |
 //!
 //! # What is stable
 //!

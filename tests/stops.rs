@@ -38,7 +38,7 @@ fn child() {
 }
 
 #[test]
-fn stopped_processes_of_the_embedded_transport_write_into_no_page_that_was_given_back() {
+fn stopped_processes_of_the_local_transport_write_into_no_page_that_was_given_back() {
     stop_each_side(TransportKind::Local);
 }
 
@@ -69,8 +69,7 @@ fn stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back
         // In a process of its own: NIXL, which other tests load, brings another copy of UCX.
         let _alone = alone();
         let this = std::env::current_exe().unwrap();
-        let again =
-            std::process::Command::new(this).args(["--exact", NAME, "--nocapture"]).env(APART, "").status();
+        let again = std::process::Command::new(this).args(support::only(NAME)).env(APART, "").status();
         assert!(again.unwrap().success());
     }
 }

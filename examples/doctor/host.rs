@@ -2,20 +2,29 @@
 
 use std::path::Path;
 
-use kv_transfer::nixl::guards::Guard;
 use rustix::process::{Resource, getrlimit};
 
-/// Variables that were set by the user.
-pub fn environment(ours: &[Guard]) {
-    let matters = |name: &str| {
-        ["UCX_", "NIXL_", "KV_NIXL_", "CUDA_VISIBLE_DEVICES", "FI_"]
-            .iter()
-            .any(|start| name.starts_with(start))
-            && ours.iter().all(|guard| guard.name != name)
-    };
+/// How the names of variables begin that libraries, transports and the examples read.
+const MATTERS: [&str; 9] = [
+    "CUDA_VISIBLE_DEVICES",
+    "FI_",
+    "KV_FABRIC_",
+    "KV_NIXL_",
+    "KV_TCP_",
+    "KV_UCX_",
+    "LD_LIBRARY_PATH",
+    "NIXL_",
+    "UCX_",
+];
+
+/// Prints limits, devices, kernel settings that slow transfers down, and environment variables.
+pub fn report() {
+    println!("Host");
+    facts();
+    println!("\nEnvironment variables that transports and their libraries read");
     let mut set: Vec<(String, String)> = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
-        .filter(|(name, _)| matters(name))
+        .filter(|(name, _)| MATTERS.iter().any(|start| name.starts_with(start)))
         .collect();
     set.sort();
     for (name, value) in &set {
@@ -26,8 +35,17 @@ pub fn environment(ours: &[Guard]) {
     }
 }
 
-/// Prints limits, devices, and kernel settings that slow transfers down.
-pub fn facts() {
+/// The network devices and the ports of cards, as UCX names them.
+#[cfg(feature = "ucx")]
+pub fn devices() -> Vec<String> {
+    let ports = |card: String| {
+        let ports = names(&format!("/sys/class/infiniband/{card}/ports"));
+        ports.into_iter().map(move |port| format!("{card}:{port}"))
+    };
+    names("/sys/class/infiniband").into_iter().flat_map(ports).chain(names("/sys/class/net")).collect()
+}
+
+fn facts() {
     let limit = getrlimit(Resource::Memlock).current;
     let limit = limit.map_or_else(|| "unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
     line(
@@ -63,7 +81,10 @@ pub fn facts() {
     let scope = read("/proc/sys/kernel/yama/ptrace_scope");
     let (value, why) = match scope.as_str() {
         "" | "0" => ("free", ""),
-        _ => ("restricted", "UCX cannot copy between processes, and uses TCP instead"),
+        _ => (
+            "restricted",
+            "UCX uses TCP between processes; kv-local needs LocalConfig::permit_tracing for adopted memory",
+        ),
     };
     line("process access", value, why);
 }

@@ -1,4 +1,4 @@
-//! What the embedded transport finds in this process's container: namespaces, user, limits, and whether it works here.
+//! What kv-local finds in this process's container: namespaces, user, limits, and whether it works here.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ const FIRST_PIDS: &str = "pid:[4026531836]";
 
 /// Prints what was found. What does not work here is left to the next transport, so nothing is an error.
 pub fn report() {
-    println!("Local (needs nothing installed)");
+    println!("kv-local (needs nothing installed)");
     let same = "peers must be in the same one, or are reached by the next transport";
     line("network", &namespace("net"), same);
     let pids = if namespace("pid") == FIRST_PIDS { "the host's" } else { "a container's" };
@@ -46,7 +46,6 @@ pub fn report() {
         &bytes(Resource::As),
         "must hold this worker's cache and those of its peers, which are mapped",
     );
-    line("locked memory", &bytes(Resource::Memlock), "local and TCP lock none; RDMA locks the cache");
     let files =
         getrlimit(Resource::Nofile).current.map_or_else(|| "unlimited".to_owned(), |files| files.to_string());
     line("descriptors", &files, "two for each peer, and a few for each worker");
@@ -57,7 +56,6 @@ pub fn report() {
         }
         Err(error) => line("speed", "does not work here", &error.to_string()),
     }
-    println!();
 }
 
 fn line(what: &str, value: &str, why: &str) {

@@ -10,14 +10,14 @@ use super::Error;
 use super::speed::{self, PEER, REGION};
 
 /// Prints what was found.
-pub fn report() -> Result<(), Error> {
-    println!("TCP (needs nothing installed)");
+pub fn report() {
+    println!("kv-tcp (needs nothing installed)");
     let loopback = IpAddr::from([127, 0, 0, 1]);
     let routed = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
     let mut addresses: Vec<IpAddr> = routed.iter().filter_map(|(from, to)| source(from, to)).collect();
     for address in &addresses {
         println!(
-            "  address     {address} leads to other hosts: give it as TcpConfig::bind, or to KV_TCP_ADDRESS"
+            "  address     {address} leads to other hosts: give it as TcpConfig::bind, or to the examples in KV_TCP_ADDRESS"
         );
     }
     if addresses.is_empty() {
@@ -44,7 +44,6 @@ pub fn report() -> Result<(), Error> {
             Err(error) => println!("  speed       on {address}: {error}"),
         }
     }
-    Ok(())
 }
 
 /// The address of this host from which packets to another host would be sent. Nothing is sent.

@@ -25,7 +25,7 @@ mod there {
     use kv_transfer::unstable::{Directions, Op, Transport};
 
     use crate::speed::{self, PEER, REGION};
-    use crate::{Error, apart};
+    use crate::{Error, apart, host};
 
     const ROLE: &str = "KV_DOCTOR_UCX";
 
@@ -52,12 +52,14 @@ mod there {
         let ucx = Ucx::load(None)?;
         let (major, minor, release) = ucx.version();
         println!("  library     {}, version {major}.{minor}.{release}", ucx.library().display());
+        println!("  devices     {}: all, or those in UcxConfig::devices", host::devices().join(", "));
         let ((mut here, _ours), (there, _theirs)) = (side(ucx)?, side(ucx)?);
         here.connect(PEER, &there.metadata()?)?;
         here.permit(PEER, Time::MAX);
         let lanes: Vec<String> =
             here.lanes(PEER).iter().map(|(transport, device)| format!("{transport} over {device}")).collect();
-        println!("  chosen      {} between workers of this host", lanes.join(", "));
+        println!("  chosen      {} between two threads of this process", lanes.join(", "));
+        println!("              (workers of other processes and other hosts may be reached in other ways)");
         let directions = match here.directions(Some(PEER)) {
             Directions::BOTH => "push or pull",
             _ => "push; READ over TCP is refused, because a killed reader may take down its source",

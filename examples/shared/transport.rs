@@ -1,5 +1,8 @@
 //! The transport of a rank, and the memory that it reaches. All differences between transports are here.
 
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+use std::sync::{Mutex, PoisonError};
+
 use kv_transfer::bootstrap::HttpBootstrapClient;
 use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
@@ -24,7 +27,7 @@ pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
         #[cfg(not(feature = "nixl"))]
         TransportKind::Nixl => Err(ExampleError::NotBuilt { feature: "nixl" }),
         TransportKind::Auto => {
-            // Where NIXL cannot be loaded, `several` goes without it.
+            // Where NIXL cannot be loaded, `several` says so and goes without it.
             #[cfg(feature = "nixl")]
             drop(kv_transfer::nixl::Nixl::load(&kv_transfer::nixl::Search::default()));
             Ok(())
@@ -203,7 +206,7 @@ pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
 }
 
 /// Every transport that there is, as one over the same memory: peers on this host by kv-local if the memory is an
-/// arena, others by NIXL or UCX where they are installed and read as well as they write (RDMA), by libfabric where
+/// arena, others by NIXL, or else UCX, where it is installed and reads as well as it writes (RDMA), by libfabric where
 /// `KV_FABRIC_PROVIDER` names a provider, and else by TCP.
 pub fn several(
     memory: &kv_transfer::tcp::Memory,
@@ -216,14 +219,18 @@ pub fn several(
         local.add_arena(arena)?;
         members.push(Member::new(Box::new(local)));
     }
+    #[cfg(any(feature = "nixl", feature = "ucx"))]
+    let before = members.len();
     #[cfg(feature = "nixl")]
-    if let Ok(mut nixl) = nixl(pace) {
+    if let Some(mut nixl) = or_without("nixl", nixl(pace)) {
         nixl.add_memory(memory)?;
         members.push(Member::new(Box::new(nixl)));
     }
-    // Refused beside NIXL, which brings UCX.
+    // NIXL brings a UCX, and a process has one.
     #[cfg(feature = "ucx")]
-    if let Ok(mut ucx) = ucx(pace) {
+    if members.len() == before
+        && let Some(mut ucx) = or_without("ucx", ucx(pace))
+    {
         ucx.add_memory(memory)?;
         members.push(Member::new(Box::new(ucx)));
     }
@@ -238,6 +245,23 @@ pub fn several(
     tcp.add_memory(memory)?;
     members.push(Member::new(Box::new(tcp)));
     Ok(Ways::new(members)?)
+}
+
+/// A transport if it can be had; otherwise prints why not, once in a process.
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+#[allow(clippy::print_stderr)] // For whoever has started the example.
+fn or_without<P>(name: &'static str, transport: Result<P, ExampleError>) -> Option<P> {
+    static TOLD: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    let error = match transport {
+        Ok(transport) => return Some(transport),
+        Err(error) => error,
+    };
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if !told.contains(&name) {
+        told.push(name);
+        eprintln!("going on without {name}: {error}");
+    }
+    None
 }
 
 /// The variable with the address by which this host's processes are reached over TCP, port 0 for any port.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example soak -- --minutes 10
-//! cargo run --release --features nixl --example soak -- --transport nixl --minutes 10
+//! cargo run --release --features nixl --example soak -- --transport nixl --minutes 10   # or tcp, ucx, fabric
 //! ```
 //!
 //! This process is a prefill worker. A decode worker in another process receives its pages and compares every

@@ -15,6 +15,7 @@ pub mod random;
 pub mod store;
 pub mod traffic;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kv_transfer::prelude::*;
@@ -27,6 +28,16 @@ pub fn server() -> (KvBootstrapServer, String) {
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let addr = server.local_addr().to_string();
     (server, addr)
+}
+
+/// The arguments with which this program runs this test and no other. A program that knows no test of the name would run
+/// none, and succeed.
+pub fn only(test: &str) -> [&str; 4] {
+    let program = std::env::current_exe().unwrap();
+    let listed = Command::new(program).args(["--exact", test, "--list"]).output().unwrap().stdout;
+    let known = String::from_utf8_lossy(&listed).lines().any(|line| line == format!("{test}: test"));
+    assert!(known, "this program has no test named {test}");
+    ["--exact", test, "--nocapture", "--test-threads=1"]
 }
 
 /// Waits until `done` is true; panics with `what` if that takes too long.

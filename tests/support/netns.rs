@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 
-use super::until;
+use super::{only, until};
 
 /// The variable with the name of the test that runs in a namespace of its own.
 const INSIDE: &str = "KV_TRANSFER_TEST_NAMESPACE";
@@ -35,7 +35,7 @@ pub fn enter(test: &str) -> bool {
     let status = Command::new("unshare")
         .args(["-n", "-m", "sh", "-c", &format!("{OWN_SYS}; exec \"$0\" \"$@\"")])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(only(test))
         .env(INSIDE, test)
         .status()
         .unwrap();

@@ -49,7 +49,7 @@ pub const MAX_FRAME: usize = 1 << 20;
 /// 9. **Work per call is bounded.** `poll` returns within about a millisecond, however much is in
 ///    flight, so that frames and deadlines are served beside a large copy.
 pub trait Transport {
-    /// The transport's name (`local`, `tcp`, `nixl`), the same at both ends of a connection.
+    /// The transport's name (`local`, `tcp`, `nixl`, `ucx`, `fabric`), the same at both ends of a connection.
     fn name(&self) -> &'static str;
 
     /// Registers the next region. The worker calls this once for each region of the `KvArgs`, in

@@ -20,6 +20,8 @@ pub use kv_nixl::fuzz::{
 pub use kv_tcp::fuzz::{
     greetings as tcp_greetings, metadata as tcp_metadata, replies as tcp_replies, requests as tcp_requests,
 };
+#[cfg(feature = "ucx")]
+pub use kv_ucx::fuzz::{messages as ucx_messages, metadata as ucx_metadata};
 
 /// How many times larger a geometry may be with the names of its fields than without them.
 const NAMED: usize = 8;

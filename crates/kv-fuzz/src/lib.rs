@@ -11,6 +11,7 @@
 //! | `tcp_metadata`, `tcp_greetings`, `tcp_requests`, `tcp_replies` | what kv-tcp reads |
 //! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what kv-nixl reads (feature `nixl`) |
 //! | `fabric_metadata`, `fabric_messages` | what kv-fabric reads (feature `fabric`) |
+//! | `ucx_metadata`, `ucx_messages` | what kv-ucx reads (feature `ucx`) |
 //! | `aux_row` | an aux row that a peer has written, after the layout of the reader and a wish to seal the row |
 //! | `params`, `ec_params` | transfer parameters that a router carries: of the KV cache, of the encoder cache |
 //! | `ec_host` | what the server of a host's encoder cache and its ranks read |
@@ -64,6 +65,10 @@ pub const DECODERS: &[Target] = &[
     ("nixl_notification", nixl_notification),
     #[cfg(feature = "nixl")]
     ("nixl_agent", nixl_agent),
+    #[cfg(feature = "ucx")]
+    ("ucx_metadata", ucx_metadata),
+    #[cfg(feature = "ucx")]
+    ("ucx_messages", ucx_messages),
     ("aux_row", aux_row),
     ("params", params),
     ("ec_params", ec_params),

@@ -17,9 +17,10 @@
 //! What this crate is not: a transport. The crate opens no connection, knows no peer's memory layout and no
 //! message format, and starts no thread. Of this workspace it depends on kv-core only.
 //!
-//! Two crates that are not real transports depend on this one for one module each. The worker (kv-poll) reads
-//! [`clock`], because the worker and its transport must read the same clock, and kv-core reads none by
-//! design. The simulated transport (kv-sim) uses [`check`], so that it refuses what a real transport refuses.
+//! Crates that are no transports of KV take single parts of it. The worker (kv-poll) reads [`clock`], because the worker
+//! and its transport must read the same clock, and kv-core reads none by design. The simulated transport (kv-sim) uses
+//! [`check`], so that it refuses what a real transport refuses. The encoder cache (kv-ec) keeps its region in a memory
+//! file, and watches the processes of its ranks. The foreign dialects (kv-interop) use [`clock`] and [`random()`].
 //!
 //! ```
 //! use std::io::IoSlice;

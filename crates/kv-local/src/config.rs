@@ -17,18 +17,18 @@ pub struct LocalConfig {
     /// Most open connections, opened by either side (default 2048, 1 to 2^20). A connection takes two file
     /// descriptors.
     pub max_connections: usize,
-    /// Most strangers: accepted connections whose hello has not arrived (default 64, 1 to 65 536). For one
-    /// more, the oldest is dropped.
+    /// Most strangers: accepted connections whose hello has not arrived (default 64, 1 to 65 536). When the
+    /// limit is reached, a new one takes the place of the oldest.
     pub max_strangers: usize,
     /// Most unclaimed connections: accepted from transports that know this one's metadata, and that the owner
-    /// has not named in `connect` yet (default 256, 1 to 65 536). For one more, the one that has been silent
-    /// for longest is closed.
+    /// has not named in `connect` yet (default 256, 1 to 65 536). When the limit is reached, a new one takes the
+    /// place of the one that has been silent for longest.
     pub max_unclaimed: usize,
     /// How long after its acceptance a stranger's hello may arrive (default 5 s).
     pub handshake_timeout: Duration,
     /// Most file descriptors that all unclaimed connections together may have sent (default 512, 65 to 2^20).
-    /// A connection sends one, and one more for each arena. For one more, the connection that has been silent
-    /// for longest is closed.
+    /// A connection sends one, and one more for each arena. When the limit is reached, the connection that has been
+    /// silent for longest is closed.
     pub max_lent: usize,
     /// Most bytes of one peer's registered memory that are mapped although the peer has not allocated them
     /// (default 16 GiB). Memory that a peer has really allocated and registered is mapped without a bound.

@@ -11,7 +11,8 @@ pub enum LocalError {
     /// The memory is refused: the range is impossible, or the metadata has been asked for already.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A region lies in a device's memory or in a file, and this transport moves host memory only. Use NIXL for it.
+    /// A region lies in a device's memory or in a file, and this transport moves host memory only. NIXL and UCX
+    /// move a device's memory, and NIXL moves files.
     #[error("regions[{region}] is in {memory:?} of device {device}; kv-local reaches Dram only")]
     Device {
         /// Position of the region in the list.

@@ -23,7 +23,8 @@ pub struct NixlConfig {
     /// "2")`, or `("engine_config", "TLS=rc")` for settings of UCX.
     pub backend_params: Vec<(String, String)>,
     /// Network devices to use and to listen on: `mlx5_0`, `mlx5_0:2`, `eth0`; all devices if empty. The
-    /// `ib_device` of the `KvArgs` belongs here. If there are several, each must be the first port of a card.
+    /// `ib_device` of the `KvArgs` is not read: give it here. Each must be the first port of a card, if there are
+    /// several.
     pub devices: Vec<String>,
     /// How long one request to NIXL should take (default 1.5 ms). Long posts are cut into requests of this
     /// duration, at the measured speed of their connection. UCX may copy all of a request inside one call, so

@@ -17,6 +17,9 @@ use crate::worker::waiters::Waiting;
 /// Dropping a future changes nothing: no session is aborted, and no page is lost. The session does that when the
 /// session itself is dropped. So the futures are fit for `select!` and for timeouts.
 ///
+/// Wakers are called on the worker's thread. A waker that blocks, on a lock or on a channel without room, holds up the
+/// transfers and heartbeats of all peers. Those of tokio and other executors do not block.
+///
 /// ```
 /// use kv_core::{Backpressure, KvReceiver, KvSession, Pages, Reclaimed, TransferError};
 /// use kv_poll::{AwaitSession, Manager, Receiver};

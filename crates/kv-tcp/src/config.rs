@@ -19,6 +19,7 @@ pub struct TcpConfig {
     pub bind: SocketAddr,
     /// The addresses that peers try, in this order, 16 at most; port 0 stands for the port that `bind` got.
     /// Empty (the default): the address of `bind`, which must then name a host (neither `0.0.0.0` nor `::`).
+    /// Link-local IPv6 addresses (`fe80::…`) are refused: their zone is a number of this host only.
     pub advertise: Vec<SocketAddr>,
     /// Connections that carry pages to one peer, beside the one that carries frames (default 1, 0 to 16).
     /// With 0, pages and frames share one connection. More than one helps where one connection does not fill
@@ -47,17 +48,19 @@ pub struct TcpConfig {
     /// How long the way to a peer may take to open, over all its addresses, and how long a stranger may take
     /// to say who it is (default 5 s, 10 ms to 1 minute).
     pub handshake_timeout: Duration,
-    /// Most connected peers (default 1024, 1 to 2^20).
+    /// Most peers that this side has connected (default 1024, 1 to 2^20).
     pub max_peers: usize,
-    /// Most peers that may be connected to this transport (default 1024, 1 to 2^20). One more is refused.
+    /// Most guests: ways that peers have opened to this side (default 1024, 1 to 2^20). When the limit is reached,
+    /// further ones are refused.
     pub max_guests: usize,
-    /// Most strangers: accepted connections whose hello has not arrived (default 64, 1 to 65 536). For one
-    /// more, the oldest is dropped once it has had 100 ms; until then, new connections wait in the backlog.
+    /// Most strangers: accepted connections whose hello has not arrived (default 64, 1 to 65 536). When the limit
+    /// is reached, a new one takes the place of the oldest, once that has had 100 ms; until then, new connections
+    /// wait in the backlog.
     pub max_strangers: usize,
     /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
     pub outbound_bytes: usize,
     /// TLS on every connection, with certificates on both sides; `None` (the default) for plain connections. A
-    /// peer that has it otherwise is refused by [`connect`](kv_core::Transport::connect).
+    /// transport with TLS and one without refuse to [`connect`](kv_core::Transport::connect) to each other.
     #[cfg(feature = "tls")]
     pub tls: Option<crate::Tls>,
     /// Most posts that are accepted and not reported as ended; beyond that `post` returns `WouldBlock`

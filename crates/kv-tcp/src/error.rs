@@ -19,7 +19,7 @@ pub enum TcpError {
         /// The call and its error number.
         cause: OsError,
     },
-    /// Peers cannot connect to this address: it names no host. Say in
+    /// Peers cannot connect to this address: it names no host, or is link-local IPv6, or multicast. Say in
     /// [`TcpConfig::advertise`](crate::TcpConfig::advertise) how peers reach this one.
     #[error("advertise has {address}, which names no host that a peer could connect to")]
     Advertise {
@@ -29,8 +29,8 @@ pub enum TcpError {
     /// The memory is refused: the range is impossible, or the metadata has been asked for already.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A region lies in a device's memory or in a file, and this transport moves host memory only. Use NIXL
-    /// for it.
+    /// A region lies in a device's memory or in a file, and this transport moves host memory only. NIXL
+    /// and UCX move a device's memory, and NIXL moves files.
     #[error("regions[{region}] is in {memory:?} of device {device}; kv-tcp reaches Dram only")]
     Device {
         /// Position of the region in the list.

@@ -20,9 +20,9 @@
 //! Bytes wait in the buffers of sockets, and nothing can call them back. So every slice says until when it may
 //! touch memory, as a time of the clock of the host that looks at it. That is the end of the permission to
 //! write, and at most [`TcpConfig::slice_time`] from now. The receiving thread reads its clock before each
-//! piece, and throws away what comes too late. The slice is then sent again, if the permission allows it. The
-//! sending side estimates the difference of the clocks from below, with each answer anew, so that no slice
-//! lives longer than it should, and some live shorter by the travel of one message.
+//! piece, and throws away what comes too late. The slice is then sent again, if the permission allows it. Each
+//! answer bounds the difference of the two clocks, and the sending side goes by the smallest one that the answers
+//! allow. So no slice lives too long, and one may end too early by the time that a message travels.
 //!
 //! What follows from that:
 //!
@@ -63,13 +63,14 @@
 //! changes or sends a byte. Among the workers of the service nothing is different: each of them is trusted as
 //! above. A stranger then costs the memory and the time of a handshake, which are bounded as well.
 //!
-//! A stream that ends without TLS's last word is not believed to be complete. The way has ended then as it does
+//! A stream that ends without TLS's `close_notify` is not believed to be complete. The way has ended then as it does
 //! when a connection is cut: the peer is dead if nothing listens at its addresses any more, and lost otherwise.
-//! Whether a transport has TLS is in its metadata, and a transport that has it otherwise refuses to connect.
+//! Whether a transport has TLS is in its metadata: one with TLS and one without refuse to connect to each other.
 //!
 //! Pages are copied once on each side, between their regions and the records that are encrypted.
 //!
-//! What this crate is not: a protocol (the content of frames is opaque); for device memory.
+//! What this crate is not: a protocol, because the content of frames is opaque to it; a transport for a device's
+//! memory.
 //!
 //! ```
 //! use kv_core::{Descriptor, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};

@@ -20,8 +20,8 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// The kernel's timers for what is not acknowledged run at growing intervals.
 const LATEST: Duration = Duration::from_secs(3 * SILENCE.as_secs() + 2);
 
-/// Starts the test `name` again, in a network namespace of its own, if that is permitted.
-fn again_inside(name: &str) {
+/// Starts the test of this program again, in a network namespace of its own, if that is permitted.
+fn again_inside() {
     let unshare = || {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--net", "--"]);
@@ -34,7 +34,7 @@ fn again_inside(name: &str) {
     }
     let status = unshare()
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .args(["--nocapture", "--test-threads=1"])
         .env(INSIDE, "1")
         .status();
     assert!(status.unwrap().success());
@@ -47,7 +47,7 @@ fn loopback_is(state: &str) {
 #[test]
 fn a_host_that_vanishes_is_lost_after_its_silence_whether_pages_are_under_way_or_none() {
     if std::env::var_os(INSIDE).is_none() {
-        again_inside("a_host_that_vanishes_is_lost_after_its_silence_whether_pages_are_under_way_or_none");
+        again_inside();
         return;
     }
     loopback_is("up");

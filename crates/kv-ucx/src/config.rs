@@ -17,7 +17,7 @@ const RENDEZVOUS: (&str, &str, &str) = ("UCX_RNDV_THRESH", "RNDV_THRESH", "inf")
 #[non_exhaustive]
 pub struct UcxConfig {
     /// The network devices to use and to listen on (`mlx5_0:1`, `eth0`, `lo`); all devices if empty (the default).
-    /// The `ib_device` of the `KvArgs` belongs here.
+    /// The `ib_device` of the `KvArgs` is not read: give it here.
     pub devices: Vec<String>,
     /// UCX's transports to choose from (`tcp`, `rc`, `cuda_ipc`); all if empty (the default). UCX takes those of
     /// them that can tell the failure of a peer.
@@ -39,11 +39,11 @@ pub struct UcxConfig {
     /// How long bytes of a connection that has failed may still be on their way to a peer that is not seen to be dead
     /// (default 20 s, 1 ms to 1 hour). Posts that were under way end after this time.
     pub settle: Duration,
-    /// Most connected peers (default 1024, 1 to 2^20).
+    /// Most peers that this side has connected (default 1024, 1 to 2^20).
     pub max_peers: usize,
-    /// Most transports that this one knows: connected peers, and peers that have connected this one (default 2048, 1
-    /// to 2^20). For one more, the oldest of those that have no business here is forgotten; without such a one, the
-    /// new one is not answered.
+    /// Most transports that this one knows: peers that this side has connected, and peers that have connected this
+    /// side (default 2048, 1 to 2^20). When the limit is reached, a new one takes the place of the oldest that has no
+    /// business here; if all have, `connect` returns `WouldBlock`, and a peer that asks is not answered.
     pub max_known: usize,
     /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
     pub outbound_bytes: usize,

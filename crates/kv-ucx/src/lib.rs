@@ -14,6 +14,11 @@
 //!   NIXL does not look: load UCX last, and where both may be wanted, treat the refusal as the absence of this
 //!   transport.
 //! - UCX's settings are given to it by calls, so that other threads may run. UCX's environment variables count, too.
+//! - Two settings are for the operator to make, in the environment. `UCX_MEM_MMAP_HOOK_MODE=none`, which UCX reads while it
+//!   is being loaded: otherwise it overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
+//!   which other threads may be running. The transport does not need that, because its memory stays mapped. And on hosts
+//!   with GPUs `UCX_CUDA_IPC_CACHE=n`: otherwise UCX keeps its mappings of a peer's memory after the peer has ended, and may
+//!   write to them when a later peer has the same process number.
 //! - UCX writes its log to the standard error here, not to the standard output, unless `UCX_LOG_FILE` says otherwise.
 //! - There is no progress thread. The owner's thread polls, and sleeps on one descriptor that UCX makes readable.
 //! - A post is cut into slices, which take turns. A slice is a list of puts and a flush after them, whose end says that
@@ -29,8 +34,8 @@
 //!
 //! UCX says when a connection has failed, and the kernel says when a process of this host has ended. A peer is
 //! [dead](kv_core::WayEnd::Dead) only if its process has ended on this host, in this network namespace. What a dead
-//! process has left in its sockets may still arrive afterwards, and UCX would put it in place. So the death is told when every
-//! connection of this process is seen to be read to its end, if its other end belonged to a process that is gone.
+//! process has left in its sockets may still arrive afterwards, and UCX would put it in place. So the death is told once
+//! every TCP connection of this process whose other end has no process any more has been read to its end.
 //! Otherwise the way is [lost](kv_core::WayEnd::Lost): at once if nothing was under way, or else after
 //! [`UcxConfig::settle`], by when what was under way has arrived or never will. A peer on another host that does not
 //! answer is noticed, over TCP, by the kernel: half a minute after the last bytes if all have arrived
@@ -53,8 +58,8 @@
 //! UCX's sockets stay open in processes that the worker's process starts, unless these close what they inherit. Such a
 //! process keeps the connections of a worker that has died.
 //!
-//! What this crate is not: encrypted; a protocol (the content of frames is opaque); the best way between workers of one
-//! host, which is kv-local: there, too, this transport refuses READ, because a part of what it sends goes over TCP.
+//! What this crate is not: encrypted; a protocol, because the content of frames is opaque to it. Between workers of one
+//! host use kv-local: this transport refuses READ there, too, because a part of what UCX sends within a host goes over TCP.
 //!
 //! ```no_run
 //! use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport};

@@ -3,7 +3,7 @@
 //!
 //! What this crate is: [`Ways`], a [`Transport`](kv_core::Transport) over one to sixteen other transports,
 //! its *members*. An engine whose peers are partly on the same host and partly on others gives `Ways` the
-//! transports of kv-local and of kv-tcp or kv-nixl, in this order, and each peer is reached by the first
+//! transports of kv-local, then of kv-nixl, kv-ucx or kv-fabric, and last of kv-tcp, in this order, and each peer is reached by the first
 //! one that can reach that peer. What this crate is not: a bond of several connections. A transfer is not
 //! striped over members, and a conversation does not move to another member when its own fails: the frames,
 //! posts, permissions and write fences of a conversation all belong to one member, because only that member

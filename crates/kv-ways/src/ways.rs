@@ -144,7 +144,8 @@ impl Ways {
     }
 
     /// The transports that both sides have, in an order that both sides compute alike: by the sum of the
-    /// positions in both lists.
+    /// positions in both lists. For owners that connect by metadata; workers connect by offers, among which the
+    /// decode side chooses.
     pub(crate) fn common(&self, theirs: &[TransportOffer]) -> Result<Vec<TransportOffer>, TransportError> {
         let mut common = Vec::new();
         for (rank, ours) in self.offers()?.iter().enumerate() {

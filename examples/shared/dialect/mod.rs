@@ -34,10 +34,10 @@ pub enum Dialect {
     /// The protocol of this project: every mode, layout and transport.
     #[default]
     Native,
-    /// vLLM 0.33's NixlConnector. Needs a build with --features nixl,interop. Implies --transport nixl, --layout
+    /// vLLM 0.33's NixlConnector. Needs a build with --features interop. Implies --transport nixl, --layout
     /// packed and --mode pull; --mode push is the other one.
     Vllm,
-    /// SGLang 0.5.23's disaggregation over NIXL. Needs a build with --features nixl,interop, the same --page-size
+    /// SGLang 0.5.23's disaggregation over NIXL. Needs a build with --features interop, the same --page-size
     /// on both sides, and a bootstrap server. Implies --transport nixl and --mode push.
     Sglang,
 }

@@ -131,7 +131,8 @@ impl KvArgsBuilder {
         self
     }
 
-    /// The network device that the transport should use, such as `mlx5_0`.
+    /// The name of a network device, such as `mlx5_0`, for servers that keep it where SGLang does. No transport reads it:
+    /// give the name to the settings of the transport (`NixlConfig::devices`, `UcxConfig::devices`, `FabricConfig`).
     pub fn ib_device(mut self, device: &str) -> Self {
         self.ib_device = Some(device.to_owned());
         self

@@ -67,7 +67,8 @@ impl KvArgs {
         &self.geometry
     }
 
-    /// The network device to use, where the transport has a choice.
+    /// The network device that the server has named. No transport reads it; see
+    /// [`KvArgsBuilder::ib_device`].
     pub fn ib_device(&self) -> Option<&str> {
         self.ib_device.as_deref()
     }

@@ -63,11 +63,13 @@ fn main() {
         ("vllm_machine", scripts("vllm_machine", machine::run_vllm, cases)),
         ("sglang_machine", scripts("sglang_machine", machine::run_sglang, cases)),
     ];
-    let fabric = [
+    let with_headers = [
         ("fabric_metadata", vec![fabric_metadata(0), fabric_metadata(2)]),
         ("fabric_messages", fabric_messages()),
+        ("ucx_metadata", vec![ucx_metadata(0), ucx_metadata(2)]),
+        ("ucx_messages", ucx_messages()),
     ];
-    for (target, inputs) in targets.into_iter().chain(fabric) {
+    for (target, inputs) in targets.into_iter().chain(with_headers) {
         let folder = Path::new(&into).join(target);
         std::fs::create_dir_all(&folder).unwrap();
         let bytes: usize = inputs.iter().map(Vec::len).sum();
@@ -109,6 +111,26 @@ fn fabric_messages() -> Vec<Vec<u8>> {
     let withdrawn = [message(3, [4, 3, 9], b"done"), vec![0, 9], message(5, [0, 2, 9], b""), vec![0, 9]];
     let questions = [message(8, [0, 128, 0], b""), message(8, [0, 0, 1], b""), message(9, [0, 0, 1], b"")];
     vec![hello, frames.concat(), counted.concat(), withdrawn.concat(), questions.concat()]
+}
+
+fn ucx_metadata(regions: usize) -> Vec<u8> {
+    let (host, process) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64));
+    let name = ((8_u64, 9_u64), Bytes::from_static(b"a worker's address"));
+    let mut bytes = b"KVU\x01".to_vec();
+    rmp_serde::encode::write(&mut bytes, &(name, host, process, vec![(0xfeed_u64, 1_u64 << 20); regions]))
+        .unwrap();
+    bytes
+}
+
+/// A header, a hello, and welcomes with the keys of no region and of two.
+fn ucx_messages() -> Vec<Vec<u8>> {
+    let (host, process) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64));
+    let name = ((8_u64, 9_u64), Bytes::from_static(b"a worker's address"));
+    let welcome = |keys| {
+        rmp_serde::to_vec(&((5_u64, 6_u64), vec![Bytes::from_static(b"a region's key"); keys])).unwrap()
+    };
+    let hello = rmp_serde::to_vec(&((8_u64, 9_u64), [5_u8; 32], name, host, process)).unwrap();
+    vec![[&b"KU\x01\x03"[..], &[7; 16]].concat(), hello, welcome(0), welcome(2)]
 }
 
 fn args() -> KvArgs {
