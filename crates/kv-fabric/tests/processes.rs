@@ -25,8 +25,11 @@ fn child() {
     process::child(|kind| worker(Kind::named(kind).config(), &[LEN]));
 }
 
-fn other(job: Job, peer: &Side<FabricTransport>) -> Process {
-    Process::start("Usual", job, &peer.transport.metadata().unwrap())
+/// Workers with one device and with two.
+const KINDS: [Kind; 2] = [Kind::Usual, Kind::Two];
+
+fn other(kind: Kind, job: Job, peer: &Side<FabricTransport>) -> Process {
+    kind.other(job, &peer.transport.metadata().unwrap())
 }
 
 /// Sends a signal, and waits until a process that is to stop has stopped.
@@ -64,12 +67,16 @@ fn end_of(here: &mut Side<FabricTransport>, id: u64) -> Result<(), kv_core::Tran
 
 #[test]
 fn killed_readers_leave_their_source_in_service() {
+    KINDS.into_iter().for_each(kill_readers);
+}
+
+fn kill_readers(kind: Kind) {
     let kills = std::env::var("KV_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(KILLS);
-    let mut here = worker(Kind::Usual.config(), &[LEN]);
+    let mut here = worker(kind.config(), &[LEN]);
     // The source is another process, because its crash would end this test, too.
-    let mut source = other(Job::Serve, &here);
+    let mut source = other(kind, Job::Serve, &here);
     for round in 0..kills {
-        let mut reader = Kind::Usual.other(Job::Read, source.metadata());
+        let mut reader = kind.other(Job::Read, source.metadata());
         // Killed at one of many moments of its reads.
         std::thread::sleep(Duration::from_millis(20 + 7 * (round % 20)));
         assert!(reader.is_alive());
@@ -80,7 +87,7 @@ fn killed_readers_leave_their_source_in_service() {
     here.transport.post(PeerId(1), whole(1, Op::Read, LEN, None)).unwrap();
     assert_eq!(end_of(&mut here, 1), Ok(()));
     assert!(snapshot(&here)[0] == pattern(LEN));
-    println!("{kills} readers killed");
+    println!("{kind:?}: {kills} readers killed");
 }
 
 #[test]
@@ -104,8 +111,12 @@ fn the_receiver_counts_the_writes_of_posts_with_a_frame_and_no_others() {
 
 #[test]
 fn the_frame_of_a_cancelled_post_is_never_given_out() {
+    KINDS.into_iter().for_each(cancel_posts);
+}
+
+fn cancel_posts(kind: Kind) {
     let len = 8 << 20;
-    let mut pair = Pair::connected(&Kind::Usual, &[len]);
+    let mut pair = Pair::connected(&kind, &[len]);
     for id in 0..20 {
         pair.a.transport.post(A_KNOWS_B, whole(id, Op::Write, len, Some(b"void"))).unwrap();
     }
@@ -125,10 +136,14 @@ fn the_frame_of_a_cancelled_post_is_never_given_out() {
 
 #[test]
 fn a_stopped_peer_slows_nobody_and_goes_on_afterwards() {
+    KINDS.into_iter().for_each(stop_one_of_two);
+}
+
+fn stop_one_of_two(kind: Kind) {
     let (stuck, well) = (PeerId(1), PeerId(2));
-    let config = Kind::Usual.config().with(|config| config.silence = Duration::from_secs(3600));
+    let config = kind.config().with(|config| config.silence = Duration::from_secs(3600));
     let mut here = worker(config, &[LEN]);
-    let (stopped, healthy) = (other(Job::Serve, &here), other(Job::Serve, &here));
+    let (stopped, healthy) = (other(kind, Job::Serve, &here), other(kind, Job::Serve, &here));
     connect(&mut here.transport, stuck, stopped.metadata()).unwrap();
     connect(&mut here.transport, well, healthy.metadata()).unwrap();
     here.transport.post(stuck, whole(1, Op::Read, LEN, None)).unwrap();
@@ -148,9 +163,13 @@ fn a_stopped_peer_slows_nobody_and_goes_on_afterwards() {
 
 #[test]
 fn a_silent_peer_is_lost_and_its_posts_end_once_it_moves_again() {
-    let config = Kind::Usual.config().with(|config| config.silence = Duration::from_secs(1));
+    KINDS.into_iter().for_each(fall_silent);
+}
+
+fn fall_silent(kind: Kind) {
+    let config = kind.config().with(|config| config.silence = Duration::from_secs(1));
     let mut here = worker(config, &[LEN]);
-    let peer = other(Job::Serve, &here);
+    let peer = other(kind, Job::Serve, &here);
     connect(&mut here.transport, PeerId(1), peer.metadata()).unwrap();
     here.transport.post(PeerId(1), whole(1, Op::Write, LEN, None)).unwrap();
     assert_eq!(end_of(&mut here, 1), Ok(()));
@@ -175,4 +194,39 @@ fn a_silent_peer_is_lost_and_its_posts_end_once_it_moves_again() {
     assert!(matches!(events[0], TransportEvent::Posted { post: PostId(2), .. }), "{events:?}");
     let lost = TransportEvent::PeerGone { peer: PeerId(1), end: kv_core::WayEnd::Lost };
     assert_eq!(events[1], lost);
+}
+
+/// The peer has two devices and writes over both. Bytes may lie in the sockets of either when it is killed.
+#[test]
+fn writers_with_two_devices_that_are_killed_leave_nothing_that_comes_late() {
+    let kills = std::env::var("KV_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(KILLS);
+    for round in 0..kills {
+        let mut here = worker(Kind::Two.config(), &[LEN]);
+        let mut writer = other(Kind::Two, Job::Write, &here);
+        connect(&mut here.transport, PeerId(1), writer.metadata()).unwrap();
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        let mut word = [0; 8];
+        while word == [0; 8] {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no byte comes");
+            here.transport.poll(boottime(), &mut events);
+            here.memory.read(0, LEN - 8, &mut word);
+        }
+        // Nobody reads the sockets meanwhile: they fill up, and then the peer dies.
+        std::thread::sleep(Duration::from_millis(20 + 10 * (round % 4)));
+        writer.kill();
+        let dead = |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { end: kv_core::WayEnd::Dead { quiet_after }, .. } if quiet_after.is_zero());
+        while !events.iter().any(dead) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{events:?}");
+            here.transport.poll(boottime(), &mut events);
+        }
+        here.memory.write(0, 0, &vec![0xee; LEN]);
+        let quiet = Instant::now();
+        while quiet.elapsed() < Duration::from_millis(100) {
+            here.transport.poll(boottime(), &mut events);
+        }
+        assert!(
+            snapshot(&here)[0].iter().all(|byte| *byte == 0xee),
+            "round {round}: written after the peer's end"
+        );
+    }
 }
