@@ -4,11 +4,14 @@
 mod workers;
 
 use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_conformance::{A_KNOWS_B, Harness, Pair, Random, boottime, heard, snapshot};
-use kv_core::{Descriptor, Op, Post, PostId, Transport, TransportError, TransportEvent};
+use kv_core::{Descriptor, Op, Post, PostId, Transport, TransportError, TransportEvent, TransportWait};
 use kv_fabric::{DeviceStats, FabricDevice, FabricTransport};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use workers::{Kind, worker};
 
 const LEN: usize = 16 << 20;
@@ -165,4 +168,39 @@ fn thousands_of_small_posts_over_two_devices_are_each_told_once_and_not_before_t
     assert!(moved.iter().all(|bytes| *bytes > 0), "{moved:?}");
     pair.a.transport.poll(boottime(), &mut pair.a_events);
     assert_eq!(pair.b.transport.stats().stray, 0);
+}
+
+/// The second worker looks only when its descriptor says so.
+#[test]
+fn a_worker_that_sleeps_is_woken_by_what_arrives_on_any_device() {
+    const POSTS: u64 = 200;
+    let mut pair = Pair::connected(&Kind::Two, &[LEN]);
+    for id in 0..POSTS {
+        let notify = id.to_le_bytes().to_vec();
+        pair.a.transport.post(A_KNOWS_B, post(id, Op::Write, (0, 1 << 16), Some(notify))).unwrap();
+    }
+    let begun = Instant::now();
+    // What it sleeps on. It asks only before it falls asleep.
+    let mut asleep: Option<Vec<RawFd>> = None;
+    while pair.a_events.len() < POSTS as usize || pair.b_events.len() < POSTS as usize {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} frames of {POSTS}", pair.b_events.len());
+        pair.a.transport.poll(boottime(), &mut pair.a_events);
+        if asleep.as_ref().is_some_and(|watched| !is_readable(watched)) {
+            continue;
+        }
+        pair.b.transport.poll(boottime(), &mut pair.b_events);
+        asleep = match pair.b.transport.wait() {
+            TransportWait::Readable(watched) | TransportWait::ReadableOrAfter(watched, _) => Some(watched),
+            TransportWait::Now => None,
+        };
+    }
+    let counted: Vec<u64> = pair.b.transport.devices().iter().map(|device| device.counted).collect();
+    assert!(counted.iter().all(|writes| *writes > 0), "{counted:?}");
+}
+
+fn is_readable(watched: &[RawFd]) -> bool {
+    // SAFETY: the transport, which is not dropped, keeps its descriptors open.
+    let watched: Vec<_> = watched.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+    let mut polls: Vec<_> = watched.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    poll(&mut polls, Some(&Timespec::default())).unwrap() > 0
 }
