@@ -282,6 +282,10 @@ fn workers_with_two_devices_move_pages_over_both_links_and_over_the_first_alone(
         return;
     }
     if let Some(mut hosts) = Hosts::with_two_devices() {
+        // At first, the second devices do not reach each other.
+        hosts.beyond.cut_link(1);
+        hosts.only_the_first_link_carries();
+        hosts.beyond.mend_link(1);
         hosts.both_links_carry();
         // The second link is cut while nothing moves. After a second in which nothing was heard on it, it is not used any more.
         hosts.beyond.cut_link(1);
