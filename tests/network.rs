@@ -50,7 +50,7 @@ impl Hosts {
     }
 
     fn at(here: Place, there: Place) -> Hosts {
-        let beyond = Beyond::joined();
+        let beyond = if there.members.has_two_links() { Beyond::joined_twice() } else { Beyond::joined() };
         let server = KvBootstrapServer::start(&near(false).to_string()).unwrap();
         let addr = server.local_addr().to_string();
         let by = beyond.by();
@@ -275,6 +275,128 @@ fn workers_over_libfabric_on_two_hosts_outlive_a_link_that_is_cut() {
     }
 }
 
+#[cfg(feature = "fabric")]
+#[test]
+fn workers_with_two_devices_move_pages_over_both_links_and_over_the_first_alone() {
+    if !enter("workers_with_two_devices_move_pages_over_both_links_and_over_the_first_alone") {
+        return;
+    }
+    if let Some(mut hosts) = Hosts::with_two_devices() {
+        // At first, the second devices do not reach each other.
+        hosts.beyond.cut_link(1);
+        hosts.only_the_first_link_carries();
+        hosts.beyond.mend_link(1);
+        hosts.both_links_carry();
+        // The second link is cut while nothing moves. After a second in which nothing was heard on it, it is not used any more.
+        hosts.beyond.cut_link(1);
+        std::thread::sleep(Duration::from_millis(1500));
+        hosts.only_the_first_link_carries();
+        hosts.beyond.mend_link(1);
+        hosts.both_links_carry();
+        match hosts.beyond.shape_link(1, "tbf rate 8mbit burst 32kb limit 256kb") {
+            Ok(()) => {
+                let before = hosts.beyond.came_by();
+                hosts.push(MANY);
+                hosts.pull(MANY);
+                let [first, second] = hosts.came_since(before);
+                println!("beside a slow link: {first} and {second} bytes");
+                assert!(first > second, "the slow link has held up the fast one: {first} and {second} bytes");
+            }
+            Err(why) => println!("NOT TESTED: a slow second link: {why}"),
+        }
+        hosts.close();
+    }
+}
+
+/// A request in whose middle one of two links is cut fails by its deadline, and its pages come back only once the writes on
+/// that link have ended. Meanwhile requests go over the other link.
+#[cfg(feature = "fabric")]
+#[test]
+fn requests_go_on_over_one_link_while_pages_wait_for_another_that_is_cut() {
+    if !enter("requests_go_on_over_one_link_while_pages_wait_for_another_that_is_cut") {
+        return;
+    }
+    let mut random = Random::new("one link of two is cut");
+    let Some(mut hosts) = Hosts::with_two_devices() else { return };
+    hosts.both_links_carry();
+    for link in [0, 1] {
+        if let Err(why) = hosts.beyond.shape_link(link, "tbf rate 40mbit burst 32kb limit 256kb") {
+            println!("SKIPPED: this kernel cannot limit a link: {why}");
+            return hosts.close();
+        }
+    }
+    let mut first = hosts.cut_link_within_a_push(&mut random, 1);
+    hosts.holds_back(&mut first);
+    hosts.prefill.tell("deadline 60000");
+    hosts.only_the_first_link_carries();
+    assert_eq!(hosts.decode.gauges().pages_quarantined(), MANY);
+    hosts.beyond.mend_link(1);
+    let mended = Instant::now();
+    hosts.asked(first.room, |answer| answer.starts_with("back "));
+    hosts.takes_back(first, mended);
+    hosts.both_links_carry();
+
+    if let Err(why) = hosts.beyond.give_up_after(3) {
+        println!("NOT TESTED: a connection that the kernels give up: {why}");
+        return hosts.close();
+    }
+    // The prefill worker tells over the first link that its writes on the second have ended.
+    let second = hosts.cut_link_within_a_push(&mut random, 1);
+    hosts.asked(second.room, |answer| answer.starts_with("back "));
+    hosts.takes_back(second, Instant::now());
+    hosts.only_the_first_link_carries();
+    hosts.beyond.mend_link(1);
+    hosts.both_links_carry();
+    hosts.close();
+}
+
+#[cfg(feature = "fabric")]
+impl Hosts {
+    fn with_two_devices() -> Option<Hosts> {
+        match kv_transfer::fabric::installed() {
+            Ok(_) => Some(Hosts::over(Members::FabricTwice)),
+            Err(error) => {
+                println!("SKIPPED: {error}");
+                assert!(std::env::var_os("KV_FABRIC_REQUIRED").is_none(), "{error}");
+                None
+            }
+        }
+    }
+
+    fn came_since(&self, before: [u64; 2]) -> [u64; 2] {
+        let now = self.beyond.came_by();
+        [now[0] - before[0], now[1] - before[1]]
+    }
+
+    /// Pages are pushed and pulled until both links have carried a good part of a request each way. A device is used once the
+    /// peer has answered by it.
+    fn both_links_carry(&mut self) {
+        for (mode, request) in [("push", Hosts::push as fn(&mut Hosts, usize)), ("pull", Hosts::pull)] {
+            let begun = Instant::now();
+            loop {
+                let before = self.beyond.came_by();
+                request(self, MANY);
+                let came = self.came_since(before);
+                assert!(came.iter().sum::<u64>() >= 12 << 20, "{mode}: {came:?} bytes of 12 MiB");
+                if came.iter().all(|bytes| *bytes >= 1 << 20) {
+                    println!("{mode} over both links: {came:?} bytes");
+                    break;
+                }
+                assert!(begun.elapsed() < PATIENCE, "{mode}: {came:?} bytes");
+            }
+        }
+    }
+
+    fn only_the_first_link_carries(&mut self) {
+        let before = self.beyond.came_by();
+        self.push(PAGES);
+        self.pull(PAGES);
+        let came = self.came_since(before);
+        println!("over the first link alone: {came:?} bytes");
+        assert!(came[0] >= 6 << 20 && came[1] < 1 << 16, "{came:?} bytes");
+    }
+}
+
 /// Requests between hosts, and then twice a link that is cut in the middle of a long one. Both sides fail by their
 /// deadlines. The decode worker has its pages back only once the prefill worker, which may still write into them, has
 /// answered; and then the next request is served. The first cut is over before the kernels give the connection up, which
@@ -292,7 +414,8 @@ fn outlive_a_cut_link(members: Members, reads: bool) {
         println!("SKIPPED: this kernel cannot limit a link: {why}");
         return hosts.close();
     }
-    let first = hosts.cut_within_a_push(&mut random);
+    let mut first = hosts.cut_link_within_a_push(&mut random, 0);
+    hosts.holds_back(&mut first);
     hosts.beyond.mend();
     let mended = Instant::now();
     hosts.asked(first.room, |answer| answer.starts_with("back "));
@@ -304,7 +427,8 @@ fn outlive_a_cut_link(members: Members, reads: bool) {
         println!("NOT TESTED: a connection that the kernels give up: {why}");
         return hosts.close();
     }
-    let second = hosts.cut_within_a_push(&mut random);
+    let mut second = hosts.cut_link_within_a_push(&mut random, 0);
+    hosts.holds_back(&mut second);
     let cut = Instant::now();
     hosts.asked(second.room, |answer| answer.starts_with("back "));
     println!("the prefill side has its pages back {:?} later, while the link is cut", cut.elapsed());
@@ -319,13 +443,15 @@ fn outlive_a_cut_link(members: Members, reads: bool) {
 #[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 struct Cut {
     room: u64,
+    /// When the link was cut.
+    at: Instant,
     receiver: kv_transfer::Receiver,
 }
 
 #[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 impl Hosts {
-    /// Cuts the link in the middle of a long push, and waits until both sides have failed.
-    fn cut_within_a_push(&mut self, random: &mut Random) -> Cut {
+    /// Cuts a link in the middle of a long push, and waits until both sides have failed.
+    fn cut_link_within_a_push(&mut self, random: &mut Random, link: usize) -> Cut {
         let deadline = Duration::from_millis(3000);
         self.prefill.tell("deadline 3000");
         self.rooms += 1;
@@ -346,8 +472,8 @@ impl Hosts {
             "the link is too wide for this test: {:?}",
             receiver.failure()
         );
-        self.beyond.cut();
-        let cut = Instant::now();
+        self.beyond.cut_link(link);
+        let at = Instant::now();
         println!("cut {:?} after the beginning", began.elapsed());
         assert_eq!(ended(&receiver), KvPoll::Failed);
         println!(
@@ -359,13 +485,16 @@ impl Hosts {
         println!("the prefill side failed after {:?}: {theirs}", began.elapsed());
         let in_time = began.elapsed() < deadline + Duration::from_secs(3);
         assert!(!theirs.ends_with("Success") && in_time, "{theirs} after {:?}", began.elapsed());
-        // The permission to write ends meanwhile. But nobody can know here whether the peer does not write any more.
-        while cut.elapsed() < Duration::from_secs(4) {
-            assert!(receiver.reclaim().is_none(), "pages that the peer may still write have come back");
+        Cut { room, at, receiver }
+    }
+
+    /// The permission to write ends meanwhile. But nobody can know here whether the peer does not write any more.
+    fn holds_back(&self, cut: &mut Cut) {
+        while cut.at.elapsed() < Duration::from_secs(4) {
+            assert!(cut.receiver.reclaim().is_none(), "pages that the peer may still write have come back");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(self.decode.gauges().pages_quarantined(), MANY);
-        Cut { room, receiver }
     }
 
     /// Waits for an answer of the prefill worker about a sender. Its pipes do not go by the link.

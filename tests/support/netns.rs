@@ -15,6 +15,9 @@ const NEAR: (Ipv4Addr, Ipv6Addr) =
 const FAR: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(198, 18, 0, 2), Ipv6Addr::new(0xfd00, 0x18, 0, 0, 0, 0, 0, 2));
 
+/// The same addresses of a second link, in the order of the first ones.
+const SECOND: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 19, 0, 1), Ipv4Addr::new(198, 19, 0, 2)];
+
 /// Makes /sys tell of the devices of the own network namespace, as it does in a container. Where that is not permitted,
 /// it tells of others.
 const OWN_SYS: &str = "mount -t sysfs sysfs /sys 2>/dev/null";
@@ -72,7 +75,8 @@ pub fn tried(line: &str) -> Result<(), String> {
     }
 }
 
-/// A second namespace, which a link joins to this one. The link is `near` here and `far` there.
+/// A second namespace, which a link joins to this one. The link is `near` here and `far` there; a second link is `near1`
+/// and `far1`.
 pub struct Beyond {
     /// The process that the namespace belongs to.
     holder: Child,
@@ -96,7 +100,19 @@ impl Beyond {
             run(format!("{at} ip link set {dev} up").trim());
         }
         run(&format!("{} ip link set lo up", beyond.prefix()));
-        until("the link is up", || beyond.is_up());
+        until("the link is up", || beyond.is_up(0));
+        beyond
+    }
+
+    /// The same, with a second link beside the first.
+    pub fn joined_twice() -> Beyond {
+        let beyond = Beyond::joined();
+        run(&format!("ip link add near1 type veth peer name far1 netns {}", beyond.pid()));
+        for (at, dev, address) in [("", "near1", SECOND[0]), (&*beyond.prefix(), "far1", SECOND[1])] {
+            run(format!("{at} ip addr add {address}/24 dev {dev}").trim());
+            run(format!("{at} ip link set {dev} up").trim());
+        }
+        until("the second link is up", || beyond.is_up(1));
         beyond
     }
 
@@ -115,7 +131,12 @@ impl Beyond {
 
     /// Nothing passes any more, and neither side is told.
     pub fn cut(&self) {
-        run("ip link set near down");
+        self.cut_link(0);
+    }
+
+    /// The same of one of two links.
+    pub fn cut_link(&self, link: usize) {
+        run(&format!("ip link set {} down", ENDS[link].0));
     }
 
     /// After how many repetitions without an answer the kernels at both ends give a TCP connection up; 15 unless said
@@ -127,14 +148,20 @@ impl Beyond {
     }
 
     pub fn mend(&self) {
-        run("ip link set near up");
-        until("the link is up", || self.is_up());
+        self.mend_link(0);
+    }
+
+    pub fn mend_link(&self, link: usize) {
+        run(&format!("ip link set {} up", ENDS[link].0));
+        until("the link is up", || self.is_up(link));
     }
 
     /// Whether both ends count as up, which the kernel decides a moment after their carrier is there.
-    fn is_up(&self) -> bool {
-        let far = format!("{} ip -o link show dev far", self.prefix());
-        ["ip -o link show dev near", &far].iter().all(|line| {
+    fn is_up(&self, link: usize) -> bool {
+        let (near, far) = ENDS[link];
+        let near = format!("ip -o link show dev {near}");
+        let far = format!("{} ip -o link show dev {far}", self.prefix());
+        [near, far].iter().all(|line| {
             let mut words = line.split(' ');
             let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
             String::from_utf8_lossy(&output.stdout).contains(" state UP ")
@@ -143,8 +170,24 @@ impl Beyond {
 
     /// How packets leave both ends of the link, in the words of `tc`.
     pub fn shape(&self, discipline: &str) -> Result<(), String> {
-        tried(&format!("tc qdisc replace dev near root {discipline}"))?;
-        tried(&format!("{} tc qdisc replace dev far root {discipline}", self.prefix()))
+        self.shape_link(0, discipline)
+    }
+
+    /// The same of one of two links.
+    pub fn shape_link(&self, link: usize, discipline: &str) -> Result<(), String> {
+        let (near, far) = ENDS[link];
+        tried(&format!("tc qdisc replace dev {near} root {discipline}"))?;
+        tried(&format!("{} tc qdisc replace dev {far} root {discipline}", self.prefix()))
+    }
+
+    /// How many bytes have come to this namespace by each of two links.
+    pub fn came_by(&self) -> [u64; 2] {
+        let devices = std::fs::read_to_string("/proc/net/dev").unwrap();
+        ENDS.map(|(near, _)| {
+            let mark = format!("{near}:");
+            let line = devices.lines().find_map(|line| line.trim().strip_prefix(&mark)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        })
     }
 
     /// How many packets were dropped at both ends of the link since the discipline was set.
@@ -166,9 +209,19 @@ impl Drop for Beyond {
     fn drop(&mut self) {
         // The link would go with the far namespace, but only some time after its last process.
         let _ = tried("ip link del near");
+        let _ = tried("ip link del near1");
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
+}
+
+/// The names of the ends of the links, here and there.
+const ENDS: [(&str, &str); 2] = [("near", "far"), ("near1", "far1")];
+
+/// The address of the second link in the namespace in which the first one has this address.
+#[cfg(feature = "fabric")]
+pub fn second(first: IpAddr) -> IpAddr {
+    SECOND[usize::from(first != near(false).ip())].into()
 }
 
 /// The device of the link's end with this address.

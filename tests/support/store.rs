@@ -10,7 +10,7 @@ use kv_transfer::prelude::*;
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::ways::{Member, Ways};
 
-#[cfg(any(feature = "nixl", feature = "ucx"))]
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 use super::netns;
 use super::overheard::{Log, Overheard};
 
@@ -57,6 +57,9 @@ pub enum Members {
     /// libfabric's provider for TCP.
     #[cfg(feature = "fabric")]
     Fabric,
+    /// The same with a device on each of two links.
+    #[cfg(feature = "fabric")]
+    FabricTwice,
 }
 
 impl Members {
@@ -71,6 +74,8 @@ impl Members {
         Members::Ucx,
         #[cfg(feature = "fabric")]
         Members::Fabric,
+        #[cfg(feature = "fabric")]
+        Members::FabricTwice,
     ];
 }
 
@@ -141,15 +146,30 @@ impl Place {
                 vec![Member::new(Box::new(transport))]
             }
             #[cfg(feature = "fabric")]
-            Members::Fabric => {
-                use kv_transfer::fabric::{FabricConfig, FabricTransport};
-                let config = FabricConfig::new(self.bind.ip()).with(|config| config.silence = SILENCE);
+            Members::Fabric | Members::FabricTwice => {
+                use kv_transfer::fabric::{FabricConfig, FabricDevice, FabricTransport};
+                let config = FabricConfig::new(self.bind.ip()).with(|config| {
+                    config.silence = SILENCE;
+                    if self.members == Members::FabricTwice {
+                        config.devices.push(FabricDevice::at(netns::second(self.bind.ip())));
+                    }
+                });
                 let mut transport = FabricTransport::new(config).unwrap();
                 transport.add_memory(arena).unwrap();
                 vec![Member::new(Box::new(transport))]
             }
         })
         .unwrap()
+    }
+}
+
+impl Members {
+    /// Whether the hosts need a link for each of two devices.
+    pub fn has_two_links(self) -> bool {
+        #[cfg(feature = "fabric")]
+        return self == Members::FabricTwice;
+        #[cfg(not(feature = "fabric"))]
+        false
     }
 }
 

@@ -54,8 +54,11 @@ impl FabricTransport {
     /// Takes some completions of each device; false if there were none.
     pub(crate) fn take_completions(&mut self) -> bool {
         // Backwards: the first device has the frames that wait for writes of the others.
-        let devices = (0..self.devices.len()).rev();
-        devices.fold(false, |more, device| self.take_completions_of(device) || more)
+        let mut more = false;
+        for device in (0..self.devices.len()).rev() {
+            more |= self.take_completions_of(device);
+        }
+        more
     }
 
     fn take_completions_of(&mut self, device: usize) -> bool {

@@ -98,7 +98,7 @@ mod tests {
             let config = FabricConfig::default().with(|config| config.devices = vec![named]);
             let made = FabricTransport::new(config);
             let used: Vec<_> = made.iter().flat_map(FabricTransport::devices).map(|used| used.name).collect();
-            assert_eq!(used, [device.clone()], "{made:?}");
+            assert_eq!(used, std::slice::from_ref(device), "{made:?}");
         }
         let nowhere = FabricDevice::named("nowhere");
         let nowhere = FabricConfig::default().with(|config| config.devices.push(nowhere));

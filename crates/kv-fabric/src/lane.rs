@@ -1,5 +1,5 @@
 //! [`Lane`]: a device here and an endpoint of a peer that move bytes of posts between them; and [`Link`]: any device and
-//! any endpoint, between which the peer may have a connection.
+//! any endpoint, between which the peer may have a connection. Both are parts of a [`Reach`].
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -32,6 +32,17 @@ pub(crate) enum Probe {
     UnderWay,
     /// Nothing comes by this link any more.
     Drained,
+}
+
+/// How the devices of this side reach a peer.
+#[derive(Debug)]
+pub(crate) struct Reach {
+    /// The peer's first endpoint, to which messages go from the first device here.
+    pub(crate) address: Address,
+    /// All devices here and all endpoints there that are of one kind of network.
+    pub(crate) links: Vec<Link>,
+    /// Those that move bytes, the first device and the first endpoint before the others.
+    pub(crate) lanes: Vec<Lane>,
 }
 
 /// A device of this side and the endpoint of a peer that it is paired with.

@@ -15,7 +15,7 @@
 //! Each slice of a post is one write of libfabric, which ends here when its bytes are in the peer's memory
 //! (`FI_DELIVERY_COMPLETE`). The notify frame of a post is sent ahead, with the number of the post's writes. Each
 //! write carries a number of the post to the peer's completion queue (`FI_REMOTE_CQ_DATA`), and the peer gives the frame
-//! to its owner when that many have arrived. So no message has to follow the writes, and their order does not matter.
+//! to its owner when that many have arrived, by whatever devices. So no message has to follow the writes, and their order does not matter.
 //! Where the provider's writes carry no data, the notify frame is sent when all writes have ended
 //! ([`FabricTransport::counts_writes`]).
 //!
@@ -26,7 +26,8 @@
 //!
 //! - The process of a peer on this host is watched (kv-host's `Life`). When it has ended, bytes of its writes may still
 //!   lie in sockets of this process. The peer is reported [dead](kv_core::WayEnd::Dead), and quiet at once, when libfabric
-//!   has taken them in up to the end of the connection, which a write that nobody can answer shows.
+//!   has taken them in up to the end of the connection, which a write that nobody can answer shows; with several devices,
+//!   on every connection that the peer may have had.
 //! - A peer that has answered no greeting for [`FabricConfig::silence`], or an operation to whom has failed, is
 //!   [lost](kv_core::WayEnd::Lost). Nothing is proven about a process of another host.
 //! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.
@@ -39,6 +40,21 @@
 //! A slice is begun only while the permission to write lasts, and while slices to this peer take no longer than the rest
 //! of the permission. Once begun, nothing can call it back: with `tcp;ofi_rxm` its bytes are copied by the peer's
 //! process, whenever that process looks. The write fence is therefore [`AtDeath`](kv_core::WriteFence::AtDeath).
+//!
+//! # Several devices
+//!
+//! A transport has an endpoint on each of [`FabricConfig::devices`], and a region is registered with all of them. Messages
+//! go by the first device; slices go by all. Each device is paired with one of the peer's, which may have more or fewer:
+//! with one of its own NUMA node if it can, else by their positions. A slice goes by one pair, whose devices are beside the
+//! memory here and there if that is known, and then by the one with the fewest bytes under way. Each pair has a window of
+//! its own, and the peer counts writes over all its devices. [`Installed::nearest`] has the devices nearest to a GPU.
+//!
+//! A device other than the first is used for slices to a peer while something was heard from the peer on it in the last
+//! second; otherwise the peer is asked first. So a device whose link is down, or that does not lead to the peer at all, gets
+//! no more slices, and the other devices go on. Slices that are under way there wait, and so do the ends of their posts:
+//! they are not sent again by another device, because their bytes may have arrived, or may still arrive. When the kernel
+//! gives such a connection up, the peer is lost, as with one device; connected again, it is reached by the devices that
+//! work. Without the link of the first device, the peer is not reached.
 //!
 //! # Whom to trust
 //!

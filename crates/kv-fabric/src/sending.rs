@@ -9,9 +9,9 @@ use kv_host::{Life, random};
 use crate::completing::Flight;
 use crate::device::Device;
 use crate::error::FabricError;
-use crate::ffi::{Address, Attempt, SENDS};
+use crate::ffi::{Attempt, SENDS};
 use crate::guest::Reply;
-use crate::lane::{Lane, Link, Probe};
+use crate::lane::{Lane, Link, Probe, Reach};
 use crate::message::{BODY, Header, Hello, Kind};
 use crate::metadata::{Identity, Metadata};
 use crate::pairing::pairs;
@@ -51,19 +51,18 @@ impl FabricTransport {
             return Err(TransportError::PeerGone);
         }
         let key = u64::from_le_bytes(random()?);
-        let (address, links) = self.take_links(&metadata)?;
+        let reach = self.reach(&metadata)?;
         let id = self.next_id();
         if let Life::Watched(process) = &life
             && let Err(error) = self.watch.watch(id, process)
         {
             let names: Vec<_> = metadata.ports.iter().map(|port| port.name.clone()).collect();
-            self.give_back_links(&links, &names);
+            self.give_back_links(&reach.links, &names);
             return Err(error.into());
         }
         let times = (self.now, self.now + self.config.handshake_timeout);
         let immediate = self.devices.promises().immediate;
-        let lanes = self.lanes(&links, &metadata);
-        let way = Way::new(peer, key, identity, (metadata, address), (links, lanes), life, immediate, times);
+        let way = Way::new(peer, key, identity, (metadata, reach), life, immediate, times);
         self.ways.insert(id, way);
         self.keys.insert(key, id);
         self.peers.insert(peer, id);
@@ -73,7 +72,7 @@ impl FabricTransport {
 
     /// Takes all endpoints of a peer into the address tables of all devices, as far as they are of one kind of network. The
     /// first endpoint and the first device must be.
-    fn take_links(&mut self, metadata: &Metadata) -> Result<(Address, Vec<Link>), FabricError> {
+    fn reach(&mut self, metadata: &Metadata) -> Result<Reach, FabricError> {
         let (mut first, mut links) = (None, Vec::new());
         for (number, device) in self.devices.all_mut().enumerate() {
             let Device { addresses, endpoint: here, .. } = device;
@@ -87,8 +86,9 @@ impl FabricTransport {
                 }
             }
         }
-        let first = first.ok_or(FabricError::Name { got: 0, ours: self.given.name().len() })?;
-        Ok((first, links))
+        let address = first.ok_or(FabricError::Name { got: 0, ours: self.given.name().len() })?;
+        let lanes = self.lanes(&links, metadata);
+        Ok(Reach { address, links, lanes })
     }
 
     /// The pairs of devices here and endpoints there that move bytes.

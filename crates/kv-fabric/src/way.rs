@@ -7,7 +7,7 @@ use kv_core::{PeerId, Time, WayEnd};
 use kv_host::{Life, Posts, TransferId};
 
 use crate::ffi::Address;
-use crate::lane::{Lane, Link, Probe};
+use crate::lane::{Lane, Link, Probe, Reach};
 use crate::message::Header;
 use crate::metadata::{Identity, Metadata, Place};
 use crate::transfer::Transfer;
@@ -61,12 +61,11 @@ pub(crate) struct Way {
     pub(crate) key: u64,
     /// Who the peer must be.
     pub(crate) identity: Identity,
-    /// The peer's first endpoint, to which messages go from the first device here.
-    pub(crate) address: Address,
-    /// The names of all endpoints of the peer, and the links to them.
+    /// The names of the peer's endpoints, by their numbers.
     pub(crate) names: Vec<Bytes>,
+    /// What [`Reach`] says.
+    pub(crate) address: Address,
     pub(crate) links: Vec<Link>,
-    /// The pairs of devices that move bytes, the first device and the first endpoint before the others.
     pub(crate) lanes: Vec<Lane>,
     pub(crate) regions: Vec<Place>,
     /// Bytes of data that writes may carry to the peer; none if writes cannot be counted.
@@ -109,8 +108,7 @@ impl Way {
         peer: PeerId,
         key: u64,
         identity: Identity,
-        (metadata, address): (Metadata, Address),
-        (links, lanes): (Vec<Link>, Vec<Lane>),
+        (metadata, reach): (Metadata, Reach),
         life: Life,
         immediate: usize,
         (now, until): (Time, Time),
@@ -120,9 +118,9 @@ impl Way {
             key,
             identity,
             names: metadata.ports.into_iter().map(|port| port.name).collect(),
-            address,
-            links,
-            lanes,
+            address: reach.address,
+            links: reach.links,
+            lanes: reach.lanes,
             regions: metadata.regions,
             immediate: immediate.min(usize::from(metadata.immediate)),
             life,

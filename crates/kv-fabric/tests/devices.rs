@@ -4,11 +4,14 @@
 mod workers;
 
 use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_conformance::{A_KNOWS_B, Harness, Pair, Random, boottime, heard, snapshot};
-use kv_core::{Descriptor, Op, Post, PostId, Transport, TransportError, TransportEvent};
+use kv_core::{Descriptor, Op, Post, PostId, Transport, TransportError, TransportEvent, TransportWait};
 use kv_fabric::{DeviceStats, FabricDevice, FabricTransport};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use workers::{Kind, worker};
 
 const LEN: usize = 16 << 20;
@@ -165,4 +168,42 @@ fn thousands_of_small_posts_over_two_devices_are_each_told_once_and_not_before_t
     assert!(moved.iter().all(|bytes| *bytes > 0), "{moved:?}");
     pair.a.transport.poll(boottime(), &mut pair.a_events);
     assert_eq!(pair.b.transport.stats().stray, 0);
+}
+
+/// The second worker looks only when its descriptor says so.
+#[test]
+fn a_worker_that_sleeps_is_woken_by_what_arrives_on_any_device() {
+    const POSTS: u64 = 200;
+    let mut pair = Pair::connected(&Kind::Two, &[LEN]);
+    let begun = Instant::now();
+    // What it sleeps on. It asks only before it falls asleep.
+    let mut asleep: Option<Vec<RawFd>> = None;
+    let mut posted = 0;
+    while pair.a_events.len() < POSTS as usize {
+        let ended = pair.a_events.len() as u64;
+        assert!(begun.elapsed() < Duration::from_secs(60), "{ended} posts of {POSTS}");
+        // One after the other, each by the device that has carried less, and without a frame, which would go by the first.
+        if posted == ended {
+            pair.a.transport.post(A_KNOWS_B, post(posted, Op::Write, (0, 1 << 16), None)).unwrap();
+            posted += 1;
+        }
+        pair.a.transport.poll(boottime(), &mut pair.a_events);
+        if asleep.as_ref().is_some_and(|watched| !is_readable(watched)) {
+            continue;
+        }
+        pair.b.transport.poll(boottime(), &mut pair.b_events);
+        asleep = match pair.b.transport.wait() {
+            TransportWait::Readable(watched) | TransportWait::ReadableOrAfter(watched, _) => Some(watched),
+            TransportWait::Now => None,
+        };
+    }
+    let slices: Vec<u64> = pair.a.transport.devices().iter().map(|device| device.slices).collect();
+    assert!(slices.iter().all(|slices| *slices > POSTS / 4), "{slices:?}");
+}
+
+fn is_readable(watched: &[RawFd]) -> bool {
+    // SAFETY: the transport, which is not dropped, keeps its descriptors open.
+    let watched: Vec<_> = watched.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+    let mut polls: Vec<_> = watched.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    poll(&mut polls, Some(&Timespec::default())).unwrap() > 0
 }
