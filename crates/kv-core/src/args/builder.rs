@@ -132,7 +132,8 @@ impl KvArgsBuilder {
     }
 
     /// The name of a network device, such as `mlx5_0`, for servers that keep it where SGLang does. No transport reads it:
-    /// give the name to the settings of the transport (`NixlConfig::devices`, `UcxConfig::devices`, `FabricConfig`).
+    /// give the name to the settings of the transport (`NixlConfig::devices`, `UcxConfig::devices`,
+    /// `FabricConfig::devices`).
     pub fn ib_device(mut self, device: &str) -> Self {
         self.ib_device = Some(device.to_owned());
         self
