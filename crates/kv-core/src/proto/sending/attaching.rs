@@ -78,7 +78,8 @@ impl SendSession {
     /// The position of a receiver among the targets. A receiver that was served in a conversation
     /// that is over, and does not know that, keeps its position: it is the same receiver.
     fn place_of(&mut self, receiver: Incarnation, conversation: ConversationId) -> usize {
-        let before = self.target_of.get(&receiver).copied();
+        let first = (self.first_receiver == Some(receiver)).then_some(0);
+        let before = self.target_of.get(&receiver).copied().or(first);
         let replaced = before.filter(|&before| {
             let target = self.targets.get(before);
             target.is_some_and(|target| {
@@ -86,7 +87,11 @@ impl SendSession {
             })
         });
         let index = replaced.unwrap_or(self.targets.len());
-        self.target_of.insert(receiver, index);
+        if index == 0 {
+            self.first_receiver = Some(receiver);
+        } else {
+            self.target_of.insert(receiver, index);
+        }
         index
     }
 }
@@ -97,7 +102,7 @@ fn roles(session: SessionId, target: usize, delivery: Delivery) -> (Incoming, Ro
         Delivery::Write(to) => {
             let pages = (to.pages, to.first_page as usize, to.total_pages as usize);
             let written = Written::new(pages, (to.aux, to.aux_here), to.groups);
-            (Incoming::Active(session, target), Role::Written(Box::new(written)))
+            (Incoming::Active(session, target), Role::Written(written))
         }
         Delivery::Read(acquire) => {
             let until = Time::ZERO;
