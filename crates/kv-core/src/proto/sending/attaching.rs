@@ -4,7 +4,7 @@ use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, PeerId, SessionId};
 use crate::lease::TransferMode;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Incoming, Registration};
+use crate::proto::conversation::{Incoming, Peer, Registration};
 use crate::proto::sending::target::{Reads, Role, Target, Written};
 use crate::proto::sending::{SendSession, Sending};
 use crate::time::Time;
@@ -44,12 +44,28 @@ impl Sending {
         if reads {
             self.answer_acquire(cx, id, attempt, session, index);
         } else {
-            cx.send(id, Body::Registered(Registered { attempt }));
             cx.want_permission(id);
         }
         self.check_agreement(cx, session);
         self.plan_groups(cx, session);
         self.update_sender(cx, session);
+        if !reads && !self.is_about_to_tell(cx, session, index) {
+            cx.send(id, Body::Registered(Registered { attempt }));
+        }
+    }
+
+    /// True if a target that is written to needs no answer to its registration: its session has failed, which it was
+    /// told or is told when its posts have ended, or its first part is about to be written, which answers as well. If
+    /// that takes long, the receiver repeats the registration, and is answered then.
+    fn is_about_to_tell(&self, cx: &Context, session: SessionId, index: usize) -> bool {
+        let Some(sender) = self.sessions.get(&session).filter(|sender| sender.standing.is_going()) else {
+            return true;
+        };
+        let Some(target) = sender.targets.get(index) else { return false };
+        let is_permitted = |peer: &Peer| peer.writes_out().is_permitted(cx.fx.now());
+        sender.given.is_complete()
+            && target.written().is_some_and(Written::is_queued)
+            && cx.peers.get(target.peer).is_some_and(is_permitted)
     }
 }
 
