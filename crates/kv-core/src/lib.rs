@@ -55,6 +55,7 @@ mod bootstrap;
 mod command;
 mod content;
 mod error;
+mod few;
 mod groups;
 mod growing;
 #[doc(hidden)]

@@ -10,10 +10,14 @@ use serde::{Deserializer, Serializer};
 
 use crate::meter::each;
 
+/// Bytes of so few runs that writing them takes no memory but the frame's.
+const FEW: usize = 96;
+
 /// A run that takes `WIDTH` bytes on the wire.
 pub(crate) trait Packed: Sized {
     const WIDTH: usize;
-    fn write(self, out: &mut Vec<u8>);
+    /// Writes the run to `WIDTH` bytes.
+    fn write(self, out: &mut [u8]);
     /// Reads the run from `WIDTH` bytes.
     fn read(bytes: &[u8]) -> Self;
 }
@@ -21,8 +25,10 @@ pub(crate) trait Packed: Sized {
 impl Packed for (u32, u32) {
     const WIDTH: usize = 8;
 
-    fn write(self, out: &mut Vec<u8>) {
-        out.extend((u64::from(self.1) << 32 | u64::from(self.0)).to_le_bytes());
+    fn write(self, out: &mut [u8]) {
+        if let Some(out) = out.first_chunk_mut() {
+            *out = (u64::from(self.1) << 32 | u64::from(self.0)).to_le_bytes();
+        }
     }
 
     fn read(bytes: &[u8]) -> (u32, u32) {
@@ -34,9 +40,11 @@ impl Packed for (u32, u32) {
 impl Packed for (u64, u32) {
     const WIDTH: usize = 12;
 
-    fn write(self, out: &mut Vec<u8>) {
-        out.extend(self.0.to_le_bytes());
-        out.extend(self.1.to_le_bytes());
+    fn write(self, out: &mut [u8]) {
+        if let Some((first, number)) = out.split_first_chunk_mut() {
+            *first = self.0.to_le_bytes();
+            number.copy_from_slice(&self.1.to_le_bytes());
+        }
     }
 
     fn read(bytes: &[u8]) -> (u64, u32) {
@@ -51,11 +59,19 @@ pub(crate) fn write<P: Packed, S: Serializer>(
     runs: impl ExactSizeIterator<Item = P>,
     out: S,
 ) -> Result<S::Ok, S::Error> {
-    let mut bytes = Vec::with_capacity(runs.len() * P::WIDTH);
-    for run in each(runs) {
-        run.write(&mut bytes);
+    let len = runs.len() * P::WIDTH;
+    let (mut few, mut many) = ([0; FEW], Vec::new());
+    let bytes = match few.get_mut(..len) {
+        Some(few) => few,
+        None => {
+            many.resize(len, 0);
+            &mut many
+        }
+    };
+    for (run, place) in each(runs).zip(bytes.chunks_exact_mut(P::WIDTH)) {
+        run.write(place);
     }
-    out.serialize_bytes(&bytes)
+    out.serialize_bytes(bytes)
 }
 
 /// Writes a field that is a list of runs.
@@ -125,6 +141,16 @@ mod tests {
         ] {
             let error = rmp_serde::from_slice::<Both>(cut).unwrap_err();
             assert!(error.to_string().contains("bytes each"), "{error}");
+        }
+    }
+
+    #[test]
+    fn few_runs_and_many_runs_are_written_alike() {
+        for len in [0, 1, 7, 8, 9, 12, 13, 1000] {
+            let pages: Vec<(u32, u32)> = (0..len).map(|at| (at * 7, at + 1)).collect();
+            let attempts = pages.iter().map(|&(start, count)| (u64::from(start) << 33, count)).collect();
+            let both = Both { pages, attempts };
+            assert_eq!(rmp_serde::from_slice::<Both>(&rmp_serde::to_vec(&both).unwrap()).unwrap(), both);
         }
     }
 }

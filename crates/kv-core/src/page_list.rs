@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::PagesError;
+use crate::few::Few;
 use crate::meter::{each, step};
 use crate::packed::{self, OfRuns};
 
@@ -33,7 +34,7 @@ impl PageRun {
 /// number over `u32::MAX - 1`. A list may name a page twice; [`Pages`](crate::Pages) may not.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PageList {
-    runs: Vec<PageRun>,
+    runs: Few<PageRun>,
     count: u32,
 }
 
@@ -105,7 +106,7 @@ impl PageList {
         let mut skip = u32::try_from(offset).ok()?;
         let mut left = u32::try_from(len).ok()?;
         let mut part = PageList::default();
-        for run in each(&self.runs) {
+        for run in each(self.runs.iter()) {
             let skipped = run.len.min(skip);
             let taken = (run.len - skipped).min(left);
             part.push(PageRun { start: run.start + skipped, len: taken }).ok()?;
@@ -120,7 +121,7 @@ impl PageList {
 
     /// Checks that every page lies below `num_pages`.
     pub fn check_below(&self, num_pages: u32) -> Result<(), PagesError> {
-        match each(&self.runs).find(|run| run.end() > num_pages) {
+        match each(self.runs.iter()).find(|run| run.end() > num_pages) {
             Some(run) => Err(PagesError::OutOfRange { page: run.end() - 1, num_pages }),
             None => Ok(()),
         }
@@ -128,8 +129,11 @@ impl PageList {
 
     /// Checks that no page is named twice.
     pub fn check_distinct(&self) -> Result<(), PagesError> {
+        if self.runs.len() <= 1 {
+            return Ok(());
+        }
         step(2 * self.runs.len());
-        let mut sorted = self.runs.clone();
+        let mut sorted = self.runs.to_vec();
         sorted.sort_unstable();
         match sorted.windows(2).find(|pair| pair[0].end() > pair[1].start) {
             Some(pair) => Err(PagesError::Twice { page: pair[1].start }),

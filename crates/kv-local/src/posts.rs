@@ -41,6 +41,11 @@ impl Posts {
         self.run.extend(posts);
     }
 
+    /// How many posts wait for their turn, some of which may have ended.
+    pub(crate) fn in_line(&self) -> usize {
+        self.run.len()
+    }
+
     /// Takes the next post with bytes to copy out of the line.
     pub(crate) fn next(&mut self) -> Option<(PostId, &mut Transfer)> {
         while let Some(id) = self.run.pop_front() {

@@ -71,6 +71,7 @@ impl Transfer {
                 PeerRegion::Mapped { memory, .. } => {
                     let here = local.get(descriptor.local_region as usize).ok_or(UNREACHABLE)?;
                     let at = descriptor.local_offset as usize + self.done;
+                    self.fetch_next(local, remote);
                     let copied = match self.op {
                         Op::Write => here.copy_to(at, memory, peer_at, len),
                         Op::Read => memory.copy_to(peer_at, here, at, len),
@@ -83,6 +84,23 @@ impl Transfer {
             }
         }
         Ok(Progress::Complete)
+    }
+
+    /// Fetches the beginning of what is copied after the current descriptor.
+    #[inline]
+    fn fetch_next(&self, local: &[Memory], remote: &PeerMemory) {
+        let Some(next) = self.descriptors.get(self.next + 1) else { return };
+        match (self.op, remote.region(next.remote_region)) {
+            (Op::Write, _) => {
+                if let Some(here) = local.get(next.local_region as usize) {
+                    here.fetch(next.local_offset as usize, next.len as usize);
+                }
+            }
+            (Op::Read, Some(PeerRegion::Mapped { memory, .. })) => {
+                memory.fetch(next.remote_offset as usize, next.len as usize);
+            }
+            (Op::Read, _) => {}
+        }
     }
 
     /// Copies one batch of consecutive descriptors in adopted memory of the peer. Returns how many bytes of

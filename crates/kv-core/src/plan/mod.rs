@@ -55,6 +55,9 @@ use pages::{Cover, Span};
 use pair::Pair;
 pub use segment::Segment;
 
+/// For how many descriptors room is made at once: as many as one page has in a cache with a region for each layer.
+const FEW: usize = 128;
+
 /// The descriptors of one transfer, handed out post by post ([`fill`](Plan::fill)): a cursor over regions ×
 /// segments.
 ///
@@ -279,6 +282,9 @@ impl Plan {
         let before = out.len();
         let (mut slots, mut budget) = (max_descriptors, max_bytes);
         let pairs = Arc::clone(&self.pairs);
+        if out.is_empty() {
+            out.reserve_exact(self.segments.len().saturating_mul(pairs.len()).min(slots).min(FEW));
+        }
         while let Some(pair) = pairs.get(self.pair) {
             step(1);
             if self.offset == 0 && self.unit == 0 && pair.is_linear() {

@@ -48,7 +48,7 @@ impl Directory {
     /// base.
     pub(super) fn question(
         &self,
-        (addr, service): (&str, &str),
+        (addr, service): (String, &str),
         role: WorkerRole,
         room: &Room,
         dp_rank: Option<u32>,
@@ -57,12 +57,13 @@ impl Directory {
             Room::Number(number) => *number,
             Room::Request(id) => Fnv1a::of(id.base().as_bytes()),
         };
-        let replica = match (dp_rank, self.replicas.get(&(addr.to_owned(), role))) {
+        let engine = (addr, role);
+        let replica = match (dp_rank, self.replicas.get(&engine)) {
             (Some(rank), _) => Replica::Rank(rank),
             (None, Some(&replicas)) => Replica::Rank((number % u64::from(replicas.max(1))) as u32),
             (None, None) => Replica::Modulo(number),
         };
-        (addr.to_owned(), RankQuery { role, service: service.to_owned(), replica })
+        (engine.0, RankQuery { role, service: service.to_owned(), replica })
     }
 
     /// The peers that answer the question; `None` if no answer is remembered.
@@ -178,7 +179,8 @@ mod tests {
     #[test]
     fn sessions_with_the_same_lookup_share_one_question() {
         let mut directory = Directory::default();
-        let question = directory.question(("a:1", "kv"), WorkerRole::Prefill, &Room::Number(5), None);
+        let question =
+            directory.question(("a:1".to_owned(), "kv"), WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Modulo(5));
         let lookup = directory.ask(question.clone(), SessionId(1)).unwrap();
         assert_eq!(directory.ask(question.clone(), SessionId(2)), None);
@@ -188,7 +190,8 @@ mod tests {
         assert!(directory.by_question.is_empty());
 
         directory.learn(&question, (1, 2), vec![PeerId(7)], 1);
-        let question = directory.question(("a:1", "kv"), WorkerRole::Prefill, &Room::Number(5), None);
+        let question =
+            directory.question(("a:1".to_owned(), "kv"), WorkerRole::Prefill, &Room::Number(5), None);
         assert_eq!(question.1.replica, Replica::Rank(1));
         assert_eq!(directory.known(&question), Some(&[PeerId(7)][..]));
         directory.forget(PeerId(7));
@@ -200,7 +203,8 @@ mod tests {
         let (busy, wrong) = (BootstrapError::UnknownRank, BootstrapError::Unauthorized);
         assert!(busy.is_retryable() && !wrong.is_retryable());
         let mut directory = Directory::default();
-        let question = directory.question(("a:1", "kv"), WorkerRole::Prefill, &Room::Number(5), None);
+        let question =
+            directory.question(("a:1".to_owned(), "kv"), WorkerRole::Prefill, &Room::Number(5), None);
         let lookup = directory.ask(question.clone(), SessionId(1)).unwrap();
         for failures in 1..=2 {
             assert_eq!(directory.failed(lookup, &busy), AfterFailure::Again { failures });
@@ -218,7 +222,7 @@ mod tests {
     #[test]
     fn request_ids_are_spread_by_the_published_hash() {
         let question = Directory::default().question(
-            ("a:1", "kv"),
+            ("a:1".to_owned(), "kv"),
             WorkerRole::Prefill,
             &Room::request("foobar").unwrap(),
             None,
@@ -230,13 +234,13 @@ mod tests {
     fn both_suffixes_of_a_request_lead_to_one_replica() {
         let directory = Directory::default();
         let one = directory.question(
-            ("a:1", "kv"),
+            ("a:1".to_owned(), "kv"),
             WorkerRole::Prefill,
             &Room::request("r-0000000a").unwrap(),
             None,
         );
         let other = directory.question(
-            ("a:1", "kv"),
+            ("a:1".to_owned(), "kv"),
             WorkerRole::Prefill,
             &Room::request("r-0000000b").unwrap(),
             None,

@@ -127,10 +127,11 @@ impl Standing {
     }
 }
 
-/// All sessions of one role. Sessions are removed only when they have ended.
+/// All sessions of one role. Sessions are removed only when they have ended. Each has a place of its own, so that the
+/// end of one moves no other.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub(super) struct Sessions<S>(BTreeMap<SessionId, S>);
+pub(super) struct Sessions<S>(BTreeMap<SessionId, Box<S>>);
 
 impl<S> Default for Sessions<S> {
     fn default() -> Sessions<S> {
@@ -140,15 +141,15 @@ impl<S> Default for Sessions<S> {
 
 impl<S> Sessions<S> {
     pub(super) fn get(&self, session: &SessionId) -> Option<&S> {
-        self.0.get(session)
+        self.0.get(session).map(|own| &**own)
     }
 
     pub(super) fn get_mut(&mut self, session: &SessionId) -> Option<&mut S> {
-        self.0.get_mut(session)
+        self.0.get_mut(session).map(|own| &mut **own)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &S)> {
-        self.0.iter().map(|(&session, own)| (session, own))
+        self.0.iter().map(|(&session, own)| (session, &**own))
     }
 }
 
@@ -166,7 +167,7 @@ pub(super) trait Session {
     /// True if every peer is done with the session.
     fn is_quiet(&self) -> bool;
     /// The resources that the session was lent.
-    fn into_resources(self) -> Vec<Resource>;
+    fn into_resources(self) -> impl Iterator<Item = Resource>;
 }
 
 /// All sending, or all receiving sessions: what differs between the two when a session ends.
@@ -174,6 +175,8 @@ pub(super) trait Role {
     type Session: Session;
     /// Whether the sessions send or receive.
     const HALF: Half;
+    /// The timers that a session may have set.
+    const TIMERS: [fn(SessionId) -> Timer; 2];
 
     fn sessions(&self) -> &Sessions<Self::Session>;
     fn sessions_mut(&mut self) -> &mut Sessions<Self::Session>;
@@ -194,7 +197,7 @@ pub(super) trait Ending: Role {
     fn open(&mut self, cx: &mut Context, session: SessionId, own: Self::Session) -> bool {
         let deadline = own.standing().deadline();
         cx.fx.tell(session, || KvWhat::Opened { room: own.room().clone(), half: Self::HALF });
-        self.sessions_mut().0.insert(session, own);
+        self.sessions_mut().0.insert(session, Box::new(own));
         cx.fx.status(session, KvPoll::Bootstrapping, None);
         let refusal = match cx.admits {
             Admits::All => None,
@@ -223,7 +226,7 @@ pub(super) trait Ending: Role {
         let Some(last) = own.standing_mut().state.turn(Event::Fails(told.clone())) else { return };
         let peer = peer.and_then(|peer| cx.peers.get(peer)).map(|peer| peer.worker().clone());
         let failure = TransferError { room: own.room().clone(), peer, phase: own.phase(), cause };
-        cancel_timers(&mut cx.fx, session);
+        self.cancel_timers(&mut cx.fx, session);
         self.withdraw(cx, session, &told);
         cx.posts.leave(session);
         last.say(&mut cx.fx, session, Some(failure));
@@ -246,7 +249,7 @@ pub(super) trait Ending: Role {
         }
         let Some(mut own) = self.sessions_mut().0.remove(&session) else { return };
         self.forget(cx, session, &own);
-        cancel_timers(&mut cx.fx, session);
+        self.cancel_timers(&mut cx.fx, session);
         if let Some(last) = own.standing_mut().state.turn(Event::IsQuiet) {
             last.say(&mut cx.fx, session, None);
         }
@@ -254,6 +257,12 @@ pub(super) trait Ending: Role {
             cx.fx.release(session, resource);
         }
         cx.fx.closed(session);
+    }
+
+    fn cancel_timers(&self, fx: &mut Effects, session: SessionId) {
+        for timer in Self::TIMERS {
+            fx.cancel(timer(session));
+        }
     }
 
     fn has(&self, session: SessionId) -> bool {
@@ -277,12 +286,6 @@ pub(super) trait Ending: Role {
 }
 
 impl<R: Role> Ending for R {}
-
-fn cancel_timers(fx: &mut Effects, session: SessionId) {
-    for timer in [Timer::Deadline, Timer::Repeat, Timer::Lease] {
-        fx.cancel(timer(session));
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -357,14 +360,15 @@ mod tests {
         fn is_quiet(&self) -> bool {
             self.quiet
         }
-        fn into_resources(self) -> Vec<Resource> {
-            vec![self.pages.into()]
+        fn into_resources(self) -> impl Iterator<Item = Resource> {
+            std::iter::once(self.pages.into())
         }
     }
 
     impl Role for Lone {
         type Session = Own;
         const HALF: Half = Half::Sender;
+        const TIMERS: [fn(SessionId) -> Timer; 2] = [Timer::Deadline, Timer::Lease];
 
         fn sessions(&self) -> &Sessions<Own> {
             &self.sessions

@@ -21,8 +21,11 @@ pub(super) fn frames(runs: Vec<(u64, u32)>) -> impl Iterator<Item = Vec<(u64, u3
 /// A set of `u64`, stored as disjoint runs that do not touch: small if the set has few gaps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct RunSet {
-    /// First number of each run → first number after it.
-    runs: BTreeMap<u64, u64>,
+    /// The lowest run, as its first number and the first number after it: most sets have one run, and allocate nothing.
+    /// (0, 0) if the set is empty.
+    low: (u64, u64),
+    /// First number of each other run → first number after it.
+    others: BTreeMap<u64, u64>,
     len: u64,
 }
 
@@ -34,50 +37,73 @@ impl RunSet {
             return;
         }
         // Swallow every run that touches [start, end).
-        while let Some((&run_start, &run_end)) = self.runs.range(..=end).next_back() {
+        while let Some((run_start, run_end)) = self.last_from(end) {
             step(1);
             if run_end < start {
                 break;
             }
             start = start.min(run_start);
             end = end.max(run_end);
-            self.runs.remove(&run_start);
+            self.remove(run_start);
             self.len -= run_end - run_start;
         }
-        self.runs.insert(start, end);
         self.len += end - start;
+        if self.has_low() && self.low.0 < start {
+            self.others.insert(start, end);
+        } else {
+            let above = std::mem::replace(&mut self.low, (start, end));
+            if above != (0, 0) {
+                self.others.insert(above.0, above.1);
+            }
+        }
+    }
+
+    fn has_low(&self) -> bool {
+        self.low != (0, 0)
+    }
+
+    /// The last run that begins at `number` or before.
+    fn last_from(&self, number: u64) -> Option<(u64, u64)> {
+        let other = self.others.range(..=number).next_back().map(|(&start, &end)| (start, end));
+        other.or_else(|| Some(self.low).filter(|low| self.has_low() && low.0 <= number))
+    }
+
+    /// Takes the run that begins with `start` out of the set.
+    fn remove(&mut self, start: u64) {
+        if self.low.0 == start {
+            self.low = self.others.pop_first().unwrap_or_default();
+        } else {
+            self.others.remove(&start);
+        }
     }
 
     /// True if `number` is in the set.
     pub(super) fn contains(&self, number: u64) -> bool {
-        self.runs.range(..=number).next_back().is_some_and(|(_, &end)| number < end)
+        self.last_from(number).is_some_and(|(_, end)| number < end)
     }
 
     /// True if the number is in the set or next to a number of the set: adding the number makes no
     /// new run.
     pub(super) fn touches(&self, number: u64) -> bool {
-        let mut before = self.runs.range(..=number.saturating_add(1));
-        before.next_back().is_some_and(|(&start, &end)| start <= number.saturating_add(1) && number <= end)
+        self.last_from(number.saturating_add(1)).is_some_and(|(_, end)| number <= end)
     }
 
     /// A run of the set that shares a number with `range`; the last such run if there are several.
     pub(super) fn shared(&self, range: std::ops::Range<u64>) -> Option<std::ops::Range<u64>> {
-        let (&start, &end) = self.runs.range(..range.end).next_back()?;
+        let (start, end) = self.last_from(range.end.checked_sub(1)?)?;
         (range.start < end && !range.is_empty()).then_some(start..end)
     }
 
     /// Removes all numbers below `low_watermark`.
     pub(super) fn forget_below(&mut self, low_watermark: u64) {
-        while let Some((&start, &end)) = self.runs.first_key_value() {
+        while self.has_low() && self.low.0 < low_watermark {
             step(1);
-            if start >= low_watermark {
-                break;
-            }
-            self.runs.remove(&start);
-            self.len -= end - start;
+            let (start, end) = self.low;
+            self.len -= low_watermark.min(end) - start;
             if end > low_watermark {
-                self.runs.insert(low_watermark, end);
-                self.len += end - low_watermark;
+                self.low.0 = low_watermark;
+            } else {
+                self.remove(start);
             }
         }
     }
@@ -89,17 +115,19 @@ impl RunSet {
 
     /// The number after the largest one in the set; 0 for an empty set.
     pub(super) fn end(&self) -> u64 {
-        self.runs.last_key_value().map_or(0, |(_, &end)| end)
+        self.others.last_key_value().map_or(self.low.1, |(_, &end)| end)
     }
 
     /// How many runs the set has.
     pub(super) fn runs_len(&self) -> usize {
-        self.runs.len()
+        usize::from(self.has_low()) + self.others.len()
     }
 
     /// The runs, as (first, length).
     pub(super) fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        each(self.runs.iter()).map(|(&start, &end)| (start, end - start))
+        let low = self.has_low().then_some(self.low);
+        let others = self.others.iter().map(|(&start, &end)| (start, end));
+        each(low.into_iter().chain(others)).map(|(start, end)| (start, end - start))
     }
 }
 
@@ -150,8 +178,18 @@ mod tests {
                 for number in 0..80 {
                     prop_assert_eq!(runs.contains(number), model.contains(&number));
                 }
-                let touching = runs.runs.iter().zip(runs.runs.iter().skip(1)).any(|((_, end), (start, _))| end >= start);
-                prop_assert!(!touching, "runs must neither touch nor overlap: {:?}", runs);
+                let mut pairs = runs.runs().zip(runs.runs().skip(1));
+                prop_assert!(pairs.all(|((start, count), (next, _))| start + count < next), "runs touch or overlap: {:?}", runs);
+                prop_assert_eq!(runs.runs().count(), runs.runs_len());
+                prop_assert_eq!(runs.end(), model.last().map_or(0, |last| last + 1));
+                for number in 0_u64..80 {
+                    let near = [number.saturating_sub(1), number, number + 1].iter().any(|near| model.contains(near));
+                    prop_assert_eq!(runs.touches(number), near, "{} {:?}", number, runs);
+                    let shared = runs.shared(number..number + 4);
+                    let shares = (number..number + 4).any(|number| model.contains(&number));
+                    prop_assert_eq!(shared.is_some(), shares);
+                    prop_assert!(shared.is_none_or(|run| run.clone().all(|number| model.contains(&number))));
+                }
             }
         }
     }

@@ -152,7 +152,8 @@ bodies! {
         delivery: Delivery,
     }
     /// Prefill → decode, once for each [`Register`] whose pages are still to come: the registration
-    /// has arrived.
+    /// has arrived. Not sent for a first [`Register`] if all pages are final and the first part can be
+    /// written at once: its [`Progress`] says the same.
     5 Registered {
         /// The attempt that was registered.
         attempt: Attempt,

@@ -1,5 +1,7 @@
 //! Encoding messages to the bytes of frames, and decoding them.
 
+use std::io::{self, Write};
+
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 
@@ -65,13 +67,13 @@ impl Codec {
         let kind = body.kind();
         let version = if Body::is_for_every_version(kind) { Some(EVERY) } else { self.version };
         let version = version.ok_or(Unspeakable::NotMet { kind })?;
-        let mut out = Vec::with_capacity(128);
+        let mut out = Draft::default();
         let mut serializer = rmp_serde::Serializer::new(&mut out);
         body.write(version, conversation, &mut serializer).map_err(|_| Unspeakable::Failed { kind })?;
         if out.len() > MAX_FRAME {
             return Err(Unspeakable::TooLong { got: out.len() });
         }
-        Ok(out.into())
+        Ok(out.into_bytes())
     }
 
     /// Decodes a frame, all bytes of it: in the version that is spoken, or in the form that every
@@ -96,6 +98,54 @@ impl Frame {
     /// frame.
     pub fn conversation_of(bytes: &[u8]) -> Option<ConversationId> {
         outer(bytes).map(|outer| outer.conversation)
+    }
+}
+
+/// A frame that is being written. Most are short, and only then get memory, as much as they need.
+struct Draft {
+    short: [u8; 128],
+    /// How many bytes are in `short`; all bytes are in `long` once they are more than `short` has room for.
+    len: usize,
+    long: Vec<u8>,
+}
+
+impl Default for Draft {
+    fn default() -> Draft {
+        Draft { short: [0; 128], len: 0, long: Vec::new() }
+    }
+}
+
+impl Draft {
+    fn len(&self) -> usize {
+        self.len.max(self.long.len())
+    }
+
+    fn into_bytes(self) -> Bytes {
+        match self.long.is_empty() {
+            true => Bytes::copy_from_slice(self.short.get(..self.len).unwrap_or_default()),
+            false => self.long.into(),
+        }
+    }
+}
+
+impl Write for Draft {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.long.is_empty() {
+            if let Some(room) = self.short.get_mut(self.len..self.len + bytes.len()) {
+                room.copy_from_slice(bytes);
+                self.len += bytes.len();
+                return Ok(bytes.len());
+            }
+            self.long = Vec::with_capacity(4 * self.short.len() + bytes.len());
+            self.long.extend_from_slice(self.short.get(..self.len).unwrap_or_default());
+        }
+        self.long.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

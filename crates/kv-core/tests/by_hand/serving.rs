@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kv_core::proto::{Command, Input, NodeConfig};
 use kv_core::wire::{
-    AbortAck, Body, ConversationId, Failed, Heartbeat, HeartbeatAck, Progress, Register, Registered,
+    AbortAck, Body, ConversationId, Failed, Frame, Heartbeat, HeartbeatAck, Progress, Register, Registered,
 };
 use kv_core::{
     Attempt, AuxIndex, Cause, KvPoll, Obstacle, PeerCause, Phase, Room, SessionId, SessionOptions,
@@ -49,6 +49,26 @@ fn every_repetition_of_a_registration_is_acknowledged() {
     solo.open_sender(ROOM, 1);
     solo.says(1, Body::Register(register(1, ROOM, &[0])));
     assert_eq!(solo.answer(), registered);
+}
+
+#[test]
+fn a_part_that_is_written_at_once_answers_its_registration() {
+    let registered = [Body::Registered(Registered { attempt: ONE })];
+    // Of one page, of two pages in two chunks, and of two pages of which one is still to come.
+    for (pages, chunks, answers) in [(1, [&[5][..]].as_slice(), 0), (2, &[&[5], &[6]], 0), (2, &[&[5]], 1)] {
+        let mut solo = Solo::serving(|_| {});
+        let sender = solo.open_sender(ROOM, 1);
+        solo.send(sender, pages, chunks);
+        let to: Vec<u32> = (0..pages as u32).collect();
+        solo.says(1, Body::Register(register(1, ROOM, &to)));
+        assert_eq!(solo.frames(), registered[..answers], "{pages} pages in {chunks:?}");
+        let posts = solo.take_posts();
+        let notify = Frame::decode(posts[0].notify.as_ref().unwrap()).unwrap().body;
+        assert!(matches!(notify, Body::Progress(Progress { attempt: ONE, .. })), "{notify:?}");
+        // The receiver's patience ends before the part is in place.
+        solo.says(1, Body::Register(register(1, ROOM, &to)));
+        assert_eq!(solo.frames(), registered);
+    }
 }
 
 #[test]
@@ -439,7 +459,7 @@ fn a_sender_has_one_receiver_at_least_and_is_announced_once() {
     solo.send(sender, 0, &[&[]]);
     assert_eq!(solo.poll(sender), KvPoll::Bootstrapping);
     solo.says(1, Body::Register(register(1, ROOM, &[])));
-    assert!(solo.frames().contains(&Body::Registered(Registered { attempt: ONE })));
+    assert_eq!(solo.answer(), done(1, 0, Some(1), vec![]));
     assert_eq!(solo.poll(sender), KvPoll::Success);
     let sender = solo.open_sender(ROOM, 1);
     solo.send(sender, 2, &[]);

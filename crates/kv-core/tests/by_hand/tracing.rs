@@ -181,8 +181,8 @@ fn the_trace_reports_messages_with_session_and_numbers() {
         told,
         [
             (None, register()),
-            (Some(sender), Message::Registered),
             (None, asks),
+            (Some(sender), Message::Registered),
             (Some(sender), register()),
             (Some(sender), Message::Registered),
             (None, answer),

@@ -158,6 +158,10 @@ impl<M: Machine> Cell<M> {
         let orphan = if custody.abandoned {
             Some(resource)
         } else {
+            // Most sessions are lent one thing.
+            if custody.returned.is_empty() {
+                custody.returned.reserve_exact(1);
+            }
             custody.returned.push(resource);
             None
         };

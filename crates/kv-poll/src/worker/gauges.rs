@@ -148,15 +148,20 @@ pub(crate) struct Levels([Level; MAX_KINDS]);
 
 impl Levels {
     pub(crate) fn add(&self, amounts: Amounts) {
-        for (level, amount) in self.0.iter().zip(amounts.0) {
+        for (level, amount) in self.each(amounts) {
             level.add(amount);
         }
     }
 
     pub(crate) fn sub(&self, amounts: Amounts) {
-        for (level, amount) in self.0.iter().zip(amounts.0) {
+        for (level, amount) in self.each(amounts) {
             level.sub(amount);
         }
+    }
+
+    /// The levels that change by these amounts: of most kinds nothing is lent.
+    fn each(&self, amounts: Amounts) -> impl Iterator<Item = (&Level, usize)> {
+        self.0.iter().zip(amounts.0).filter(|(_, amount)| *amount > 0)
     }
 
     pub(crate) fn get(&self) -> Amounts {

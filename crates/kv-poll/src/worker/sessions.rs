@@ -72,7 +72,9 @@ impl<M: Machine> Sessions<M> {
             self.shared.counters.start_quarantine(entry.held);
         }
         self.shared.announce_soon(&entry.cell);
-        self.retire(session);
+        if status.is_terminal() {
+            self.retire(session);
+        }
     }
 
     /// Hands a resource back to its session, of which the machine says that the resource is quiet.

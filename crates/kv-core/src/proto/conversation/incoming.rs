@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::error::PeerCause;
 use crate::id::{Attempt, SessionId};
-use crate::meter::each;
+use crate::meter::{each, step};
 use crate::proto::conversation::Registration;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
@@ -154,7 +154,10 @@ impl Attempts {
         self.low_watermark = low_watermark;
         self.closed.forget_below(low_watermark.0);
         // Results below the low watermark are of no use any more.
-        self.results = self.results.split_off(&low_watermark);
+        while let Some(oldest) = self.results.first_entry().filter(|oldest| *oldest.key() < low_watermark) {
+            step(1);
+            oldest.remove();
+        }
     }
 
     /// The first attempt in this range that is not over.
@@ -173,9 +176,11 @@ impl Attempts {
         if range.start >= range.end {
             return;
         }
-        let over: Vec<Attempt> = each(self.results.range(range)).map(|(&attempt, _)| attempt).collect();
-        for attempt in each(over) {
+        let mut next = range.start;
+        while let Some((&attempt, _)) = self.results.range(next..range.end).next() {
+            step(1);
             self.close(attempt);
+            next = Attempt(attempt.0 + 1);
         }
     }
 

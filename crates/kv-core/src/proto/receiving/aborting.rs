@@ -32,7 +32,7 @@ impl Session for ReceiveSession {
 
     fn phase(&self) -> Phase {
         let mut moves = false;
-        for source in each(&self.sources) {
+        for source in each(self.sources.iter()) {
             if source.is_meeting() {
                 return Phase::Handshake;
             }
@@ -57,17 +57,18 @@ impl Session for ReceiveSession {
         each(self.sources.iter()).all(Source::is_over)
     }
 
-    fn into_resources(self) -> Vec<Resource> {
+    fn into_resources(self) -> impl Iterator<Item = Resource> {
         let skipped = self.skipped_groups();
         let pages = self.given.map(|(pages, _)| Resource::from(pages));
         let groups = self.groups.map(|groups| Resource::RequestCacheGroups { groups, skipped });
-        pages.into_iter().chain(groups).collect()
+        pages.into_iter().chain(groups)
     }
 }
 
 impl Role for Receiving {
     type Session = ReceiveSession;
     const HALF: Half = Half::Receiver;
+    const TIMERS: [fn(SessionId) -> Timer; 2] = [Timer::Deadline, Timer::Repeat];
 
     fn sessions(&self) -> &Sessions<ReceiveSession> {
         &self.sessions
@@ -100,7 +101,7 @@ impl Role for Receiving {
 
     fn forget(&mut self, cx: &mut Context, session: SessionId, ended: &ReceiveSession) {
         ended.forget_room(cx, session);
-        for source in each(&ended.sources) {
+        for source in each(ended.sources.iter()) {
             cx.stop_beating_if_idle(source.peer);
         }
     }

@@ -24,13 +24,13 @@ use crate::wire::Versions;
 impl Receiving {
     pub(super) fn find_sources(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get(&session) else { return };
-        let question = receiver.question.clone();
-        if let Some(peers) = cx.lookups.known(&question) {
+        if let Some(peers) = cx.lookups.known(&receiver.question) {
             let peers = peers.to_vec();
             if !each(&peers).any(|&peer| cx.may_be_met_better(peer)) {
                 return self.take_sources(cx, session, &peers);
             }
         }
+        let question = receiver.question.clone();
         let (addr, query) = question.clone();
         if let Some(lookup) = cx.lookups.ask(question, session) {
             cx.fx.tell(session, || KvWhat::Asked { again: false });

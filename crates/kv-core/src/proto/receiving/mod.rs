@@ -29,6 +29,7 @@ mod source;
 use std::time::Duration;
 
 use crate::asked::ContentRequest;
+use crate::few::Few;
 use crate::groups::RequestCacheGroups;
 use crate::id::{Attempt, AuxIndex, PeerId, Room, SessionId};
 use crate::lease::{LeaseRef, TransferMode};
@@ -73,7 +74,7 @@ pub(in crate::proto) struct ReceiveSession {
     /// How many pages the request has on this rank in all. Known if pages are dealt to ranks and
     /// the server told the number of tokens.
     total_pages: Option<usize>,
-    sources: Vec<Source>,
+    sources: Few<Source>,
     repeats: u32,
 }
 
@@ -93,7 +94,7 @@ impl Receiving {
 
     /// Runs of pages and items in leases whose reads are not planned yet.
     pub(in crate::proto) fn granted_runs(&self) -> usize {
-        let sources = self.sessions.iter().flat_map(|(_, receiver)| &receiver.sources);
+        let sources = self.sessions.iter().flat_map(|(_, receiver)| receiver.sources.iter());
         sources.filter_map(|source| source.reading.as_ref()).map(Reading::waiting_runs).sum()
     }
 

@@ -1,6 +1,7 @@
 //! How a receiving session begins: its sources are found and met, and its pages are given.
 
 use crate::error::Cause;
+use crate::few::Few;
 use crate::id::{AuxIndex, PeerId, Room, SessionId};
 use crate::lease::TransferMode;
 use crate::meter::each;
@@ -31,7 +32,7 @@ impl Receiving {
         let deadline = options.deadline.unwrap_or(cx.config.timing.session_deadline).min(LONGEST);
         let role = options.source.unwrap_or(WorkerRole::Prefill);
         let question =
-            cx.lookups.question((&addr, &cx.config.service.name), role, &room, options.prefill_dp_rank);
+            cx.lookups.question((addr, &cx.config.service.name), role, &room, options.prefill_dp_rank);
         let mode = options.mode.unwrap_or(cx.config.args.transfer_mode());
         let geometry = cx.config.args.geometry();
         let dealt = options.tokens.filter(|_| geometry.layout.dcp_size > 1);
@@ -49,7 +50,7 @@ impl Receiving {
             unheld: Vec::new(),
             prefix: options.prefix_pages,
             total_pages: dealt.map(|tokens| geometry.own_pages_of(tokens)),
-            sources: Vec::new(),
+            sources: Few::default(),
             repeats: 0,
         };
         if !self.open(cx, session, receiver) {
@@ -218,7 +219,7 @@ impl ReceiveSession {
     /// Meets the sources that are up.
     fn meet_sources(&mut self, cx: &Context) -> Met {
         let mut met = Met { all: true, refusal: None, ways: Directions::BOTH };
-        for source in each(&mut self.sources) {
+        for source in each(self.sources.iter_mut()) {
             if let Some(peer) = cx.peers.get(source.peer) {
                 if peer.is_up() {
                     source.meet();

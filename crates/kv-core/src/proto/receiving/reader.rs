@@ -271,7 +271,7 @@ impl Receiving {
 
     /// Whether reads of the session wait, and how many are in flight, for each source.
     pub(in crate::proto) fn posting(&self, session: SessionId) -> impl Iterator<Item = PostingState> {
-        let sources = self.sessions.get(&session).into_iter().flat_map(|receiver| &receiver.sources);
+        let sources = self.sessions.get(&session).into_iter().flat_map(|receiver| receiver.sources.iter());
         sources.filter_map(|source| {
             let (queued, outstanding) = source.reading.as_ref()?.posting();
             Some(PostingState { peer: source.peer, op: Op::Read, queued, outstanding })

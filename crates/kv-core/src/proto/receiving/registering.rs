@@ -2,6 +2,7 @@
 
 use crate::asked::ContentRequest;
 use crate::error::Cause;
+use crate::few::Few;
 use crate::groups::RequestCacheGroups;
 use crate::id::{Attempt, PeerId, SessionId};
 use crate::meter::each;
@@ -72,12 +73,12 @@ fn ask_for(content: ContentRequest, register: Register) -> XferReq {
 
 impl ReceiveSession {
     /// The registrations for the sources that have not acknowledged one.
-    fn registrations(&self, cx: &Context) -> Vec<(PeerId, Register)> {
+    fn registrations(&self, cx: &Context) -> Few<(PeerId, Register)> {
         // A little longer than this side waits: the session should end by its own deadline, not by
         // the sender's patience.
         let left = self.standing.deadline().saturating_sub(cx.fx.now() - self.opened);
         let ttl = left + cx.config.timing.retry_first;
-        let mut frames = Vec::new();
+        let mut frames = Few::default();
         for (index, source) in each(self.sources.iter().enumerate()) {
             let Some(attempt) = source.unacknowledged() else { continue };
             let Some(peer) = cx.peers.get(source.peer) else { continue };

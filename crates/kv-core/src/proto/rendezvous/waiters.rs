@@ -1,6 +1,7 @@
 //! Waiting senders or registrations, by room.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use super::named::{Ambiguity, Named};
 use crate::id::Room;
@@ -8,9 +9,11 @@ use crate::id::Room;
 /// Waiting senders or registrations, by room.
 #[derive(Debug, Clone)]
 pub(super) struct Waiters<T> {
-    exact: BTreeMap<Room, BTreeSet<(u64, T)>>,
-    /// How many wait, by room without suffix and then by whole room.
-    base: BTreeMap<Room, BTreeMap<Room, usize>>,
+    /// By whole room and then by arrival.
+    exact: BTreeMap<(Room, u64), T>,
+    /// How many wait in a room, by room without suffix and then by whole room. A number is never anything but whole:
+    /// `exact` suffices for it.
+    base: BTreeMap<(Room, Room), usize>,
     arrival: BTreeMap<T, u64>,
     next: u64,
 }
@@ -26,49 +29,48 @@ impl<T: Copy + Ord> Waiters<T> {
         let arrival = self.next;
         self.next += 1;
         self.arrival.insert(who, arrival);
-        self.exact.entry(named.room.clone()).or_default().insert((arrival, who));
-        let rooms = self.base.entry(named.base.clone()).or_default();
-        *rooms.entry(named.room.clone()).or_default() += 1;
+        self.exact.insert((named.room.clone(), arrival), who);
+        if let Room::Request(_) = named.base {
+            *self.base.entry((named.base.clone(), named.room.clone())).or_default() += 1;
+        }
     }
 
     pub(super) fn remove(&mut self, named: &Named, who: T) {
         let Some(arrival) = self.arrival.remove(&who) else { return };
-        if let Some(waiting) = self.exact.get_mut(&named.room) {
-            waiting.remove(&(arrival, who));
-            if waiting.is_empty() {
-                self.exact.remove(&named.room);
+        self.exact.remove(&(named.room.clone(), arrival));
+        if let Room::Request(_) = named.base
+            && let Entry::Occupied(mut count) = self.base.entry((named.base.clone(), named.room.clone()))
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
-        }
-        let Some(rooms) = self.base.get_mut(&named.base) else { return };
-        if let Some(count) = rooms.get_mut(&named.room) {
-            *count -= 1;
-            if *count == 0 {
-                rooms.remove(&named.room);
-            }
-        }
-        if rooms.is_empty() {
-            self.base.remove(&named.base);
         }
     }
 
     /// The waiter that a newcomer to the room meets; the oldest if several wait in one room.
     pub(super) fn find(&self, named: &Named) -> Result<Option<T>, Ambiguity> {
-        let oldest = |room: &Room| self.exact.get(room).and_then(|waiting| Some(waiting.first()?.1));
-        if let Some(found) = oldest(&named.room) {
+        if let Some(found) = self.find_exact(&named.room) {
             return Ok(Some(found));
         }
-        let Some(rooms) = self.base.get(&named.base) else { return Ok(None) };
-        let mut rooms = rooms.keys();
+        if let Room::Number(_) = named.base {
+            return Ok(None);
+        }
+        // No room is less than a number.
+        let rooms =
+            self.base.range((named.base.clone(), Room::Number(0))..).map(|((base, room), _)| (base, room));
+        let mut rooms = rooms.take_while(|(base, _)| **base == named.base).map(|(_, room)| room);
         match (rooms.next(), rooms.next()) {
             (Some(one), Some(other)) => Err((one.clone(), other.clone())),
-            (Some(room), None) => Ok(oldest(room)),
+            (Some(room), None) => Ok(self.find_exact(room)),
             (None, _) => Ok(None),
         }
     }
 
-    /// A waiter in exactly this room.
+    /// A waiter in exactly this room; the oldest if several wait there.
     pub(super) fn find_exact(&self, room: &Room) -> Option<T> {
-        self.exact.get(room).and_then(|waiting| Some(waiting.first()?.1))
+        let (found, &who) = self.exact.range((room.clone(), 0)..).next()?;
+        (found.0 == *room).then_some(who)
     }
 
     pub(super) fn len(&self) -> usize {

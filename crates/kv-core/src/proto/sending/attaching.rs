@@ -4,7 +4,7 @@ use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, PeerId, SessionId};
 use crate::lease::TransferMode;
 use crate::proto::context::Context;
-use crate::proto::conversation::{Incoming, Registration};
+use crate::proto::conversation::{Incoming, Peer, Registration};
 use crate::proto::sending::target::{Reads, Role, Target, Written};
 use crate::proto::sending::{SendSession, Sending};
 use crate::time::Time;
@@ -44,12 +44,28 @@ impl Sending {
         if reads {
             self.answer_acquire(cx, id, attempt, session, index);
         } else {
-            cx.send(id, Body::Registered(Registered { attempt }));
             cx.want_permission(id);
         }
         self.check_agreement(cx, session);
         self.plan_groups(cx, session);
         self.update_sender(cx, session);
+        if !reads && !self.is_about_to_tell(cx, session, index) {
+            cx.send(id, Body::Registered(Registered { attempt }));
+        }
+    }
+
+    /// True if a target that is written to needs no answer to its registration: its session has failed, which it was
+    /// told or is told when its posts have ended, or its first part is about to be written, which answers as well. If
+    /// that takes long, the receiver repeats the registration, and is answered then.
+    fn is_about_to_tell(&self, cx: &Context, session: SessionId, index: usize) -> bool {
+        let Some(sender) = self.sessions.get(&session).filter(|sender| sender.standing.is_going()) else {
+            return true;
+        };
+        let Some(target) = sender.targets.get(index) else { return false };
+        let is_permitted = |peer: &Peer| peer.writes_out().is_permitted(cx.fx.now());
+        sender.given.is_complete()
+            && target.written().is_some_and(Written::is_queued)
+            && cx.peers.get(target.peer).is_some_and(is_permitted)
     }
 }
 
@@ -78,7 +94,8 @@ impl SendSession {
     /// The position of a receiver among the targets. A receiver that was served in a conversation
     /// that is over, and does not know that, keeps its position: it is the same receiver.
     fn place_of(&mut self, receiver: Incarnation, conversation: ConversationId) -> usize {
-        let before = self.target_of.get(&receiver).copied();
+        let first = (self.first_receiver == Some(receiver)).then_some(0);
+        let before = self.target_of.get(&receiver).copied().or(first);
         let replaced = before.filter(|&before| {
             let target = self.targets.get(before);
             target.is_some_and(|target| {
@@ -86,7 +103,11 @@ impl SendSession {
             })
         });
         let index = replaced.unwrap_or(self.targets.len());
-        self.target_of.insert(receiver, index);
+        if index == 0 {
+            self.first_receiver = Some(receiver);
+        } else {
+            self.target_of.insert(receiver, index);
+        }
         index
     }
 }
@@ -97,7 +118,7 @@ fn roles(session: SessionId, target: usize, delivery: Delivery) -> (Incoming, Ro
         Delivery::Write(to) => {
             let pages = (to.pages, to.first_page as usize, to.total_pages as usize);
             let written = Written::new(pages, (to.aux, to.aux_here), to.groups);
-            (Incoming::Active(session, target), Role::Written(Box::new(written)))
+            (Incoming::Active(session, target), Role::Written(written))
         }
         Delivery::Read(acquire) => {
             let until = Time::ZERO;

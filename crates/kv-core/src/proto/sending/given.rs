@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use crate::announce::LayersError;
 use crate::error::Cause;
+use crate::few::Few;
 use crate::id::{AuxIndex, ChunkId};
 use crate::layout::HeldLayers;
 use crate::page_list::PageList;
@@ -24,13 +25,13 @@ use crate::proto::run_set::RunSet;
 #[cfg_attr(feature = "model", derive(Clone))]
 pub struct Given<P = Pages> {
     announced: Option<(usize, Option<AuxIndex>)>,
-    chunks: Vec<Chunk<P>>,
+    chunks: Few<Chunk<P>>,
     /// How many pages all chunks have together.
     pages: usize,
     /// How many chunks are final in all layers.
     chunks_final: usize,
     /// The announcements of final layers, in order.
-    finals: Vec<Final>,
+    finals: Few<Final>,
     complete: bool,
 }
 
@@ -77,10 +78,10 @@ impl<P> Default for Given<P> {
     fn default() -> Given<P> {
         Given {
             announced: None,
-            chunks: Vec::new(),
+            chunks: Few::default(),
             pages: 0,
             chunks_final: 0,
-            finals: Vec::new(),
+            finals: Few::default(),
             complete: false,
         }
     }

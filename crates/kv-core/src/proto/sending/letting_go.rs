@@ -13,6 +13,7 @@ use crate::proto::ending::{Ending, Role, Session, Sessions, Standing};
 use crate::proto::rendezvous::Latecomers;
 use crate::proto::sending::target::Target;
 use crate::proto::sending::{SendSession, Sending};
+use crate::proto::timer::Timer;
 use crate::quarantine::Quarantine;
 use crate::trace::Half;
 use crate::wire::{Body, Failed};
@@ -46,15 +47,16 @@ impl Session for SendSession {
         each(self.targets.iter()).all(Target::is_over)
     }
 
-    fn into_resources(self) -> Vec<Resource> {
+    fn into_resources(self) -> impl Iterator<Item = Resource> {
         let pages = self.given.into_chunks().map(Resource::from);
-        pages.chain(self.groups.map(Resource::from)).collect()
+        pages.chain(self.groups.map(Resource::from))
     }
 }
 
 impl Role for Sending {
     type Session = SendSession;
     const HALF: Half = Half::Sender;
+    const TIMERS: [fn(SessionId) -> Timer; 2] = [Timer::Deadline, Timer::Lease];
 
     fn sessions(&self) -> &Sessions<SendSession> {
         &self.sessions

@@ -35,6 +35,7 @@ mod write;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::asked::Asked;
+use crate::few::Few;
 use crate::groups::RequestCacheGroups;
 use crate::id::{Incarnation, SessionId};
 use crate::layout::{Geometry, HeldLayers};
@@ -106,8 +107,10 @@ pub(in crate::proto) struct SendSession {
     given: Given,
     /// The items of cache groups, sent with the last chunk.
     groups: Option<RequestCacheGroups>,
-    targets: Vec<Target>,
-    /// The position of each receiver's last target.
+    targets: Few<Target>,
+    /// The receiver of the first target.
+    first_receiver: Option<Incarnation>,
+    /// The position of each receiver's last target, unless that is the first one.
     target_of: BTreeMap<Incarnation, usize>,
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::Cause;
+use crate::few::Few;
 use crate::id::{AuxIndex, Room, SessionId};
 use crate::lease::{Lease, TransferMode};
 use crate::meter::each;
@@ -151,7 +152,8 @@ impl SendSession {
             pinned_until: None,
             given: Given::default(),
             groups: None,
-            targets: Vec::new(),
+            targets: Few::default(),
+            first_receiver: None,
             target_of: BTreeMap::new(),
         }
     }

@@ -47,7 +47,9 @@ impl Sending {
                 break;
             }
             peer.incoming_mut().close_results(Attempt(start)..end);
-            released.push((start, count));
+            if answer {
+                released.push((start, count));
+            }
         }
         self.on_low_watermark(cx, id, low_watermark);
         if answer {

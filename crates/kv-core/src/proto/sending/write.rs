@@ -71,7 +71,7 @@ impl Sending {
 
     /// Whether writes of the session wait, and how many are in flight, for each target.
     pub(in crate::proto) fn posting(&self, session: SessionId) -> impl Iterator<Item = PostingState> {
-        let targets = self.sessions.get(&session).into_iter().flat_map(|sender| &sender.targets);
+        let targets = self.sessions.get(&session).into_iter().flat_map(|sender| sender.targets.iter());
         targets.filter(|target| !target.is_over()).filter_map(|target| {
             let (queued, outstanding) = (target.written()?.is_queued(), target.outstanding());
             Some(PostingState { peer: target.peer, op: Op::Write, queued, outstanding })
