@@ -6,8 +6,7 @@ use kv_core::{Op, Origin, Time, TransportEvent};
 use kv_host::{TransferId, clock};
 
 use crate::ffi::{Attempt, Completion};
-use crate::guest::Reply;
-use crate::incoming::ANNOUNCED;
+use crate::guest::GuestId;
 use crate::message::Immediate;
 use crate::transport::FabricTransport;
 use crate::way::WayId;
@@ -21,7 +20,9 @@ pub(crate) enum Flight {
     /// A message on a way.
     Message(WayId),
     /// A message to a guest.
-    Reply,
+    Reply(GuestId),
+    /// The last message of a transport that is dropped.
+    Farewell,
     /// A question whether a lane leads to the peer.
     Ask(WayId, usize),
     /// A write that nobody can answer, on one of the way's links.
@@ -120,17 +121,19 @@ impl FabricTransport {
         if let Some(frame) = guest.incoming.arrived(sequence) {
             self.posts.tell(TransportEvent::Frame { from: Origin(id), frame });
         }
-        if guest.incoming.counters() <= ANNOUNCED
-            && let Some(answer) = guest.withheld.take()
-        {
-            self.unanswered.insert((id, Reply::Answer(0)), answer);
-        }
+        self.answer_withheld(id);
     }
 
     /// An operation of this side has ended.
     fn ended(&mut self, flight: Flight, result: Result<(), i32>) {
         let id = match flight {
-            Flight::Reply => return,
+            Flight::Reply(guest) => {
+                if let Some(guest) = self.guests.get_mut(guest) {
+                    guest.replies -= 1;
+                }
+                return;
+            }
+            Flight::Farewell => return,
             Flight::Probe(id, link) => return self.probed(id, link, result),
             Flight::Message(id) | Flight::Ask(id, _) | Flight::Slice { way: id, .. } => id,
         };
@@ -158,14 +161,14 @@ impl FabricTransport {
                 self.settle(transfer);
             }
             Flight::Ask(_, lane) => {
-                way.messages -= 1;
+                way.asks -= 1;
                 if let Some(lane) = way.lanes.get_mut(lane) {
                     lane.has_asked();
                 }
                 // A lane that leads nowhere is not used. The peer may be reached by others.
                 broken = false;
             }
-            Flight::Message(_) | Flight::Reply | Flight::Probe(..) => way.messages -= 1,
+            Flight::Message(_) | Flight::Reply(_) | Flight::Farewell | Flight::Probe(..) => way.messages -= 1,
         }
         if broken {
             self.break_way(id, None);

@@ -122,7 +122,7 @@ impl FabricConfig {
             return Err(FabricError::Address { address });
         }
         let provider = self.provider.clone();
-        if provider.split(';').any(|part| part == "shm") {
+        if provider.split(';').any(|part| part.eq_ignore_ascii_case("shm")) {
             let reason = "it crashes this process when a peer's process is killed; use kv-local between processes of one host";
             return Err(FabricError::Refused { provider, reason });
         }

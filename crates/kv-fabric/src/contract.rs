@@ -11,7 +11,7 @@ use kv_core::{
 use kv_host::{check, clock, random};
 
 use crate::ffi::numa;
-use crate::message::{Header, Kind};
+use crate::message::{Header, Immediate, Kind};
 use crate::metadata::{Identity, Metadata, Place};
 use crate::transfer::Transfer;
 use crate::transport::FabricTransport;
@@ -81,7 +81,7 @@ impl Transport for FabricTransport {
         )?;
         self.posts.check(post.id, self.config.max_posts)?;
         let op = post.op;
-        let transfer = self.posts.accept(Transfer::new(id, post, way.immediate > 0));
+        let transfer = self.posts.accept(Transfer::new(id, post, way.immediate >= Immediate::SURE));
         match op {
             Op::Write => way.writes.push_back(transfer),
             Op::Read => way.reads.push_back(transfer),
@@ -92,7 +92,8 @@ impl Transport for FabricTransport {
 
     fn cancel(&mut self, post: PostId) {
         self.now = clock::now();
-        if let Some(id) = self.posts.id_of(post) {
+        let Some(id) = self.posts.id_of(post) else { return };
+        if !self.posts.get(id).is_some_and(Transfer::is_told) {
             self.give_up(id, TransportError::Cancelled);
         }
     }

@@ -16,6 +16,9 @@ use crate::way::{Stage, WayId};
 
 /// How long the end of a process on this host is awaited after its connection has failed.
 const DYING: Duration = Duration::from_secs(1);
+/// How often libfabric must have no room for a probe, though little is under way, until that means that there is no
+/// connection.
+const REFUSED: u8 = 3;
 /// How often a way that waits for its end is looked at.
 const AGAIN: Duration = Duration::from_millis(5);
 /// How long a way that was disconnected goes on sending its frames.
@@ -214,11 +217,17 @@ impl FabricTransport {
         let Some(way) = self.ways.get_mut(&id) else { return };
         for (number, link) in way.links.iter_mut().enumerate() {
             let Some(device) = self.devices.get(link.device) else { continue };
-            if link.probe != Probe::None || !device.endpoint.has_room() {
+            let refused = match link.probe {
+                Probe::None => 0,
+                Probe::Refused(times) => times,
+                Probe::UnderWay | Probe::Drained => continue,
+            };
+            if !device.endpoint.has_room() {
                 continue;
             }
             link.probe = match device.endpoint.probe(link.address, Flight::Probe(id, number)) {
                 Attempt::Begun => Probe::UnderWay,
+                Attempt::Full if refused + 1 < REFUSED => Probe::Refused(refused + 1),
                 Attempt::Full => Probe::Drained,
                 Attempt::Failed(_) if strict => Probe::None,
                 Attempt::Failed(_) => Probe::Drained,
@@ -243,7 +252,7 @@ impl FabricTransport {
     /// True if this process copies the bytes of peers' writes out of sockets; false if a network card puts them in place,
     /// which has no bytes of a process that has ended.
     fn reads_sockets(&self) -> bool {
-        self.config.provider.split(';').any(|part| ["tcp", "sockets", "udp", "net"].contains(&part))
+        self.devices.promises().copies
     }
 
     /// Removes a way. Its posts end, and then the owner is told of the peer's end, if it asked for the peer.
@@ -292,7 +301,7 @@ impl FabricTransport {
         let farewells = guests.iter().map(|(address, key)| (*address, Header::new(*key, Kind::Farewell)));
         let messages: Vec<_> = byes.chain(farewells).collect();
         for (address, header) in messages {
-            let _ = self.devices.first().endpoint.send(address, [&header.encode(), &[]], Flight::Reply);
+            let _ = self.devices.first().endpoint.send(address, [&header.encode(), &[]], Flight::Farewell);
         }
         self.now = clock::now();
         let begun = Instant::now();

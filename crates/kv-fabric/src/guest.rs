@@ -21,6 +21,15 @@ pub(crate) enum Reply {
     Answer(u32),
 }
 
+/// A reply that waits to be sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unanswered {
+    pub(crate) header: Header,
+    /// When the guest asked, and when the reply is tried next.
+    pub(crate) asked: Time,
+    pub(crate) again: Time,
+}
+
 /// One way of a peer to this transport.
 #[derive(Debug)]
 pub(crate) struct Guest {
@@ -36,6 +45,8 @@ pub(crate) struct Guest {
     pub(crate) incoming: Incoming,
     /// The answer about frames that were sent ahead, while more of them than that wait for writes.
     pub(crate) withheld: Option<Header>,
+    /// Replies that are being sent.
+    pub(crate) replies: usize,
     /// When the peer was heard last.
     pub(crate) heard: Time,
 }

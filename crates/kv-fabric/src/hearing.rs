@@ -1,10 +1,10 @@
 //! Messages of peers: greetings, frames, farewells.
 
-use kv_core::{Origin, TransportEvent};
+use kv_core::{Origin, TransportEvent, WayEnd};
 use kv_host::Life;
 
 use crate::device::Device;
-use crate::guest::{Guest, GuestId, Reply};
+use crate::guest::{Guest, GuestId, Reply, Unanswered};
 use crate::incoming::{ANNOUNCED, Incoming};
 use crate::message::{Header, Hello, Kind};
 use crate::pairing::MAX_LANES;
@@ -60,6 +60,7 @@ impl FabricTransport {
                         self.forget_guest(id);
                     }
                 }
+                self.answer_withheld(id);
                 Some(())
             }
         }
@@ -90,8 +91,8 @@ impl FabricTransport {
         let id = self.next_id();
         let Hello { from, name, .. } = hello;
         let incoming = Incoming::default();
-        let (heard, withheld) = (self.now, None);
-        self.guests.insert(id, Guest { from, key, name, address, slot, incoming, withheld, heard });
+        let (heard, withheld, replies) = (self.now, None, 0);
+        self.guests.insert(id, Guest { from, key, name, address, slot, incoming, withheld, replies, heard });
         self.stats.guests += 1;
         self.welcome_guest(id);
         Some(())
@@ -99,8 +100,9 @@ impl FabricTransport {
 
     fn welcome_guest(&mut self, id: GuestId) {
         if let Some(guest) = self.guests.get(id) {
-            let welcome = Header { sequence: guest.slot as u32, ..Header::new(guest.key, Kind::Welcome) };
-            self.unanswered.insert((id, Reply::Welcome), welcome);
+            let (sequence, count) = (guest.slot as u32, short(id));
+            let welcome = Header { sequence, count, ..Header::new(guest.key, Kind::Welcome) };
+            self.reply(id, Reply::Welcome, welcome);
         }
     }
 
@@ -117,9 +119,23 @@ impl FabricTransport {
             // The writes for which the frames wait are in the queue of another device.
             guest.withheld = Some(answer);
         } else {
-            self.unanswered.insert((id, Reply::Answer(header.sequence)), answer);
+            self.reply(id, Reply::Answer(header.sequence), answer);
         }
         Some(())
+    }
+
+    fn reply(&mut self, id: GuestId, kind: Reply, header: Header) {
+        self.unanswered.insert((id, kind), Unanswered { header, asked: self.now, again: self.now });
+    }
+
+    /// Sends the answer that was withheld from a guest, if few enough of its frames wait for writes by now.
+    pub(crate) fn answer_withheld(&mut self, id: GuestId) {
+        if let Some(guest) = self.guests.get_mut(id)
+            && guest.incoming.counters() <= ANNOUNCED
+            && let Some(answer) = guest.withheld.take()
+        {
+            self.reply(id, Reply::Answer(0), answer);
+        }
     }
 
     /// A peer has answered a question.
@@ -158,8 +174,13 @@ impl FabricTransport {
         if body != way.identity.token.to_bytes() {
             return None;
         }
+        if way.stage == Stage::Open && way.guest != header.count {
+            // The peer has forgotten this side, and knows it anew: frames and questions of before were lost.
+            self.break_way(id, Some(WayEnd::Lost));
+            return Some(());
+        }
         way.heard = self.now;
-        way.slot = header.sequence;
+        (way.slot, way.guest) = (header.sequence, header.count);
         if let Stage::Greeting { .. } = way.stage {
             way.stage = Stage::Open;
             way.greet_at = self.now + self.config.silence / 4;
@@ -178,5 +199,77 @@ impl FabricTransport {
             let Device { addresses, endpoint, .. } = self.devices.first();
             addresses.give_back(endpoint, &guest.name);
         }
+    }
+}
+
+/// The number of a guest in a header.
+fn short(id: GuestId) -> u32 {
+    (id & u64::from(u32::MAX)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use kv_core::{PeerId, Transport};
+    use kv_host::Token;
+
+    use super::*;
+    use crate::config::FabricConfig;
+    use crate::metadata::Identity;
+
+    fn transport() -> FabricTransport {
+        let config = FabricConfig::new("127.0.0.1".parse().unwrap());
+        let config = config.with(|config| config.handshake_timeout = Duration::from_secs(2));
+        FabricTransport::new(config).unwrap()
+    }
+
+    fn serve(transport: &mut FabricTransport) {
+        transport.poll(kv_host::clock::now(), &mut Vec::new());
+    }
+
+    /// Lets one transport connect the other, which must welcome it.
+    fn connects(from: &mut FabricTransport, to: &mut FabricTransport) {
+        from.connect(PeerId(1), &to.metadata().unwrap()).unwrap();
+        let begun = Instant::now();
+        while from.ways.values().any(|way| way.stage != Stage::Open) {
+            assert!(begun.elapsed() < Duration::from_secs(1), "not welcomed");
+            serve(from);
+            serve(to);
+        }
+    }
+
+    #[test]
+    fn a_guest_that_is_gone_holds_up_no_other_and_is_not_answered_for_ever() {
+        let (mut host, mut guest) = (transport(), transport());
+        let name = transport().given.name().to_vec();
+        let from = Identity::of(Token::random().unwrap(), b"gone");
+        host.hello(7, Hello { to: host.given.token(), from, name }).unwrap();
+        connects(&mut guest, &mut host);
+        let begun = Instant::now();
+        while !host.unanswered.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", host.unanswered);
+            serve(&mut host);
+        }
+    }
+
+    #[test]
+    fn a_guest_that_takes_no_replies_takes_no_room_from_others() {
+        let (mut host, mut deaf, mut other) = (transport(), transport(), transport());
+        connects(&mut deaf, &mut host);
+        let (id, _) = host.guests.all().next().unwrap();
+        let (mut greeted, mut stuck) = (0, 0);
+        while stuck < 1000 {
+            greeted += 1;
+            assert!(greeted < 2_000_000, "the kernel takes whatever is sent");
+            host.welcome_guest(id);
+            host.answer_guests();
+            host.take_completions();
+            let replies = host.guests.get(id).unwrap().replies;
+            assert!(replies <= 2, "{replies}");
+            stuck = if replies == 2 { stuck + 1 } else { 0 };
+        }
+        println!("stuck after {greeted} greetings");
+        connects(&mut other, &mut host);
     }
 }

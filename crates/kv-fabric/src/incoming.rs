@@ -84,7 +84,11 @@ impl Incoming {
             return (arrived == header.count).then_some(frame);
         }
         let fits = self.waiting + frame.len() <= 2 * ANNOUNCED_BYTES + kv_core::MAX_FRAME;
-        let counted = self.entry(header.sequence).filter(|counted| fits && counted.wanted.is_none())?;
+        let is_known = self.counted.get(&header.sequence).is_some_and(|counted| counted.wanted.is_some());
+        if !fits || is_known {
+            return None;
+        }
+        let counted = self.entry(header.sequence)?;
         let len = frame.len();
         counted.wanted = Some((header.count, Some(frame)));
         self.waiting += len;

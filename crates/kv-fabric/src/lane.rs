@@ -30,6 +30,8 @@ pub(crate) enum Probe {
     None,
     /// A probe is under way.
     UnderWay,
+    /// libfabric has had no room for a probe so often: there is no connection, or libfabric is busy with one.
+    Refused(u8),
     /// Nothing comes by this link any more.
     Drained,
 }

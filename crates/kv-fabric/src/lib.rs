@@ -16,7 +16,7 @@
 //! (`FI_DELIVERY_COMPLETE`). The notify frame of a post is sent ahead, with the number of the post's writes. Each
 //! write carries a number of the post to the peer's completion queue (`FI_REMOTE_CQ_DATA`), and the peer gives the frame
 //! to its owner when that many have arrived, by whatever devices. So no message has to follow the writes, and their order does not matter.
-//! Where the provider's writes carry no data, the notify frame is sent when all writes have ended
+//! Where the provider's writes carry less than eight bytes of data, the notify frame is sent when all writes have ended
 //! ([`FabricTransport::counts_writes`]).
 //!
 //! # The end of a peer

@@ -10,7 +10,7 @@
 //! | kind | from | body, and what the fields mean |
 //! |---|---|---|
 //! | `Hello` | the side that connects | whom it takes the other for, who it is, and the name of its endpoint |
-//! | `Welcome` | the other side | who it is; `sequence` is the number of the guest |
+//! | `Welcome` | the other side | who it is; `sequence` is the number by which writes name the guest, and `count` one that no other guest has |
 //! | `Frame` | the side that has connected | the begin of a frame of `len` bytes; with a `count`, the frame waits for so many writes that carry `sequence` |
 //! | `More` | the same | the next part of the frame |
 //! | `Withdraw` | the same | the frame that waits for writes with `sequence` is void; `count` of them were begun, and have ended |
@@ -137,12 +137,15 @@ pub(crate) struct Immediate {
 }
 
 impl Immediate {
+    /// Bytes of data by which a write is surely known as one of its way. With fewer, a write of an earlier way that is late
+    /// could be counted for the next guest of the slot.
+    pub(crate) const SURE: usize = 8;
     const LOW: u64 = u32::MAX as u64;
 
     /// The data for a queue that takes `size` bytes of them.
     pub(crate) fn encode(&self, size: usize) -> u64 {
         let low = self.slot << SEQUENCE_BITS | self.sequence;
-        if size >= 8 { self.key & !Immediate::LOW | u64::from(low) } else { u64::from(low) }
+        if size >= Immediate::SURE { self.key & !Immediate::LOW | u64::from(low) } else { u64::from(low) }
     }
 
     /// The slot and the number of the post.
@@ -153,7 +156,7 @@ impl Immediate {
 
     /// False for data that do not belong to the way with this key.
     pub(crate) fn may_be_of(data: u64, key: u64, size: usize) -> bool {
-        size < 8 || (data ^ key) & !Immediate::LOW == 0
+        size < Immediate::SURE || (data ^ key) & !Immediate::LOW == 0
     }
 }
 

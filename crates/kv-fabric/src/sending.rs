@@ -24,6 +24,8 @@ const GREET_AGAIN: Duration = Duration::from_millis(200);
 const GREET_SOON: Duration = Duration::from_millis(1);
 /// Most messages under way to one peer.
 const MESSAGES: usize = 32;
+/// Most replies under way to one guest, which may never take them.
+const REPLIES: usize = 2;
 
 impl FabricTransport {
     pub(crate) fn open_way(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
@@ -73,18 +75,26 @@ impl FabricTransport {
     /// Takes all endpoints of a peer into the address tables of all devices, as far as they are of one kind of network. The
     /// first endpoint and the first device must be.
     fn reach(&mut self, metadata: &Metadata) -> Result<Reach, FabricError> {
-        let (mut first, mut links) = (None, Vec::new());
+        let (mut first, mut links, mut refused) = (None, Vec::new(), None);
         for (number, device) in self.devices.all_mut().enumerate() {
             let Device { addresses, endpoint: here, .. } = device;
             for (endpoint, port) in metadata.ports.iter().enumerate() {
-                let taken = addresses.take(here, &port.name);
-                if first.is_none() {
-                    first = Some(taken.clone()?);
-                }
-                if let Ok(address) = taken {
-                    links.push(Link { device: number, endpoint, address, probe: Probe::None });
+                match addresses.take(here, &port.name) {
+                    Ok(address) => {
+                        first.get_or_insert(address);
+                        links.push(Link { device: number, endpoint, address, probe: Probe::None });
+                    }
+                    Err(FabricError::Name { .. }) if first.is_some() => {}
+                    Err(error) => {
+                        refused.get_or_insert(error);
+                    }
                 }
             }
+        }
+        if let Some(error) = refused {
+            let names: Vec<_> = metadata.ports.iter().map(|port| port.name.clone()).collect();
+            self.give_back_links(&links, &names);
+            return Err(error);
         }
         let address = first.ok_or(FabricError::Name { got: 0, ours: self.given.name().len() })?;
         let lanes = self.lanes(&links, metadata);
@@ -120,7 +130,7 @@ impl FabricTransport {
                 let ask = Header { sequence: number as u32, ..Header::new(way.key, Kind::Ask) }.encode();
                 let begun = device.endpoint.send(lane.address, [&ask, &[]], Flight::Ask(id, number));
                 lane.asked(begun == Attempt::Begun, self.now);
-                way.messages += usize::from(begun == Attempt::Begun);
+                way.asks += usize::from(begun == Attempt::Begun);
             }
         }
         if let Some(at) = way.lanes.iter().skip(1).filter_map(Lane::due).min() {
@@ -144,6 +154,11 @@ impl FabricTransport {
             };
             way.messages += usize::from(begun == Attempt::Begun);
             way.greet_at = self.now + pause;
+            if way.stage == Stage::Open && way.ahead != way.confirmed {
+                // An answer of before may have been lost.
+                way.ask_for_frames();
+                self.stirred.insert(id);
+            }
         }
         let at = way.greet_at;
         self.look_at(id, at);
@@ -152,18 +167,30 @@ impl FabricTransport {
     /// Welcomes guests that have greeted, and answers those that have asked.
     pub(crate) fn answer_guests(&mut self) {
         let token = self.given.token().to_bytes();
-        while let Some(reply) = self.unanswered.first_entry() {
-            let (id, kind) = *reply.key();
-            if let Some(guest) = self.guests.get(id) {
-                let body = if kind == Reply::Welcome { &token[..] } else { &[] };
-                let endpoint = &mut self.devices.first().endpoint;
-                let begun = endpoint.send(guest.address, [&reply.get().encode(), body], Flight::Reply);
-                if begun == Attempt::Full {
-                    return;
-                }
+        let (now, patience) = (self.now, self.config.handshake_timeout);
+        let mut waiting = std::mem::take(&mut self.unanswered);
+        waiting.retain(|(id, kind), reply| {
+            let age = now.since(reply.asked);
+            let Some(guest) = self.guests.get_mut(*id).filter(|_| age < patience) else { return false };
+            if guest.replies >= REPLIES || now < reply.again {
+                return true;
             }
-            reply.remove();
-        }
+            let body = if *kind == Reply::Welcome { &token[..] } else { &[] };
+            let endpoint = &mut self.devices.first().endpoint;
+            match endpoint.send(guest.address, [&reply.header.encode(), body], Flight::Reply(*id)) {
+                Attempt::Begun => {
+                    guest.replies += 1;
+                    false
+                }
+                // Its connection is being opened, or nobody is there any more; the others need not wait for that.
+                Attempt::Full => {
+                    reply.again = now + GREET_SOON.max(age / 8);
+                    true
+                }
+                Attempt::Failed(_) => false,
+            }
+        });
+        self.unanswered = waiting;
     }
 
     /// Sends what waits for a peer, as far as there is room. False if libfabric has no room.

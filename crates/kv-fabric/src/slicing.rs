@@ -32,14 +32,14 @@ impl FabricTransport {
                 continue;
             }
             self.filled = id;
-            if !self.send_outgoing(id) || !self.begin_slices(id) || !self.send_outgoing(id) {
+            if !self.send_outgoing(id) || !self.begin_slices(id, &is_over) || !self.send_outgoing(id) {
                 self.blocked.insert(id);
             }
         }
     }
 
-    /// Begins slices of posts to a peer on all lanes, as far as there is room. False if libfabric has no room.
-    fn begin_slices(&mut self, id: WayId) -> bool {
+    /// Begins slices of posts to a peer on all lanes, as far as there is room and time. False if libfabric has no room.
+    fn begin_slices(&mut self, id: WayId, is_over: &impl Fn() -> bool) -> bool {
         let share = (MOVES / (self.ways.len() + 1)).clamp(4, SLICES);
         let (window, cut) = (self.config.window_bytes as u64, self.cut());
         let Some(way) = self.ways.get_mut(&id).filter(|way| way.stage == Stage::Open) else { return true };
@@ -145,6 +145,10 @@ impl FabricTransport {
             }
             lane.begin(op, bytes);
             way.reads_next = op == Op::Write;
+            if is_over() {
+                self.stirred.insert(id);
+                return true;
+            }
         }
     }
 
@@ -186,9 +190,14 @@ impl Way {
         self.push(Header { len: len as u32, count, sequence, ..Header::new(self.key, Kind::Frame) }, frame);
         self.ahead = self.ahead.wrapping_add(1);
         if self.ahead.wrapping_sub(self.asked) as usize >= ANNOUNCED / 2 {
-            self.asked = self.ahead;
-            self.push(Header { count: self.ahead, ..Header::new(self.key, Kind::Ask) }, bytes::Bytes::new());
+            self.ask_for_frames();
         }
         Notify::Announced { sequence, len }
+    }
+
+    /// Asks the peer how many frames that were sent ahead it has.
+    pub(crate) fn ask_for_frames(&mut self) {
+        self.asked = self.ahead;
+        self.push(Header { count: self.ahead, ..Header::new(self.key, Kind::Ask) }, bytes::Bytes::new());
     }
 }

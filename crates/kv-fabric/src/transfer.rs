@@ -102,6 +102,12 @@ impl Transfer {
         self.failed.is_none() && self.next < self.descriptors.len()
     }
 
+    /// True if all writes of a counted post were begun: the peer gives the frame out when they have arrived, whatever this
+    /// side does.
+    pub(crate) fn is_told(&self) -> bool {
+        matches!(self.notify, Notify::Announced { .. }) && !self.has_more()
+    }
+
     /// True if all bytes are in place, or no more will be.
     pub(crate) fn is_over(&self) -> bool {
         self.under_way == 0 && !self.has_more()

@@ -23,8 +23,8 @@ use crate::device::{Device, DeviceStats, Devices};
 use crate::error::FabricError;
 use crate::ffi::{Completion, Library, MESSAGE};
 use crate::given::Given;
-use crate::guest::{GuestId, Guests, Reply};
-use crate::message::Header;
+use crate::guest::{GuestId, Guests, Reply, Unanswered};
+use crate::message::Immediate;
 use crate::metadata::Port;
 use crate::transfer::Transfer;
 use crate::watch::Watch;
@@ -41,7 +41,7 @@ pub struct FabricTransport {
     pub(crate) peers: HashMap<PeerId, WayId>,
     pub(crate) guests: Guests,
     /// Answers that guests are to be given.
-    pub(crate) unanswered: BTreeMap<(GuestId, Reply), Header>,
+    pub(crate) unanswered: BTreeMap<(GuestId, Reply), Unanswered>,
     pub(crate) posts: Posts<Transfer>,
     /// Ways that may have something to send.
     pub(crate) stirred: BTreeSet<WayId>,
@@ -132,9 +132,9 @@ impl FabricTransport {
     }
 
     /// True if writes are counted by the receiver, which needs no message after them; false if the provider's writes
-    /// carry no data, and a post's notify frame follows when its bytes are in place.
+    /// carry less than eight bytes of data, and a post's notify frame follows when its bytes are in place.
     pub fn counts_writes(&self) -> bool {
-        self.devices.promises().immediate > 0
+        self.devices.promises().immediate >= Immediate::SURE
     }
 
     /// What each of [`FabricConfig::devices`] has done so far.

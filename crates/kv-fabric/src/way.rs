@@ -74,6 +74,8 @@ pub(crate) struct Way {
     pub(crate) stage: Stage,
     /// The number by which the peer knows this side's writes.
     pub(crate) slot: u32,
+    /// What the peer calls this side, as long as it does not forget it.
+    pub(crate) guest: u32,
     /// Messages that wait, the next one first, and the bytes of the frames among them.
     pub(crate) outgoing: VecDeque<Outgoing>,
     pub(crate) frame_bytes: usize,
@@ -94,8 +96,9 @@ pub(crate) struct Way {
     pub(crate) ahead: u32,
     pub(crate) confirmed: u32,
     pub(crate) asked: u32,
-    /// Messages under way.
+    /// Messages under way; and questions whether lanes lead to the peer, which may wait behind what is stuck there.
     pub(crate) messages: usize,
+    pub(crate) asks: usize,
     /// When the peer was heard last, and when the next greeting is due.
     pub(crate) heard: Time,
     pub(crate) greet_at: Time,
@@ -126,6 +129,7 @@ impl Way {
             life,
             stage: Stage::Greeting { until },
             slot: 0,
+            guest: 0,
             outgoing: VecDeque::new(),
             frame_bytes: 0,
             parked: VecDeque::new(),
@@ -140,6 +144,7 @@ impl Way {
             confirmed: 0,
             asked: 0,
             messages: 0,
+            asks: 0,
             heard: now,
             greet_at: now,
             due: None,
@@ -163,7 +168,7 @@ impl Way {
     /// Operations of this peer that are under way.
     pub(crate) fn under_way(&self) -> usize {
         let probes = self.links.iter().filter(|link| link.probe == Probe::UnderWay).count();
-        self.messages + self.moving() + probes
+        self.messages + self.asks + self.moving() + probes
     }
 
     /// Slices that are under way, over all devices.

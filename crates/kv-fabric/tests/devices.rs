@@ -170,6 +170,36 @@ fn thousands_of_small_posts_over_two_devices_are_each_told_once_and_not_before_t
     assert_eq!(pair.b.transport.stats().stray, 0);
 }
 
+#[test]
+fn a_way_serves_on_when_thousand_posts_were_cancelled_after_all_of_each_was_begun() {
+    const POSTS: u64 = 1000;
+    for kind in [Kind::Usual, Kind::Two] {
+        let mut pair = Pair::connected(&kind, &[LEN]);
+        let result_of = |events: &[TransportEvent], id: u64| {
+            events.iter().find_map(|event| match event {
+                TransportEvent::Posted { post, result } if post.0 == id => Some(result.is_ok()),
+                _ => None,
+            })
+        };
+        let mut good = 0;
+        for id in 0..POSTS {
+            let notify = Some(id.to_le_bytes().to_vec());
+            pair.a.transport.post(A_KNOWS_B, post(id, Op::Write, (0, 4096), notify)).unwrap();
+            pair.a.transport.poll(boottime(), &mut pair.a_events);
+            pair.a.transport.cancel(PostId(id));
+            pair.until("its end", |pair| result_of(&pair.a_events, id).is_some());
+            good += usize::from(result_of(&pair.a_events, id) == Some(true));
+            pair.a_events.clear();
+        }
+        println!("{kind:?}: {good} of {POSTS} were begun before they were cancelled");
+        assert!(good > 300, "{good}");
+        let last = post(POSTS, Op::Write, (0, 4096), Some(b"last".to_vec()));
+        pair.a.transport.post(A_KNOWS_B, last).unwrap();
+        pair.until("the last frame", |pair| heard(&pair.b_events, b"last"));
+        assert_eq!(pair.b_events.len(), good + 1, "one frame for each post that has ended well");
+    }
+}
+
 /// The second worker looks only when its descriptor says so.
 #[test]
 fn a_worker_that_sleeps_is_woken_by_what_arrives_on_any_device() {

@@ -203,13 +203,18 @@ impl<T: Copy> Endpoint<T> {
             };
             self.objects.regions.push(kept);
             let fid = &raw mut (*region).fid;
+            let mut bound = Ok(());
             if has(sys::FI_MR_ENDPOINT) {
-                let bound = call!(fid => ops, bind(fid, &raw mut (*self.objects.ep).fid, 0));
-                self.objects.check("fi_mr_bind", bound)?;
+                let result = call!(fid => ops, bind(fid, &raw mut (*self.objects.ep).fid, 0));
+                bound = self.objects.check("fi_mr_bind", result);
             }
-            if has(sys::FI_MR_ENDPOINT) || has(sys::FI_MR_RMA_EVENT) {
-                let enabled = call!(fid => ops, control(fid, sys::FI_ENABLE as i32, ptr::null_mut()));
-                self.objects.check("fi_mr_enable", enabled)?;
+            if bound.is_ok() && (has(sys::FI_MR_ENDPOINT) || has(sys::FI_MR_RMA_EVENT)) {
+                let result = call!(fid => ops, control(fid, sys::FI_ENABLE as i32, ptr::null_mut()));
+                bound = self.objects.check("fi_mr_enable", result);
+            }
+            if let Err(error) = bound {
+                self.objects.close_last();
+                return Err(error);
             }
             Ok(Range { descriptor: (*region).mem_desc, key: (*region).key })
         }
@@ -304,9 +309,10 @@ impl<T: Copy> Endpoint<T> {
         }
     }
 
-    /// True if a write or a read can be begun, as far as this side has room.
+    /// True if a write or a read can be begun, as far as this side has room and the provider says that it has.
     pub(crate) fn has_room(&self) -> bool {
-        !self.idle_moves.is_empty()
+        let under_way = SENDS + MOVES - self.idle_sends.len() - self.idle_moves.len();
+        !self.idle_moves.is_empty() && under_way < self.promises.under_way
     }
 
     /// True while messages are under way.

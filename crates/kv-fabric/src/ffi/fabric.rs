@@ -27,6 +27,10 @@ pub(crate) struct Promises {
     pub(super) key: usize,
     /// The format of addresses is that of sockets, which begin with a family.
     pub(crate) sockets: bool,
+    /// The bytes of writes are copied out of sockets by this process.
+    pub(crate) copies: bool,
+    /// Operations that may be under way; beyond that there is no room.
+    pub(crate) under_way: usize,
 }
 
 impl Promises {
@@ -37,6 +41,8 @@ impl Promises {
             immediate: self.immediate.min(other.immediate),
             message: self.message.min(other.message),
             sockets: self.sockets && other.sockets,
+            copies: self.copies || other.copies,
+            under_way: self.under_way.min(other.under_way),
             ..self
         };
         (self.modes == other.modes && self.key == other.key).then_some(all)
@@ -123,6 +129,7 @@ impl Objects {
             let modes = u64::from(domain.mr_mode as u32);
             self.regions_first = modes & u64::from(sys::FI_MR_ENDPOINT) != 0;
             let format = (*self.info).addr_format;
+            let provider = text((*(*self.info).fabric_attr).prov_name).to_ascii_lowercase();
             Promises {
                 ranges: tx.iov_limit.min(tx.rma_iov_limit).max(1),
                 immediate: if immediate == 0 { 0 } else { domain.cq_data_size },
@@ -130,6 +137,8 @@ impl Objects {
                 modes,
                 key: domain.mr_key_size,
                 sockets: [sys::FI_SOCKADDR, sys::FI_SOCKADDR_IN, sys::FI_SOCKADDR_IN6].contains(&format),
+                copies: provider.split(';').any(|part| ["tcp", "sockets", "udp", "net"].contains(&part)),
+                under_way: tx.size,
             }
         }
     }
