@@ -92,9 +92,9 @@ pub struct EngineOptions {
     #[arg(long, value_enum, default_value = "local")]
     pub transport: TransportKind,
 
-    /// Which side moves the bytes.
-    #[arg(long, value_enum, default_value = "pull")]
-    pub mode: Mode,
+    /// Which side moves the bytes [default: pull; auto over UCX, which reads only where there is RDMA].
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
 
     /// How pages lie in memory.
     #[arg(long, value_enum, default_value = "layer-major")]
@@ -188,6 +188,7 @@ impl ServiceOptions {
 impl EngineOptions {
     fn spec(&self, side: Side, (number, of): (u32, u32), tp: u32, listen: &str, bootstrap: &str) -> RankSpec {
         let EngineOptions { transport, layout, page_size, pages, .. } = *self;
+        let usual = if transport == TransportKind::Ucx { Mode::Auto } else { Mode::Pull };
         RankSpec {
             side,
             number,
@@ -198,7 +199,7 @@ impl EngineOptions {
             cache: CacheOptions { transport, layout, page_size, pages },
             tp,
             hand_over: HandOver {
-                mode: self.mode,
+                mode: self.mode.unwrap_or(usual),
                 lease_seconds: self.lease_seconds,
                 kept_seconds: None,
                 timing: self.timing,
