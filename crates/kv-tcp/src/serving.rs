@@ -135,20 +135,25 @@ mod tests {
     const READS: u32 = 200;
     const LEN: usize = 512;
 
-    #[test]
-    fn a_guest_that_asks_for_pages_and_takes_none_is_asked_no_more_and_loses_nothing() {
-        let arena = Arena::new(1 << 20).unwrap();
-        arena.write(0, &[7; 1 << 20]).unwrap();
+    /// A transport that serves this memory, and the connection of a guest of this token, which has said hello.
+    fn served(arena: &Arena) -> (TcpTransport, TcpStream, Token) {
         let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
-        transport.add_memory(&arena).unwrap();
-        transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 1 << 20, 1)).unwrap();
+        transport.add_memory(arena).unwrap();
+        transport.register(&Region::dram(RegionRole::Kv, arena.addr(), arena.len() as u64, 1)).unwrap();
         let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
-
         let mut guest = TcpStream::connect(transport.local_addr()).unwrap();
         let token = Token::random().unwrap();
         let hello = Hello { number: 0, to, from: Identity::of(token, b"a guest"), way: token };
         guest.write_all(&hello.encode()).unwrap();
         guest.set_nonblocking(true).unwrap();
+        (transport, guest, token)
+    }
+
+    #[test]
+    fn a_guest_that_asks_for_pages_and_takes_none_is_asked_no_more_and_loses_nothing() {
+        let arena = Arena::new(1 << 20).unwrap();
+        arena.write(0, &[7; 1 << 20]).unwrap();
+        let (mut transport, mut guest, _) = served(&arena);
         let until = kv_host::clock::now() + Duration::from_secs(3600);
         let ranges = vec![Range { region: 0, len: LEN as u32, offset: 5 }; MAX_RANGES];
         let request = |number| {
@@ -206,15 +211,7 @@ mod tests {
     fn written(time: Duration, lag: Duration, revoke: bool) -> (Verdict, usize, u8) {
         const PAGE: usize = 4096;
         let arena = Arena::new(2 * PAGE).unwrap();
-        let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
-        transport.add_memory(&arena).unwrap();
-        transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 2 * PAGE as u64, 1)).unwrap();
-        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
-        let mut guest = TcpStream::connect(transport.local_addr()).unwrap();
-        let token = Token::random().unwrap();
-        let hello = Hello { number: 0, to, from: Identity::of(token, b"a guest"), way: token };
-        guest.write_all(&hello.encode()).unwrap();
-        guest.set_nonblocking(true).unwrap();
+        let (mut transport, mut guest, token) = served(&arena);
         let mut events = Vec::new();
         let mut poll = |transport: &mut TcpTransport, time: Duration| {
             let until = Instant::now() + time;
