@@ -56,6 +56,9 @@
 //! gives such a connection up, the peer is lost, as with one device; connected again, it is reached by the devices that
 //! work. Without the link of the first device, the peer is not reached.
 //!
+//! With libfabric 1.17, a process with two devices over `tcp;ofi_rxm`, the link of one of which was cut, has crashed inside
+//! of libfabric once in tests. The cause is not known. Use one device where that matters.
+//!
 //! # Whom to trust
 //!
 //! libfabric has no authentication, and trusts the messages of its own protocol. A peer is known by 128 random bits of its
