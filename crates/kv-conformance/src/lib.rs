@@ -138,7 +138,7 @@ checks! {
         an_idle_peer_that_is_killed_is_reported,
         a_killed_writer_is_quiet_once_that_was_promised,
         a_killed_reader_leaves_its_source_in_service,
-        a_peer_that_died_before_the_connect_is_never_connected,
+        a_peer_that_died_before_the_connect_is_told_dead_and_quiet,
         a_peer_that_comes_back_under_its_id_serves_its_new_bytes,
         death_is_told_of_the_dead_only,
     }

@@ -71,6 +71,10 @@ pub trait Transport {
 
     /// Opens the way to the peer that the metadata describe. The call may finish in the background:
     /// frames and posts given meanwhile wait, or fail with `PeerGone`.
+    ///
+    /// A peer that is dead is no error of this call: [`TransportEvent::PeerGone`] tells that end, with
+    /// the proof. The worker connects a lost peer again until then, because pages that the peer may
+    /// write wait for the proof. An error proves nothing.
     fn connect(&mut self, peer: PeerId, metadata: &[u8]) -> Result<(), TransportError>;
 
     /// Opens the way to the peer by this one of its transports, and by no other as long as the peer

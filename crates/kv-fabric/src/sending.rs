@@ -49,9 +49,6 @@ impl FabricTransport {
             return Err(TransportError::WouldBlock);
         }
         let life = metadata.process.watch(&metadata.host);
-        if let Life::Dead = life {
-            return Err(TransportError::PeerGone);
-        }
         let key = u64::from_le_bytes(random()?);
         let reach = self.reach(&metadata)?;
         let id = self.next_id();
@@ -68,7 +65,11 @@ impl FabricTransport {
         self.ways.insert(id, way);
         self.keys.insert(key, id);
         self.peers.insert(peer, id);
-        self.greet(id);
+        match self.ways.get(&id).map(|way| &way.life) {
+            // Bytes of its writes may still be unread.
+            Some(Life::Dead) => self.break_way(id, None),
+            _ => self.greet(id),
+        }
         Ok(())
     }
 

@@ -92,7 +92,7 @@ const FINDS: [(&str, Bug); 25] = [
     ("an_idle_peer_that_is_killed_is_reported", Bug::HidesDeaths),
     ("a_killed_writer_is_quiet_once_that_was_promised", Bug::PromisesQuietEarly),
     ("a_killed_reader_leaves_its_source_in_service", Bug::KillsWhatItReads),
-    ("a_peer_that_died_before_the_connect_is_never_connected", Bug::WaitsForTheDead),
+    ("a_peer_that_died_before_the_connect_is_told_dead_and_quiet", Bug::WaitsForTheDead),
     ("a_peer_that_comes_back_under_its_id_serves_its_new_bytes", Bug::RemembersIds),
     ("a_write_waits_for_its_permission_and_moves_nothing_before", Bug::AllowsItself),
     ("no_byte_of_a_write_moves_after_its_permission_has_ended", Bug::IgnoresTheEnd),

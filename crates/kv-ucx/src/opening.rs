@@ -48,27 +48,30 @@ impl UcxTransport {
         if let Some(remote) = self.remotes.get_mut(remote) {
             remote.ways.insert(id);
         }
-        self.ask_again(id);
+        if self.remotes.get(remote).is_some_and(|remote| matches!(remote.life, Life::Dead)) {
+            self.break_off(remote);
+        } else {
+            self.ask_again(id);
+        }
         Ok(())
     }
 
     /// The remote of a name, which is met now if it is not known.
     fn meet(&mut self, name: Name, host: Host, process: ProcessIdentity) -> Result<RemoteId, TransportError> {
         if let Some(id) = self.remotes.by_name(&name) {
-            let over = self.remotes.get(id).is_some_and(|remote| remote.life.is_over());
-            return if over { Err(TransportError::PeerGone) } else { Ok(id) };
+            return Ok(id);
         }
         // Where the network is another one, this side cannot see what a dead process has left in its connections.
         let near = self.given.host.check(&host).is_ok();
         let life = if near { process.watch(&host) } else { Life::Unseen };
-        if life.is_over() {
-            return Err(TransportError::PeerGone);
-        }
         if self.remotes.len() >= self.config.max_known {
             let oldest = self.remotes.oldest_idle().ok_or(TransportError::WouldBlock)?;
             self.break_off(oldest);
         }
-        let endpoint = self.engine.open(&name.address).map_err(|failure| self.backend(failure))?;
+        let endpoint = match life {
+            Life::Dead => self.engine.closed(),
+            _ => self.engine.open(&name.address).map_err(|failure| self.backend(failure))?,
+        };
         let id = self.next_id();
         if let Life::Watched(process) = &life
             && let Err(error) = self.watch.add(id, process)
@@ -76,7 +79,10 @@ impl UcxTransport {
             self.engine.close(endpoint);
             return Err(error.into());
         }
-        self.remotes.insert(id, Remote::new(name, endpoint, life));
+        let mut remote = Remote::new(name, endpoint, life);
+        // It may have written here while it was known, and what it has left may be unread.
+        remote.was_guest = matches!(remote.life, Life::Dead);
+        self.remotes.insert(id, remote);
         Ok(id)
     }
 

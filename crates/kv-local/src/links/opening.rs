@@ -96,8 +96,14 @@ impl LocalTransport {
         self.pacing.open(id);
         self.links.serve(id, peer);
         let dialed = self.dial(id);
-        if dialed.is_err() {
-            self.remove(id);
+        match dialed {
+            Ok(()) => {}
+            // No socket listens there any more: the peer's transport has ended.
+            Err(TransportError::PeerGone) => {
+                self.gone(id);
+                return Ok(());
+            }
+            Err(_) => drop(self.remove(id)),
         }
         dialed
     }

@@ -15,13 +15,14 @@ use crate::regions::prepared::Grid;
 use crate::transport::NixlTransport;
 
 impl NixlTransport {
-    /// The connection to the agent that the metadata describes: a new one, unless there is one already.
+    /// The connection to the agent that the metadata describes: a new one, unless there is one already. `None` if the
+    /// agent's process has ended.
     pub(crate) fn open(
         &mut self,
         peer: PeerId,
         metadata: TransportMetadata,
         hash: u64,
-    ) -> Result<RemoteId, TransportError> {
+    ) -> Result<Option<RemoteId>, TransportError> {
         let ours = metadata.token == self.token;
         if ours && self.regions.iter().all(|region| region.kind() != MemoryKind::File) {
             return Err(TransportError::Metadata(
@@ -41,12 +42,12 @@ impl NixlTransport {
             remote.check_same(hash)?;
             remote.stage = Stage::Open;
             remote.users.push(peer);
-            return Ok(*id);
+            return Ok(Some(*id));
         }
         let id = RemoteId::random()?;
         let life = metadata.process.watch(&metadata.host);
         if life.is_over() {
-            return Err(TransportError::PeerGone);
+            return Ok(None);
         }
         let loaded = if ours { name.clone() } else { self.engine.load(&metadata.nixl)? };
         if loaded != name {
@@ -74,7 +75,7 @@ impl NixlTransport {
         if !ours {
             self.greet(id);
         }
-        Ok(id)
+        Ok(Some(id))
     }
 
     /// Has NIXL prepare the list of a peer's items, and of this transport's items before the first peer's.

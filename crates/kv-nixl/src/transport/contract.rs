@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::{
     Directions, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
-    TransportWait, WriteFence,
+    TransportWait, WayEnd, WriteFence,
 };
 use kv_host::check;
 
@@ -72,10 +72,14 @@ impl Transport for NixlTransport {
         if self.peers.len() >= self.config.max_peers {
             return Err(TransportError::WouldBlock);
         }
-        let id = self.open(peer, metadata, hash)?;
+        self.pace.stir();
+        let Some(id) = self.open(peer, metadata, hash)? else {
+            let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+            self.events.push(TransportEvent::PeerGone { peer, end });
+            return Ok(());
+        };
         self.peers.insert(peer, id);
         self.confirm_arrivals_to(id);
-        self.pace.stir();
         Ok(())
     }
 

@@ -249,6 +249,12 @@ impl Engine {
         Ok(self.last)
     }
 
+    /// The number of an endpoint that was never opened, and counts as closed: there is nobody to reach any more.
+    pub(crate) fn closed(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
     /// Closes an endpoint by force. The flights on it end with errors.
     pub(crate) fn close(&mut self, endpoint: u64) {
         if let Some(endpoint) = self.endpoints.remove(&endpoint) {

@@ -18,7 +18,11 @@ fn a_restarted_peer_under_the_same_name_is_refused_and_never_written_to() {
     let (first_life, _) = transport_with(LocalConfig::default(), name.clone());
     let metadata = first_life.metadata().unwrap();
     drop(first_life);
-    assert_eq!(us.connect(PeerId(1), &metadata), Err(TransportError::PeerGone));
+    us.connect(PeerId(1), &metadata).unwrap();
+    assert_eq!(us.send(PeerId(1), Bytes::new()), Err(TransportError::PeerGone));
+    let mut events = Vec::new();
+    us.poll(Time::ZERO, &mut events);
+    assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: DEAD }]);
 
     let (mut second_life, arena) = transport_with(LocalConfig::default(), name);
     befriend(&mut us, PeerId(2), &metadata).unwrap();
