@@ -39,17 +39,14 @@ impl<S: Service> World<S> {
         if conn.dead {
             self.report_later(delay, life, Report::ConnectFailed { peer, way });
         } else if !self.lives[target].alive {
-            // Nobody is there: noticed at once, or only later.
-            if self.rng.chance(500) {
-                // What is posted until then ends around then.
-                conn.gone_at = Some(self.now + delay);
-                self.report_later(delay, life, Report::ConnectFailed { peer, way });
-            } else {
-                let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
-                conn.gone_at = Some(detected);
-                self.report_later(0, life, Report::Connected { peer, way });
-                self.report_later(detected - self.now, life, Report::PeerGone { peer, way });
-            }
+            // Nobody is there: noticed at once, or only later. What is posted until then ends around then.
+            let after = match self.rng.chance(500) {
+                true => delay,
+                false => self.rng.tail(MS, self.params.chaos.detect_max),
+            };
+            conn.gone_at = Some(self.now + after);
+            self.report_later(0, life, Report::Connected { peer, way });
+            self.report_later(after, life, Report::PeerGone { peer, way });
         } else {
             self.report_later(0, life, Report::Connected { peer, way });
         }
