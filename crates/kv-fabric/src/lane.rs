@@ -5,9 +5,9 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use kv_core::{Op, Time};
+use kv_host::Latency;
 
 use crate::ffi::Address;
-use crate::pace::Latency;
 
 /// For so long after something was heard on a lane, slices are begun on it. Then it is asked first.
 const FRESH: Duration = Duration::from_secs(1);

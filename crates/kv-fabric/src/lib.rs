@@ -126,7 +126,6 @@ mod installed;
 mod lane;
 mod message;
 mod metadata;
-mod pace;
 mod pairing;
 #[cfg(feature = "raw")]
 #[doc(hidden)]

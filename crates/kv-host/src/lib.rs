@@ -11,6 +11,7 @@
 //! | [`check`] | bounds of frames, data-operation descriptors, limits and address ranges |
 //! | [`Parked`] | notify frames that wait for room behind their posts |
 //! | [`Posts`] | the posts that have not ended, of transports with a way to each peer, and the events for the owner |
+//! | [`Latency`] | how long the next slice to a peer is expected to take |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
 //! | [`random()`] | tokens and names that nobody can guess |
 //!
@@ -59,6 +60,7 @@ mod file;
 mod frozen;
 mod host_memory;
 mod identity;
+mod latency;
 mod parked;
 mod posts;
 mod process;
@@ -72,6 +74,7 @@ pub use file::MemoryFile;
 pub use frozen::Frozen;
 pub use host_memory::HostMemory;
 pub use identity::{Host, Life, ProcessIdentity, Proof};
+pub use latency::Latency;
 pub use parked::Parked;
 pub use posts::{OfWay, Posts, TransferId};
 pub use process::{Process, check_user};

@@ -8,12 +8,12 @@ use std::time::Duration;
 use kv_core::{PeerId, Time, TransportError, WayEnd};
 use kv_host::{Token, clock};
 
-use crate::clocks::PeerClock;
 use crate::config::TcpConfig;
 use crate::connection::{Connection, ConnectionId, Owner};
 use crate::hello::{Hello, WELCOME, Welcome};
 use crate::inbound::Received;
 use crate::metadata::{Identity, Metadata};
+use crate::peer_clock::PeerClock;
 use crate::socket;
 use crate::sockets::Over;
 use crate::transport::TcpTransport;

@@ -113,7 +113,6 @@ compile_error!("kv-tcp needs Linux: epoll and CLOCK_BOOTTIME");
 
 mod adopt;
 mod answers;
-mod clocks;
 mod config;
 mod connection;
 mod contract;
@@ -131,6 +130,7 @@ mod listening;
 mod message;
 mod metadata;
 mod outbound;
+mod peer_clock;
 mod serving;
 mod slicing;
 mod socket;

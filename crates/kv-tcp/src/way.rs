@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{Op, PeerId, Time, WayEnd};
-use kv_host::{Posts, Token, TransferId};
+use kv_host::{Latency, Posts, Token, TransferId};
 
-use crate::clocks::{Latency, PeerClock};
 use crate::connection::ConnectionId;
 use crate::metadata::Identity;
+use crate::peer_clock::PeerClock;
 use crate::transfer::{Slice, Transfer};
 
 /// Number of a way; never used again.

@@ -95,7 +95,6 @@ mod ffi;
 #[doc(hidden)]
 pub mod fuzz;
 mod given;
-mod latency;
 mod library;
 mod message;
 mod metadata;

@@ -4,9 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kv_core::Time;
-use kv_host::{Life, Token};
+use kv_host::{Latency, Life, Token};
 
-use crate::latency::Latency;
 use crate::metadata::Name;
 use crate::way::WayId;
 

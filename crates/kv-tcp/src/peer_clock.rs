@@ -6,8 +6,6 @@
 //! so the peer's clock is at least as far ahead as the reading. Times that are translated with that least
 //! difference end too early by the travel of one message, and never too late.
 
-use std::time::Duration;
-
 use kv_core::Time;
 
 /// The share of its age by which a reading is trusted less: more than two clocks differ in speed.
@@ -50,29 +48,10 @@ fn nanos(time: Time) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// How long slices to a peer take: an average that follows the latest ones, and that is trusted less as it
-/// ages, because a peer that was slow for a while gets no slices that could show it quick again.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Latency {
-    average: Duration,
-    at: Time,
-}
-
-impl Latency {
-    /// After so long, an average counts half.
-    const HALF: Duration = Duration::from_millis(50);
-
-    pub(crate) fn note(&mut self, took: Duration, now: Time) {
-        *self = Latency { average: (self.average * 7 + took) / 8, at: now };
-    }
-
-    pub(crate) fn expected(self, now: Time) -> Duration {
-        self.average.div_f64(1.0 + now.since(self.at).div_duration_f64(Latency::HALF))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn at(millis: u64) -> Time {
@@ -97,15 +76,5 @@ mod tests {
         let clock = PeerClock::new(at(1), at(500));
         assert_eq!(clock.theirs(at(100), at(500)), Time::ZERO);
         assert!(PeerClock::new(Time::MAX, at(1)).theirs(Time::MAX, at(1)) > at(1));
-    }
-
-    #[test]
-    fn a_slow_time_is_forgotten_when_no_slices_show_a_better_one() {
-        let mut latency = Latency::default();
-        assert_eq!(latency.expected(at(5)), Duration::ZERO);
-        latency.note(Duration::from_millis(800), at(100));
-        assert_eq!(latency.expected(at(100)), Duration::from_millis(100));
-        assert_eq!(latency.expected(at(150)), Duration::from_millis(50));
-        assert!(latency.expected(at(5100)) < Duration::from_millis(1));
     }
 }

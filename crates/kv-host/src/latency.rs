@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use kv_core::Time;
 
-/// How long slices to a peer take: an average that follows the latest ones, and that is trusted less as it ages,
-/// because a peer that was slow for a while gets no slices that could show it quick again.
+/// How long slices to a peer take: an average that follows the latest ones, and that is trusted less as it ages, because a
+/// peer that was slow for a while gets no slices that could show it quick again.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Latency {
+pub struct Latency {
     average: Duration,
     at: Time,
 }
@@ -16,11 +16,13 @@ impl Latency {
     /// After so long, an average counts half.
     const HALF: Duration = Duration::from_millis(50);
 
-    pub(crate) fn note(&mut self, took: Duration, now: Time) {
+    /// A slice that has ended now took so long.
+    pub fn note(&mut self, took: Duration, now: Time) {
         *self = Latency { average: (self.average * 7 + took) / 8, at: now };
     }
 
-    pub(crate) fn expected(self, now: Time) -> Duration {
+    /// How long a slice that is begun now is expected to take, behind those that are under way.
+    pub fn expected(self, now: Time) -> Duration {
         self.average.div_f64(1.0 + now.since(self.at).div_duration_f64(Latency::HALF))
     }
 }
