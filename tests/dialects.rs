@@ -76,14 +76,7 @@ struct Side {
 }
 
 fn nixl() -> Option<Nixl> {
-    match Nixl::load(&Search::default()) {
-        Ok(nixl) => Some(nixl),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-            None
-        }
-    }
+    kv_conformance::needed("NIXL", Nixl::load(&Search::default()))
 }
 
 /// Bytes of the KV regions; the aux buffers lie behind them.

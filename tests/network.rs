@@ -8,6 +8,8 @@ mod support;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+#[cfg(any(feature = "ucx", feature = "fabric"))]
+use kv_conformance::needed;
 use kv_transfer::params::TransferParams;
 use kv_transfer::prelude::*;
 use support::host::Host;
@@ -251,12 +253,8 @@ fn workers_over_ucx_on_two_hosts_outlive_a_link_that_is_cut() {
     if !enter("workers_over_ucx_on_two_hosts_outlive_a_link_that_is_cut") || !has_own_sys() {
         return;
     }
-    match kv_transfer::ucx::Ucx::look(None) {
-        Ok(_) => outlive_a_cut_link(Members::Ucx, false),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_UCX_REQUIRED").is_none(), "{error}");
-        }
+    if needed("UCX", kv_transfer::ucx::Ucx::look(None)).is_some() {
+        outlive_a_cut_link(Members::Ucx, false);
     }
 }
 
@@ -266,12 +264,8 @@ fn workers_over_libfabric_on_two_hosts_outlive_a_link_that_is_cut() {
     if !enter("workers_over_libfabric_on_two_hosts_outlive_a_link_that_is_cut") {
         return;
     }
-    match kv_transfer::fabric::installed() {
-        Ok(_) => outlive_a_cut_link(Members::Fabric, true),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_FABRIC_REQUIRED").is_none(), "{error}");
-        }
+    if needed("FABRIC", kv_transfer::fabric::installed()).is_some() {
+        outlive_a_cut_link(Members::Fabric, true);
     }
 }
 
@@ -353,14 +347,7 @@ fn requests_go_on_over_one_link_while_pages_wait_for_another_that_is_cut() {
 #[cfg(feature = "fabric")]
 impl Hosts {
     fn with_two_devices() -> Option<Hosts> {
-        match kv_transfer::fabric::installed() {
-            Ok(_) => Some(Hosts::over(Members::FabricTwice)),
-            Err(error) => {
-                println!("SKIPPED: {error}");
-                assert!(std::env::var_os("KV_FABRIC_REQUIRED").is_none(), "{error}");
-                None
-            }
-        }
+        needed("FABRIC", kv_transfer::fabric::installed()).map(|_| Hosts::over(Members::FabricTwice))
     }
 
     fn came_since(&self, before: [u64; 2]) -> [u64; 2] {

@@ -13,14 +13,7 @@ const PAGES: u32 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn nixl() -> Option<Nixl> {
-    match Nixl::load(&Search::default()) {
-        Ok(nixl) => Some(nixl),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-            None
-        }
-    }
+    kv_conformance::needed("NIXL", Nixl::load(&Search::default()))
 }
 
 fn start(nixl: &Nixl, role: WorkerRole, addr: &str) -> (Worker, HostMemory) {

@@ -156,12 +156,8 @@ fn tensors_of_two_processes_exchange_pages_over_kv_local() {
 #[test]
 fn tensors_of_two_processes_exchange_pages_over_nixl() {
     use kv_transfer::nixl::{Nixl, Search};
-    match Nixl::load(&Search::default()) {
-        Ok(_) => tensors_of_two_processes_exchange_pages("nixl"),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-        }
+    if kv_conformance::needed("NIXL", Nixl::load(&Search::default())).is_some() {
+        tensors_of_two_processes_exchange_pages("nixl");
     }
 }
 

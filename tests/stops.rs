@@ -60,10 +60,10 @@ fn stopped_processes_of_the_nixl_transport_write_into_no_page_that_was_given_bac
 fn stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back() {
     const NAME: &str = "stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back";
     const APART: &str = "KV_STOPS_APART";
-    if let Err(error) = kv_transfer::ucx::Ucx::look(None) {
-        println!("SKIPPED: {error}");
-        assert!(std::env::var_os("KV_UCX_REQUIRED").is_none(), "{error}");
-    } else if std::env::var_os(APART).is_some() {
+    if kv_conformance::needed("UCX", kv_transfer::ucx::Ucx::look(None)).is_none() {
+        return;
+    }
+    if std::env::var_os(APART).is_some() {
         stop_each_side(TransportKind::Ucx);
     } else {
         // In a process of its own: NIXL, which other tests load, brings another copy of UCX.
@@ -77,12 +77,8 @@ fn stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back
 #[cfg(feature = "fabric")]
 #[test]
 fn stopped_processes_of_the_libfabric_transport_write_into_no_page_that_was_given_back() {
-    match kv_transfer::fabric::installed() {
-        Ok(_) => stop_each_side(TransportKind::Fabric),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_FABRIC_REQUIRED").is_none(), "{error}");
-        }
+    if kv_conformance::needed("FABRIC", kv_transfer::fabric::installed()).is_some() {
+        stop_each_side(TransportKind::Fabric);
     }
 }
 

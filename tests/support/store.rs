@@ -340,13 +340,5 @@ fn local(arena: &Arena) -> LocalTransport {
 pub fn nixl() -> Option<&'static Nixl> {
     use kv_transfer::nixl::Search;
     static NIXL: std::sync::OnceLock<Option<Nixl>> = std::sync::OnceLock::new();
-    NIXL.get_or_init(|| match Nixl::load(&Search::default()) {
-        Ok(nixl) => Some(nixl),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-            None
-        }
-    })
-    .as_ref()
+    NIXL.get_or_init(|| kv_conformance::needed("NIXL", Nixl::load(&Search::default()))).as_ref()
 }

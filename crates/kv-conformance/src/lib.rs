@@ -38,6 +38,7 @@ mod far;
 mod frames;
 mod here;
 mod moving;
+mod needed;
 mod other;
 mod pair;
 pub mod process;
@@ -49,6 +50,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::{Time, Transport};
 
+pub use needed::needed;
 pub use other::{Job, Other, Puppet, pattern};
 pub use pair::{A_KNOWS_B, B_KNOWS_A, LENS, Pair, Regions, Side, boottime, connect, heard, snapshot};
 pub use random::Random;

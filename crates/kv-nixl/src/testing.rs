@@ -13,15 +13,7 @@ pub(crate) const LEN: usize = 8 << 20;
 /// NIXL, if NIXL is installed; otherwise there is nothing to test.
 pub(crate) fn nixl() -> Option<&'static Nixl> {
     static NIXL: OnceLock<Option<Nixl>> = OnceLock::new();
-    NIXL.get_or_init(|| {
-        Nixl::load(&Search::default())
-            .inspect_err(|error| {
-                println!("SKIPPED: {error}");
-                assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-            })
-            .ok()
-    })
-    .as_ref()
+    NIXL.get_or_init(|| kv_conformance::needed("NIXL", Nixl::load(&Search::default()))).as_ref()
 }
 
 /// A worker is reached over TCP, where a peer that is not polled keeps everything on its way.

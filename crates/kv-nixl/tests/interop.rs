@@ -20,12 +20,7 @@ const SIDE: PeerId = PeerId(1);
 const AGENT: PeerId = PeerId(2);
 
 fn nixl() -> Option<Nixl> {
-    Nixl::load(&Search::default())
-        .inspect_err(|error| {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-        })
-        .ok()
+    kv_conformance::needed("NIXL", Nixl::load(&Search::default()))
 }
 
 /// UCX over TCP on any machine.

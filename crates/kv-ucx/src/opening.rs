@@ -193,14 +193,7 @@ mod tests {
 
     /// A transport over TCP on the loopback device; `None`, and the reason why nothing is tested, without UCX.
     fn transport(arena: &Arena, regions: u64) -> Option<UcxTransport> {
-        let ucx = match Ucx::load(None) {
-            Ok(ucx) => ucx,
-            Err(error) => {
-                println!("NOT TESTED: {error}");
-                assert!(std::env::var_os("KV_UCX_REQUIRED").is_none(), "{error}");
-                return None;
-            }
-        };
+        let ucx = kv_conformance::needed("UCX", Ucx::load(None))?;
         let config = UcxConfig::default().with(|config| {
             (config.devices, config.transports) = (vec!["lo".to_owned()], vec!["tcp".to_owned()]);
             config.outbound_bytes = MOST;

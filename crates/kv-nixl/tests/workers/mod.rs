@@ -11,15 +11,7 @@ use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 /// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
 pub fn nixl() -> Option<&'static Nixl> {
     static NIXL: OnceLock<Option<Nixl>> = OnceLock::new();
-    NIXL.get_or_init(|| match Nixl::load(&Search::default()) {
-        Ok(nixl) => Some(nixl),
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            assert!(std::env::var_os("KV_NIXL_REQUIRED").is_none(), "{error}");
-            None
-        }
-    })
-    .as_ref()
+    NIXL.get_or_init(|| kv_conformance::needed("NIXL", Nixl::load(&Search::default()))).as_ref()
 }
 
 /// Workers of one kind: `kind` says to [`configured`] how they are.

@@ -8,14 +8,7 @@ use kv_ucx::{HostMemory, Ucx, UcxConfig, UcxTransport};
 
 /// UCX; or `None` and the reason why nothing is tested.
 pub fn ucx() -> Option<Ucx> {
-    match Ucx::load(None) {
-        Ok(ucx) => Some(ucx),
-        Err(error) => {
-            println!("NOT TESTED: {error}");
-            assert!(std::env::var_os("KV_UCX_REQUIRED").is_none(), "{error}");
-            None
-        }
-    }
+    kv_conformance::needed("UCX", Ucx::load(None))
 }
 
 /// How the workers of a check are configured.
