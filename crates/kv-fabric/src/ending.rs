@@ -227,11 +227,17 @@ impl FabricTransport {
             }
             link.probe = match device.endpoint.probe(link.address, Flight::Probe(id, number)) {
                 Attempt::Begun => Probe::UnderWay,
-                Attempt::Full if refused + 1 < REFUSED => Probe::Refused(refused + 1),
-                Attempt::Full => Probe::Drained,
+                Attempt::Full => Probe::Refused(refused + 1),
+                // No connection leads there: an address that this host cannot reach any more.
+                Attempt::Failed(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EADDRNOTAVAIL) => {
+                    Probe::Refused(refused + 1)
+                }
                 Attempt::Failed(_) if strict => Probe::None,
                 Attempt::Failed(_) => Probe::Drained,
             };
+            if link.probe == Probe::Refused(REFUSED) {
+                link.probe = Probe::Drained;
+            }
         }
         if way.is_drained() {
             self.look_at(id, self.now);

@@ -28,6 +28,8 @@
 //!   lie in sockets of this process. The peer is reported [dead](kv_core::WayEnd::Dead), and quiet at once, when libfabric
 //!   has taken them in up to the end of the connection, which a write that nobody can answer shows; with several devices,
 //!   on every connection that the peer may have had.
+//!   A process that has inherited the sockets of the dead peer (libfabric opens them without close-on-exec) keeps such a
+//!   connection open: then the peer's end is not told until that process ends, too.
 //! - A peer that has answered no greeting for [`FabricConfig::silence`], or an operation to whom has failed, is
 //!   [lost](kv_core::WayEnd::Lost). Nothing is proven about a process of another host.
 //! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use kv_core::proto::Input;
 use kv_core::wire::{
     Abort, AbortAck, Body, Delivery, Failed, Granted, Heartbeat, HeartbeatAck, Registered, Release, Released,
 };
 use kv_core::{
-    Attempt, AuxIndex, Cause, Incarnation, KvPoll, LeaseRef, PageList, PeerCause, Post, Room, SessionId,
-    SessionOptions, TransferMode, TransportError,
+    Attempt, AuxIndex, Cause, Incarnation, KvPoll, LeaseRef, PageList, PeerCause, PeerId, Post, Room,
+    SessionId, SessionOptions, TransferMode, TransportError, WayEnd,
 };
 
 use crate::solo::{Solo, list, record};
@@ -102,6 +103,30 @@ fn an_acquire_names_its_lease_and_is_repeated_until_acknowledged() {
     solo.says(1, Body::Registered(Registered { attempt: Attempt(1) }));
     let more = solo.run_for(Duration::from_secs(10));
     assert!(more.iter().all(|(_, body)| acquire(body).is_none()), "{more:?}");
+}
+
+#[test]
+fn a_peer_that_vanished_without_acknowledging_a_release_costs_nothing_for_ever() {
+    for is_lost in [true, false] {
+        let mut solo = Solo::new(|config| config.timing.session_deadline = Duration::from_secs(60));
+        let session = solo.open_receiver_with(ROOM, pull());
+        solo.found(solo.lookups()[0].0, vec![record(1)]);
+        solo.welcome(1, 1);
+        let acquire = acquires(&solo).remove(0);
+        solo.says(1, Body::Granted(granting(acquire.number)));
+        solo.init_receiver(session, &[7, 8], None);
+        let post = solo.take_posts().remove(0).id;
+        solo.posted(post, Ok(()));
+        assert_eq!((solo.poll(session), solo.released(session).len()), (KvPoll::Success, 1));
+        if is_lost {
+            solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Lost });
+        }
+        solo.run_for(Duration::from_secs(50));
+        assert_eq!(solo.node().gauges().timers, 1, "it may come back, and hear of the release");
+        solo.run_for(Duration::from_secs(20));
+        let gauges = solo.node().gauges();
+        assert_eq!((gauges.peers, gauges.timers), (usize::from(!is_lost), 0), "lost: {is_lost}");
+    }
 }
 
 #[test]

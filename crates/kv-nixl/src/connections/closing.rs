@@ -60,6 +60,13 @@ impl NixlTransport {
             .filter(|(_, transfer)| transfer.remote == id)
             .map(|(post, _)| *post)
             .collect();
+        if matches!(remote.life, Life::Watched(_)) && remote.life.is_over() {
+            // What has come in its last moment is taken in by the next call, before its death is told.
+            if let Some(remote) = self.remotes.get_mut(&id) {
+                remote.life = Life::Dead;
+            }
+            return false;
+        }
         let dead = remote.said_farewell() || remote.life.is_over();
         if !dead && matches!(remote.life, Life::Watched(_)) && now.saturating_duration_since(since) < DYING {
             return false;

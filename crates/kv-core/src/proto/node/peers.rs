@@ -165,7 +165,7 @@ impl Node {
         let Some(peer) = self.cx.peers.get(id) else { return };
         if peer.is_lost() {
             self.end_waiting(id);
-            self.cx.tell_no_more_if_unmet(id);
+            self.cx.tell_no_more_if_vanished(id);
             return self.cx.reopen_way(id);
         }
         if peer.writes_in().is_revoking() {
@@ -208,6 +208,7 @@ impl Node {
             self.cx.fence_off(id);
         }
         self.ask_peer(id, silent_for);
+        self.cx.tell_no_more_if_vanished(id);
         self.cx.set_next_tick(id);
     }
 
