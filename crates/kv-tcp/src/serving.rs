@@ -118,18 +118,18 @@ fn give(connection: &mut Connection, asked: Asked) {
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read, Write};
-    use std::net::TcpStream;
+    use std::net::{TcpListener, TcpStream};
     use std::time::{Duration, Instant};
 
     use bytes::BytesMut;
-    use kv_core::{Region, RegionRole, Time, Transport};
+    use kv_core::{PeerId, Region, RegionRole, Time, Transport, TransportEvent, WayEnd};
     use kv_host::{Arena, Token};
 
     use super::*;
     use crate::config::TcpConfig;
     use crate::hello::{Hello, WELCOME};
     use crate::message::{self, HEADER, MAX_RANGES, Range};
-    use crate::metadata::Identity;
+    use crate::metadata::{Identity, Metadata};
 
     /// Reads that are asked for, and the bytes of each of their ranges: more than the kernel's buffers hold.
     const READS: u32 = 200;
@@ -147,6 +147,36 @@ mod tests {
         guest.write_all(&hello.encode()).unwrap();
         guest.set_nonblocking(true).unwrap();
         (transport, guest, token)
+    }
+
+    #[test]
+    fn a_transport_that_is_proven_dead_is_served_no_more_though_its_connection_stands() {
+        let arena = Arena::new(4096).unwrap();
+        let (mut transport, mut guest, token) = served(&arena);
+        let turn = |transport: &mut TcpTransport| {
+            let mut events = Vec::new();
+            transport.poll(kv_host::clock::now(), &mut events);
+            events
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.guests.len() == 0 {
+            assert!(Instant::now() < deadline);
+            turn(&mut transport);
+        }
+        // Nothing listens there any more. What has inherited the connection keeps it open.
+        let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let metadata = Metadata { token, addresses: vec![nowhere], regions: vec![4096], tls: false };
+        transport.connect(PeerId(1), &metadata.encode().unwrap()).unwrap();
+        let dead =
+            TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+        while !turn(&mut transport).contains(&dead) {
+            assert!(Instant::now() < deadline);
+        }
+        assert_eq!((transport.guests.len(), transport.connections.len()), (0, 0));
+        guest.set_nonblocking(false).unwrap();
+        let mut rest = Vec::new();
+        guest.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest.len(), WELCOME, "nothing but the welcome, and the end");
     }
 
     #[test]
