@@ -58,8 +58,17 @@
 //! gives such a connection up, the peer is lost, as with one device; connected again, it is reached by the devices that
 //! work. Without the link of the first device, the peer is not reached.
 //!
-//! With libfabric 1.17, a process with two devices over `tcp;ofi_rxm`, the link of one of which was cut, has crashed inside
-//! of libfabric once in tests. The cause is not known. Use one device where that matters.
+//! # The end of a transport
+//!
+//! libfabric 1.17 crashes if it closes a connection of `tcp;ofi_rxm` by which half of a peer's write has come, or half of
+//! the answer to a read, as on a link that is cut. So a transport that is dropped first shuts the sockets of its connections
+//! down, and lets libfabric read what is in them, up to their ends: then there is nothing left to close. The sockets are
+//! found by `/proc`. If it is not there, or they do not end within five seconds, the endpoint stays open until the process
+//! ends.
+//!
+//! libfabric closes such a connection by itself if another process connects from the address and port of the peer: so the
+//! crash is still possible when a host that was cut off in the middle of a write is replaced by one that has both. It also
+//! does where the variable `FI_AV_REMOVE_CLEANUP` is set, which therefore must not be.
 //!
 //! # Whom to trust
 //!

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::ptr;
 
@@ -99,7 +99,6 @@ pub(crate) struct Endpoint<T> {
     pub(super) idle_sends: Vec<usize>,
     pub(super) idle_moves: Vec<usize>,
     name: Vec<u8>,
-    fd: Option<RawFd>,
     promises: Promises,
 }
 
@@ -109,7 +108,7 @@ unsafe impl<T: Send> Send for Endpoint<T> {}
 impl<T: Copy> Endpoint<T> {
     /// Opens an endpoint, and gives it its receive buffers.
     pub(crate) fn open(library: &'static Library, settings: &Settings) -> Result<Endpoint<T>, FabricError> {
-        let (objects, name, fd, promises) = Objects::open(library, settings)?;
+        let (objects, name, promises) = Objects::open(library, settings)?;
         if promises.message < MESSAGE {
             return Err(FabricError::Messages { max: promises.message, least: MESSAGE });
         }
@@ -124,7 +123,6 @@ impl<T: Copy> Endpoint<T> {
             idle_sends: (0..SENDS).rev().collect(),
             idle_moves: (SENDS..SENDS + MOVES).rev().collect(),
             name,
-            fd,
             promises,
         };
         if promises.modes & u64::from(sys::FI_MR_LOCAL) != 0 {
@@ -323,7 +321,7 @@ impl<T: Copy> Endpoint<T> {
     /// The descriptor that is readable when there is something to poll, if the provider has one.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the completion queue keeps the descriptor open, and this value keeps the queue.
-        self.fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
+        self.objects.fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// True if the owner may sleep on the descriptor: the provider has nothing to do at once, and has been told to

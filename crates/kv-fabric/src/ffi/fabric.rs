@@ -4,8 +4,9 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
+use std::time::{Duration, Instant};
 
-use super::{Library, Settings, call, sys};
+use super::{Library, Settings, call, sockets, sys};
 use crate::error::FabricError;
 
 /// A peer's endpoint in the address table.
@@ -63,6 +64,8 @@ const MODES: u32 = sys::FI_MR_LOCAL
 const QUEUE: usize = 16 << 10;
 /// Longest name of an endpoint.
 const NAME: usize = 256;
+/// How long the ends of an endpoint's connections are awaited. What is in their sockets takes no time but this process's.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// The objects of one endpoint. Each is null until it is made.
 #[derive(Debug)]
@@ -77,18 +80,21 @@ pub(super) struct Objects {
     pub(super) regions: Vec<NonNull<sys::fid_mr>>,
     /// Regions that belong to the endpoint are closed before it.
     regions_first: bool,
+    /// The descriptor of the completion queue, if it has one.
+    pub(super) fd: Option<RawFd>,
+    /// The endpoint's connections are sockets.
+    copies: bool,
 }
 
 // SAFETY: the domain's threading is FI_THREAD_DOMAIN: one thread at a time, whichever. Nothing else has the pointers.
 unsafe impl Send for Objects {}
 
 impl Objects {
-    /// Opens an endpoint of the provider. Its name, the descriptor of its completion queue, and what the provider
-    /// promises are returned with it.
+    /// Opens an endpoint of the provider. Its name and what the provider promises are returned with it.
     pub(super) fn open(
         library: &'static Library,
         settings: &Settings,
-    ) -> Result<(Objects, Vec<u8>, Option<RawFd>, Promises), FabricError> {
+    ) -> Result<(Objects, Vec<u8>, Promises), FabricError> {
         let mut objects = Objects {
             library,
             info: ptr::null_mut(),
@@ -99,11 +105,14 @@ impl Objects {
             ep: ptr::null_mut(),
             regions: Vec::new(),
             regions_first: false,
+            fd: None,
+            copies: false,
         };
         let promises = objects.find(settings)?;
-        let fd = objects.make()?;
+        objects.copies = promises.copies;
+        objects.make()?;
         let name = objects.name()?;
-        Ok((objects, name, fd, promises))
+        Ok((objects, name, promises))
     }
 
     /// Asks libfabric for the provider.
@@ -143,8 +152,8 @@ impl Objects {
         }
     }
 
-    /// Makes the objects, in their order; the descriptor of the completion queue, if it has one.
-    fn make(&mut self) -> Result<Option<RawFd>, FabricError> {
+    /// Makes the objects, in their order.
+    fn make(&mut self) -> Result<(), FabricError> {
         // SAFETY: each call gets objects that were made before it, and attributes that outlive it. What was made is
         // closed by `drop`, also after an error.
         unsafe {
@@ -157,7 +166,7 @@ impl Objects {
             table.type_ = (*(*self.info).domain_attr).av_type;
             let made = call!(self.domain => ops, av_open(self.domain, &raw mut table, &raw mut self.av, ptr::null_mut()));
             self.check("fi_av_open", made)?;
-            let fd = self.make_queue()?;
+            self.fd = self.make_queue()?;
             let made = call!(self.domain => ops, endpoint(self.domain, self.info, &raw mut self.ep, ptr::null_mut()));
             self.check("fi_endpoint", made)?;
             let ep = &raw mut (*self.ep).fid;
@@ -167,8 +176,7 @@ impl Objects {
             let bound = call!(ep => ops, bind(ep, &raw mut (*self.cq).fid, both));
             self.check("fi_ep_bind", bound)?;
             let enabled = call!(ep => ops, control(ep, sys::FI_ENABLE as i32, ptr::null_mut()));
-            self.check("fi_enable", enabled)?;
-            Ok(fd)
+            self.check("fi_enable", enabled)
         }
     }
 
@@ -232,6 +240,10 @@ impl Objects {
 
 impl Drop for Objects {
     fn drop(&mut self) {
+        if self.copies && !self.ep.is_null() && !self.end_connections() {
+            // What is left stays open until the process ends. Nothing touches any memory without progress.
+            return;
+        }
         // SAFETY: each object is closed once, users before what they use; nothing has the pointers afterwards.
         unsafe {
             if self.regions_first {
@@ -251,6 +263,33 @@ impl Drop for Objects {
 }
 
 impl Objects {
+    /// Ends the endpoint's connections, as if the peers had; false if some are still open after a while.
+    ///
+    /// libfabric 1.17 crashes when it closes a connection by which half of a peer's write with data has come, or half of
+    /// the answer to a read: it reports the end of an operation without a context. It does not if it reads the end of the
+    /// connection. So the sockets are shut down, and libfabric reads what is in them.
+    fn end_connections(&mut self) -> bool {
+        let Some(fd) = self.fd else { return false };
+        let begun = Instant::now();
+        loop {
+            match sockets::connections(fd) {
+                Ok(open) if open.is_empty() => return true,
+                Ok(open) if begun.elapsed() < ENDING => open.into_iter().for_each(sockets::shut_down),
+                _ => return false,
+            }
+            // SAFETY: the queue is open. There is room for one entry in its format; the error's entry is zeroed, so that
+            // the provider copies no data into a buffer.
+            unsafe {
+                let mut done: sys::fi_cq_data_entry = std::mem::zeroed();
+                let count = call!(self.cq => ops, read(self.cq, (&raw mut done).cast(), 1));
+                if count == -(sys::FI_EAVAIL as isize) {
+                    let mut error: sys::fi_cq_err_entry = std::mem::zeroed();
+                    call!(self.cq => ops, readerr(self.cq, &raw mut error, 0));
+                }
+            }
+        }
+    }
+
     /// Closes the region that was made last. Nobody knows it yet.
     pub(super) fn close_last(&mut self) {
         if let Some(region) = self.regions.pop() {

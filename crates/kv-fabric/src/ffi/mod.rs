@@ -13,6 +13,7 @@ mod fabric;
 mod library;
 pub(crate) mod numa;
 mod posting;
+mod sockets;
 
 /// libfabric's types and constants, as its headers declare them.
 #[allow(
