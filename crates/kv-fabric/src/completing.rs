@@ -103,13 +103,12 @@ impl FabricTransport {
     /// A peer's write with data is in place. Data that name no guest, or an earlier way of one, are dropped.
     fn write_arrived(&mut self, device: usize, data: u64) {
         let (slot, sequence) = Immediate::parts(data);
-        let size = self.devices.promises().immediate;
         let guest = self.guests.by_slot(slot);
         let Some((id, guest)) = guest.and_then(|id| Some((id, self.guests.get_mut(id)?))) else {
             self.stats.stray += 1;
             return;
         };
-        if !Immediate::may_be_of(data, guest.key, size) {
+        if !Immediate::is_of(data, guest.key) {
             self.stats.stray += 1;
             return;
         }
@@ -126,7 +125,7 @@ impl FabricTransport {
 
     /// An operation of this side has ended.
     fn ended(&mut self, flight: Flight, result: Result<(), i32>) {
-        let id = match flight {
+        let (id, broken) = match flight {
             Flight::Reply(guest) => {
                 if let Some(guest) = self.guests.get_mut(guest) {
                     guest.replies -= 1;
@@ -135,12 +134,22 @@ impl FabricTransport {
             }
             Flight::Farewell => return,
             Flight::Probe(id, link) => return self.probed(id, link, result),
-            Flight::Message(id) | Flight::Ask(id, _) | Flight::Slice { way: id, .. } => id,
-        };
-        let Some(way) = self.ways.get_mut(&id) else { return };
-        let mut broken = result.is_err();
-        match flight {
-            Flight::Slice { lane, transfer, op, bytes, begun, .. } => {
+            Flight::Message(id) => {
+                let Some(way) = self.ways.get_mut(&id) else { return };
+                way.messages -= 1;
+                (id, result.is_err())
+            }
+            Flight::Ask(id, lane) => {
+                let Some(way) = self.ways.get_mut(&id) else { return };
+                way.asks -= 1;
+                if let Some(lane) = way.lanes.get_mut(lane) {
+                    lane.has_asked();
+                }
+                // A lane that leads nowhere is not used. The peer may be reached by others.
+                (id, false)
+            }
+            Flight::Slice { way: id, lane, transfer, op, bytes, begun } => {
+                let Some(way) = self.ways.get_mut(&id) else { return };
                 let Some(lane) = way.lanes.get_mut(lane) else { return };
                 lane.end(op, bytes);
                 if result.is_ok() {
@@ -159,17 +168,9 @@ impl FabricTransport {
                     }
                 }
                 self.settle(transfer);
+                (id, result.is_err())
             }
-            Flight::Ask(_, lane) => {
-                way.asks -= 1;
-                if let Some(lane) = way.lanes.get_mut(lane) {
-                    lane.has_asked();
-                }
-                // A lane that leads nowhere is not used. The peer may be reached by others.
-                broken = false;
-            }
-            Flight::Message(_) | Flight::Reply(_) | Flight::Farewell | Flight::Probe(..) => way.messages -= 1,
-        }
+        };
         if broken {
             self.break_way(id, None);
         }

@@ -31,7 +31,7 @@ pub(crate) const HEADER: usize = 24;
 pub(crate) const BODY: usize = MESSAGE - HEADER;
 /// Bits of the number that a counted post has in the data of its writes.
 pub(crate) const SEQUENCE_BITS: u32 = 20;
-/// Guests that data of four bytes can tell apart.
+/// Guests that data of writes can tell apart.
 pub(crate) const SLOTS: usize = 1 << (32 - SEQUENCE_BITS);
 
 /// What a message is.
@@ -127,8 +127,8 @@ impl Hello {
     }
 }
 
-/// What a write tells the peer's completion queue: the guest that writes, the counted post, and where there is room the
-/// upper half of the way's key, by which data of an earlier way are known.
+/// What a write tells the peer's completion queue: the guest that writes, the counted post, and the upper half of the way's
+/// key, by which data of an earlier way are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Immediate {
     pub(crate) key: u64,
@@ -142,10 +142,9 @@ impl Immediate {
     pub(crate) const SURE: usize = 8;
     const LOW: u64 = u32::MAX as u64;
 
-    /// The data for a queue that takes `size` bytes of them.
-    pub(crate) fn encode(&self, size: usize) -> u64 {
-        let low = self.slot << SEQUENCE_BITS | self.sequence;
-        if size >= Immediate::SURE { self.key & !Immediate::LOW | u64::from(low) } else { u64::from(low) }
+    /// The data for a queue that takes [`Immediate::SURE`] bytes of them.
+    pub(crate) fn encode(&self) -> u64 {
+        self.key & !Immediate::LOW | u64::from(self.slot << SEQUENCE_BITS | self.sequence)
     }
 
     /// The slot and the number of the post.
@@ -154,9 +153,9 @@ impl Immediate {
         ((low >> SEQUENCE_BITS) as usize, low & ((1 << SEQUENCE_BITS) - 1))
     }
 
-    /// False for data that do not belong to the way with this key.
-    pub(crate) fn may_be_of(data: u64, key: u64, size: usize) -> bool {
-        size < Immediate::SURE || (data ^ key) & !Immediate::LOW == 0
+    /// True if the data belong to the way with this key.
+    pub(crate) fn is_of(data: u64, key: u64) -> bool {
+        (data ^ key) & !Immediate::LOW == 0
     }
 }
 
@@ -205,15 +204,11 @@ mod tests {
     }
 
     #[test]
-    fn data_of_writes_name_guest_and_post_and_with_eight_bytes_the_way() {
+    fn data_of_writes_name_the_guest_the_post_and_the_way() {
         let (key, other) = (0x1234_5678_0000_0001, 0x9234_5678_0000_0001);
         let immediate = Immediate { key, slot: 4095, sequence: (1 << 20) - 1 };
-        for size in [4, 8] {
-            let data = immediate.encode(size);
-            assert_eq!(Immediate::parts(data), (4095, (1 << 20) - 1));
-            assert!(Immediate::may_be_of(data, key, size));
-            assert_eq!(Immediate::may_be_of(data, other, size), size == 4);
-            assert!(size == 8 || data <= u64::from(u32::MAX));
-        }
+        let data = immediate.encode();
+        assert_eq!(Immediate::parts(data), (4095, (1 << 20) - 1));
+        assert!(Immediate::is_of(data, key) && !Immediate::is_of(data, other));
     }
 }

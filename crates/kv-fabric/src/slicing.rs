@@ -80,7 +80,7 @@ impl FabricTransport {
             }
             let data = match transfer.notify {
                 Notify::Announced { sequence, .. } => {
-                    Some(Immediate { key: way.key, slot: way.slot, sequence }.encode(way.immediate))
+                    Some(Immediate { key: way.key, slot: way.slot, sequence }.encode())
                 }
                 _ => None,
             };
