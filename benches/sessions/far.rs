@@ -14,7 +14,7 @@ const FAR: &str = "KV_BENCH_SESSIONS_FAR";
 
 /// What a prefill worker is started with.
 pub(crate) struct Order {
-    way: String,
+    pub(crate) way: String,
     shape: Shape,
     addr: String,
 }

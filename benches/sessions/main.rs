@@ -1,10 +1,13 @@
 //! Requests through whole sessions: managers, senders and receivers of two processes, a bootstrap server, and
 //! schedulers that sleep on the descriptor of the poll set.
 //!
-//! `cargo bench --bench sessions`; with `--features nixl`, also over NIXL; with `-- local`, `-- tcp` or `-- nixl`
-//! after it, only over that transport; with `-- small`, `-- single` or `-- large`, only these requests. One table is printed: how long the requests take over each transport, beside
-//! what limits them, measured in the same rounds: memcpy of the same pieces, and a relay of as many wake-ups
-//! between the same number of threads and processes, with a memcpy on the way. The ratios are medians over the rounds.
+//! `cargo bench --bench sessions`; with `--features nixl,fabric`, also over NIXL and libfabric; with `--features ucx` over UCX
+//! (without NIXL, which brings a UCX of its own, or with `-- ucx`). With `-- local`, `-- tcp` and so on after it, only over
+//! these transports; with `-- small`, `-- single` or `-- large`, only these requests.
+//!
+//! One table is printed: how long the requests take over each transport, beside what limits them, measured in the same
+//! rounds: memcpy of the same pieces, and a relay of as many wake-ups between the same number of threads and processes, with
+//! a memcpy on the way. The ratios are medians over the rounds.
 
 #![allow(clippy::print_stdout)]
 
@@ -23,11 +26,6 @@ use way::Way;
 type Error = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Error> {
-    // First: NIXL sets the environment, while there is one thread.
-    let ways = Way::all();
-    if let Some(order) = Order::of_this_process()? {
-        return far::serve(&order, &ways);
-    }
     if let Some(told) = std::env::var_os(relay::RELAY) {
         return relay::serve(&told.to_string_lossy());
     }
@@ -37,7 +35,15 @@ fn main() -> Result<(), Error> {
         let mut of_kind = named.iter().filter(|named| kind.contains(&named.as_str())).peekable();
         of_kind.peek().is_none() || of_kind.any(|named| named == name)
     };
-    let ways: Vec<Way> = ways.into_iter().filter(|way| is_wanted(way.name(), &Way::NAMES)).collect();
+    let order = Order::of_this_process()?;
+    // First: NIXL sets the environment, while there is one thread.
+    let ways = Way::all(|name| match &order {
+        Some(order) => order.way == name,
+        None => is_wanted(name, &Way::NAMES),
+    });
+    if let Some(order) = order {
+        return far::serve(&order, &ways);
+    }
     let extent = if kv_benches::is_trial() { Extent::TRIAL } else { Extent::FULL };
     table::heading();
     for (name, measure) in rows::GROUPS {

@@ -1,10 +1,14 @@
 //! The transports, each with the memory that it likes best.
 
+#[cfg(feature = "fabric")]
+use kv_transfer::fabric::{FabricConfig, FabricTransport};
 use kv_transfer::local::Memory;
 #[cfg(feature = "nixl")]
 use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::prelude::*;
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
+#[cfg(feature = "ucx")]
+use kv_transfer::ucx::{Ucx, UcxConfig, UcxTransport};
 
 use crate::Error;
 
@@ -14,25 +18,34 @@ pub(crate) enum Way {
     Tcp,
     #[cfg(feature = "nixl")]
     Nixl(Box<Nixl>),
+    #[cfg(feature = "ucx")]
+    Ucx(Ucx),
+    #[cfg(feature = "fabric")]
+    Fabric,
 }
 
 impl Way {
     /// The names of the transports.
-    pub(crate) const NAMES: [&str; 3] = ["local", "tcp", "nixl"];
+    pub(crate) const NAMES: [&str; 5] = ["local", "tcp", "nixl", "ucx", "fabric"];
 
-    /// All transports that can be used here. Comes first in `main`.
-    pub(crate) fn all() -> Vec<Way> {
+    /// The wanted transports that can be used here. Comes first in `main`. One process has UCX once: where NIXL has loaded
+    /// its own, kv-ucx is not measured.
+    pub(crate) fn all(wanted: impl Fn(&str) -> bool) -> Vec<Way> {
+        let mut all = vec![Way::Local, Way::Tcp];
         #[cfg(feature = "nixl")]
-        let nixl = match Nixl::load(&Search::default()) {
-            Ok(nixl) => Some(Way::Nixl(Box::new(nixl))),
-            Err(error) => {
-                println!("NIXL is not measured: {error}");
-                None
-            }
-        };
-        #[cfg(not(feature = "nixl"))]
-        let nixl = None;
-        [Way::Local, Way::Tcp].into_iter().chain(nixl).collect()
+        if wanted("nixl") {
+            all.extend(found("NIXL", Nixl::load(&Search::default())).map(|nixl| Way::Nixl(Box::new(nixl))));
+        }
+        #[cfg(feature = "ucx")]
+        if wanted("ucx") {
+            all.extend(found("UCX", Ucx::load(None)).map(Way::Ucx));
+        }
+        #[cfg(feature = "fabric")]
+        if wanted("fabric") {
+            all.extend(found("libfabric", kv_transfer::fabric::installed()).map(|_| Way::Fabric));
+        }
+        all.retain(|way| wanted(way.name()));
+        all
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -41,6 +54,10 @@ impl Way {
             Way::Tcp => "tcp",
             #[cfg(feature = "nixl")]
             Way::Nixl(_) => "nixl",
+            #[cfg(feature = "ucx")]
+            Way::Ucx(_) => "ucx",
+            #[cfg(feature = "fabric")]
+            Way::Fabric => "fabric",
         }
     }
 
@@ -73,6 +90,26 @@ impl Way {
                 let memory = memory.memory().clone();
                 Ok((Worker::start(config(&memory)?, transport, client)?, memory))
             }
+            #[cfg(feature = "ucx")]
+            Way::Ucx(ucx) => {
+                let memory = HostMemory::new(len)?.memory().clone();
+                let mut transport = UcxTransport::new(*ucx, UcxConfig::default())?;
+                transport.add_memory(&memory)?;
+                Ok((Worker::start(config(&memory)?, transport, client)?, memory))
+            }
+            #[cfg(feature = "fabric")]
+            Way::Fabric => {
+                let memory = HostMemory::new(len)?.memory().clone();
+                let mut transport = FabricTransport::new(FabricConfig::new("127.0.0.1".parse()?))?;
+                transport.add_memory(&memory)?;
+                Ok((Worker::start(config(&memory)?, transport, client)?, memory))
+            }
         }
     }
+}
+
+/// What was found; otherwise says why the library's transport is not measured.
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
+fn found<T>(library: &str, found: Result<T, impl std::fmt::Display>) -> Option<T> {
+    found.inspect_err(|error| println!("{library} is not measured: {error}")).ok()
 }
