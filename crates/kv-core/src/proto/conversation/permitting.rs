@@ -8,7 +8,8 @@
 //!   until = when that ask was sent + permit_ms,
 //!   less a margin for clocks of different rates
 //!   Heartbeat{number, writes}, while a registration is open ─▶
-//!                ◀──── HeartbeatAck{number, permit_ms}   0 while the receiver waits for the sender to stop
+//!                ◀──── HeartbeatAck{number, permit_ms}   0 while the receiver waits for the sender to stop,
+//!                                                  and needs it to for its pages
 //! ```
 //!
 //! Both sides count as [`numbers`](super::numbers) says: the sender from the moment at which it
@@ -78,8 +79,8 @@ impl Context {
     // ---- the decode side ----------------------------------------------------------------------
 
     /// The answer to the last question that was heard from the peer: the number of the question,
-    /// and the duration of the permission in milliseconds. Both are zero while this worker waits
-    /// for the peer to stop.
+    /// and the duration of the permission in milliseconds. Both are zero while the peer
+    /// [must not write](Context::is_barred).
     pub(in crate::proto) fn permit(&mut self, id: PeerId) -> (u64, u64) {
         if self.is_barred(id) {
             return (0, 0);
@@ -93,10 +94,13 @@ impl Context {
         (peer.writes_in.heard, millis(permission))
     }
 
-    /// True while this worker waits for the peer to stop: the peer must not begin more writes.
+    /// True while this worker waits for the peer to stop: the peer must not begin more writes. Where only the peer's word or
+    /// its death gives pages back, more writes do no harm, and the word may be long in coming: it waits for writes that
+    /// the transport cannot call back, as over one of several links that is cut.
     fn is_barred(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return true };
-        peer.is_lost() || peer.writes_in.revoking || self.has_closing(id)
+        let waits = self.has_closing(id) && peer.writes_in.fence != WriteFence::AtDeath;
+        peer.is_lost() || peer.writes_in.revoking || waits
     }
 
     /// True if a session of this worker has failed, and the peer has not said yet that it writes no
