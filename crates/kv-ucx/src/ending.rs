@@ -6,7 +6,6 @@ use kv_core::{PeerId, TransportError, TransportEvent, WayEnd};
 use kv_host::Life;
 
 use crate::message::{self, Kind};
-use crate::quiet;
 use crate::remote::{Remote, RemoteId, Stage};
 use crate::transport::UcxTransport;
 use crate::way::{self, WayId};
@@ -93,6 +92,9 @@ impl UcxTransport {
             }
         }
         self.remotes.end(id);
+        if self.ending.is_empty() {
+            self.scans.wake(self.now);
+        }
         self.ending.push(id);
     }
 
@@ -108,10 +110,13 @@ impl UcxTransport {
 
     /// Ends the remotes of which nothing touches memory any more.
     pub(crate) fn end_remotes(&mut self) {
-        let mut quiet = None;
+        if self.ending.is_empty() {
+            return;
+        }
+        self.scans.turn(self.now);
         let mut index = 0;
         while let Some(id) = self.ending.get(index).copied() {
-            match self.end_of(id, &mut quiet) {
+            match self.end_of(id) {
                 None => index += 1,
                 Some(end) => {
                     self.ending.swap_remove(index);
@@ -122,7 +127,7 @@ impl UcxTransport {
     }
 
     /// How a remote has ended; `None` while that is not known.
-    fn end_of(&self, id: RemoteId, quiet: &mut Option<bool>) -> Option<WayEnd> {
+    fn end_of(&mut self, id: RemoteId) -> Option<WayEnd> {
         let Some(remote) = self.remotes.get(id) else { return Some(WayEnd::Lost) };
         let Stage::Ending { since, unquiet } = remote.stage else { return Some(WayEnd::Lost) };
         if remote.flights > 0 || !self.engine.is_closed(remote.endpoint) {
@@ -130,9 +135,8 @@ impl UcxTransport {
         }
         let passed = self.now.since(since);
         if remote.life.is_over() {
-            let dead = Some(WayEnd::Dead { quiet_after: Duration::ZERO });
-            return match !remote.was_guest || *quiet.get_or_insert_with(quiet::is_quiet) {
-                true => dead,
+            return match self.scans.is_quiet(id, self.now) {
+                true => Some(WayEnd::Dead { quiet_after: Duration::ZERO }),
                 // Something that this process never reads: nothing is proven.
                 false => (passed >= self.config.settle).then_some(WayEnd::Lost),
             };
@@ -143,6 +147,7 @@ impl UcxTransport {
     }
 
     fn end_remote(&mut self, id: RemoteId, end: WayEnd) {
+        self.scans.forget(id);
         let ways = self.remotes.get_mut(id).map(|remote| std::mem::take(&mut remote.ways));
         for way in ways.unwrap_or_default() {
             self.end_way(way, end);

@@ -35,7 +35,13 @@
 //! UCX says when a connection has failed, and the kernel says when a process of this host has ended. A peer is
 //! [dead](kv_core::WayEnd::Dead) only if its process has ended on this host, in this network namespace. What a dead
 //! process has left in its sockets may still arrive afterwards, and UCX would put it in place. So the death is told once
-//! every TCP connection of this process whose other end has no process any more has been read to its end.
+//! every TCP connection of this process whose other end has no process any more has been read to its end. A thread looks
+//! for such connections in `/proc`, ten times a second at most, while a peer that has died waits to be told. UCX does not
+//! say which connections are its own, so those of other libraries count, too. A death is not told while this process
+//! leaves bytes unread that a process of this host may have sent: on a connection that was reset, of which the kernel
+//! does not say where it led to, or on one to a mapped port of this host, behind which a process of another network
+//! namespace is. Nor is it told where `/proc` cannot be read.
+//!
 //! Otherwise the way is [lost](kv_core::WayEnd::Lost): at once if nothing was under way, or else after
 //! [`UcxConfig::settle`], by when what was under way has arrived or never will. A peer on another host that does not
 //! answer is noticed, over TCP, by the kernel: half a minute after the last bytes if all have arrived
@@ -56,7 +62,10 @@
 //! workers of the service reach ([`UcxConfig::devices`]).
 //!
 //! UCX's sockets stay open in processes that the worker's process starts, unless these close what they inherit. Such a
-//! process keeps the connections of a worker that has died.
+//! process keeps the connections of a worker that has died. To its peers they look like connections of a living process,
+//! so they tell the death at once, although bytes that the worker has left in its sockets may arrive later, and are put in
+//! place. A worker must start no process that keeps its sockets: close all descriptors between `fork` and `exec`
+//! (`close_range`; `close_fds` in Python, where it is the default), and do not fork without `exec`.
 //!
 //! What this crate is not: encrypted; a protocol, because the content of frames is opaque to it. Between workers of one
 //! host use kv-local: this transport refuses READ there, too, because a part of what UCX sends within a host goes over TCP.
@@ -104,6 +113,7 @@ mod quiet;
 #[doc(hidden)]
 pub mod raw;
 mod remote;
+mod scans;
 mod serving;
 mod slicing;
 mod sockets;

@@ -79,10 +79,7 @@ impl UcxTransport {
             self.engine.close(endpoint);
             return Err(error.into());
         }
-        let mut remote = Remote::new(name, endpoint, life);
-        // It may have written here while it was known, and what it has left may be unread.
-        remote.was_guest = matches!(remote.life, Life::Dead);
-        self.remotes.insert(id, remote);
+        self.remotes.insert(id, Remote::new(name, endpoint, life));
         Ok(id)
     }
 

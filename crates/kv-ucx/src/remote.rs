@@ -24,8 +24,6 @@ pub(crate) struct Remote {
     pub(crate) stage: Stage,
     /// Ways of the remote to this side, oldest first: its name of the way, and the session that it was given.
     sessions: Vec<(Token, Token)>,
-    /// True once the remote was given a session: it may have written into this side's memory.
-    pub(crate) was_guest: bool,
     /// This side's ways to the remote.
     pub(crate) ways: BTreeSet<WayId>,
     /// Slices under way, and their weight.
@@ -57,7 +55,6 @@ impl Remote {
             life,
             stage: Stage::Standing,
             sessions: Vec::new(),
-            was_guest: false,
             ways: BTreeSet::new(),
             flights: 0,
             weight: 0,
@@ -141,7 +138,6 @@ impl Remotes {
             self.by_session.remove(&oldest);
         }
         remote.sessions.push((way, new));
-        remote.was_guest = true;
         self.by_session.insert(new, id);
         Some(new)
     }

@@ -12,8 +12,6 @@ use crate::transport::{Flight, UcxTransport};
 const TURN: Duration = Duration::from_micros(500);
 /// The number of events for the owner after which a call of `poll` takes no more messages.
 const EVENTS: usize = 1024;
-/// How soon a remote that is ending is looked at again.
-const SOON: Duration = Duration::from_millis(1);
 
 impl UcxTransport {
     /// Works until nothing is to be done, or the time is over.
@@ -80,9 +78,9 @@ impl UcxTransport {
 
     /// When the transport has to be polled although nothing wakes its owner.
     pub(crate) fn next_timer(&self) -> Option<Duration> {
-        let opening = self.opening.first().map(|(at, _)| at.since(clock::now()));
-        let ending = (!self.ending.is_empty()).then_some(SOON);
-        opening.into_iter().chain(ending).min()
+        let opening = self.opening.first().map(|(at, _)| *at);
+        let ending = (!self.ending.is_empty()).then(|| self.scans.next());
+        opening.into_iter().chain(ending).min().map(|at| at.since(clock::now()))
     }
 
     /// Ways whose time to be looked at has come.

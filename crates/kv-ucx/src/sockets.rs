@@ -10,25 +10,20 @@ use rustix::io::ioctl_fionread;
 use rustix::net::{SocketType, getpeername, getsockname, sockopt};
 
 /// States of a TCP connection as the kernel numbers them (`TCP_CLOSE`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK`,
-/// `TCP_LISTEN`, `TCP_CLOSING`, `TCP_TIME_WAIT`).
+/// `TCP_CLOSING`, `TCP_TIME_WAIT`).
 const CLOSED: [u8; 5] = [7, 8, 9, 11, 6];
 const LISTENS: u8 = 10;
 
 /// A TCP socket of this process that does not listen.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Connection {
-    pub(crate) end: End,
+    pub(crate) local: SocketAddr,
+    /// `None` if the kernel has forgotten it: the connection was reset, or never came about.
+    pub(crate) remote: Option<SocketAddr>,
+    /// True if the other side sends nothing more.
+    pub(crate) closed: bool,
     /// Bytes that have arrived and that this process has not read.
     pub(crate) unread: u64,
-}
-
-/// The state of a connection.
-#[derive(Debug)]
-pub(crate) enum End {
-    /// The other side sends nothing more.
-    Closed,
-    /// The other side may send more.
-    Open { local: SocketAddr, remote: SocketAddr },
 }
 
 /// All connections of this process; `None` if its descriptors cannot be listed.
@@ -42,7 +37,7 @@ pub(crate) fn connections() -> Option<Vec<Connection>> {
 }
 
 /// The connection of a descriptor; `None` if the descriptor is no TCP connection, or was closed meanwhile.
-fn connection(fd: RawFd) -> Option<Connection> {
+pub(crate) fn connection(fd: RawFd) -> Option<Connection> {
     // SAFETY: the descriptor is asked about, and neither read from, changed, nor closed. If another thread has closed
     // it meanwhile, or has opened another file under the number, the answer is about that, or an error.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -56,11 +51,7 @@ fn connection(fd: RawFd) -> Option<Connection> {
     }
     let unread = ioctl_fionread(socket).unwrap_or(0);
     let remote = getpeername(socket).ok().and_then(|name| SocketAddr::try_from(name?).ok());
-    let end = match remote {
-        Some(remote) if !CLOSED.contains(&state) => End::Open { local, remote },
-        _ => End::Closed,
-    };
-    Some(Connection { end, unread })
+    Some(Connection { local, remote, closed: remote.is_none() || CLOSED.contains(&state), unread })
 }
 
 /// The state of a TCP socket: the first byte of `struct tcp_info`.

@@ -23,6 +23,7 @@ use crate::given::{Given, Range};
 use crate::library::Ucx;
 use crate::metadata::MAX_ADDRESS;
 use crate::remote::{RemoteId, Remotes};
+use crate::scans::Scans;
 use crate::transfer::Transfer;
 use crate::watch::Watch;
 use crate::way::{Way, WayId};
@@ -49,6 +50,7 @@ pub struct UcxTransport {
     pub(crate) opening: BTreeSet<(Time, WayId)>,
     /// Remotes that are ending.
     pub(crate) ending: Vec<RemoteId>,
+    pub(crate) scans: Scans,
     /// The keys of this side's regions, once a peer has asked for them.
     pub(crate) keys: Option<Vec<Bytes>>,
     /// The number that was given to a remote, way or slice last.
@@ -132,6 +134,7 @@ impl UcxTransport {
             crowded: BTreeSet::new(),
             opening: BTreeSet::new(),
             ending: Vec::new(),
+            scans: Scans::default(),
             keys: None,
             last_id: 0,
             now: Time::ZERO,

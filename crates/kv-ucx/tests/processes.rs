@@ -3,6 +3,7 @@
 
 mod workers;
 
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -184,6 +185,22 @@ fn end_of(events: &[TransportEvent], id: u64) -> Option<Result<(), TransportErro
         TransportEvent::Posted { post, result } if *post == PostId(id) => Some(result.clone()),
         _ => None,
     })
+}
+
+#[test]
+fn a_death_is_told_beside_a_connection_that_nobody_accepts() {
+    if ucx().is_none() {
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _waiting = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut here, [mut peer]) = served_by();
+    read(&mut here, 1);
+    peer.kill();
+    let mut events = Vec::new();
+    until("the end of the peer", &mut here, &mut events, |events| !events.is_empty());
+    let dead = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+    assert_eq!(events, [dead]);
 }
 
 #[test]
