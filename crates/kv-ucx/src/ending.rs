@@ -91,7 +91,11 @@ impl UcxTransport {
                 }
             }
         }
-        self.remotes.end(id);
+        let (name, home, parting) = (remote.name.clone(), remote.home, remote.their_parting);
+        let sessions = self.remotes.end(id);
+        if let Some(parting) = parting {
+            self.parted.add(name, home, parting, sessions, self.now, self.config.max_known);
+        }
         if self.ending.is_empty() {
             self.scans.wake(self.now);
         }
@@ -152,8 +156,207 @@ impl UcxTransport {
         for way in ways.unwrap_or_default() {
             self.end_way(way, end);
         }
-        if let Some(Remote { life: Life::Watched(process), .. }) = self.remotes.remove(id) {
-            self.watch.remove(&process);
+        let Some(remote) = self.remotes.remove(id) else { return };
+        if let WayEnd::Dead { .. } = end {
+            self.parted.forget(&remote.name);
         }
+        if let Life::Watched(process) = &remote.life {
+            self.watch.remove(process);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::print_stdout)]
+mod tests {
+    use std::time::Instant;
+
+    use bytes::Bytes;
+    use kv_core::{Region, RegionRole, Transport};
+    use kv_host::{Arena, ProcessIdentity, Token, clock};
+
+    use super::*;
+    use crate::config::UcxConfig;
+    use crate::ffi::engine::Arrived;
+    use crate::library::Ucx;
+    use crate::metadata::{Metadata, Name};
+    use crate::quiet;
+
+    const PEER: PeerId = PeerId(1);
+    /// Longer than what UCX sends as one piece.
+    const LONG: usize = 60_000;
+
+    /// Two transports over TCP on the loopback device, and what they have told.
+    struct Pair {
+        sides: [UcxTransport; 2],
+        events: [Vec<TransportEvent>; 2],
+        _arena: Arena,
+    }
+
+    impl Pair {
+        /// `None`, and the reason why nothing is tested, without UCX.
+        fn new() -> Option<Pair> {
+            let ucx = kv_conformance::needed("UCX", Ucx::load(None))?;
+            let arena = Arena::new(4096).unwrap();
+            let config = UcxConfig::default().with(|config| {
+                (config.devices, config.transports) = (vec!["lo".to_owned()], vec!["tcp".to_owned()]);
+                // Otherwise UCX notices after 20 s what the tests are about.
+                config.settings = vec![("KEEPALIVE_INTERVAL".to_owned(), "inf".to_owned())];
+            });
+            let sides = [(); 2].map(|()| {
+                let mut transport = UcxTransport::new(ucx, config.clone()).unwrap();
+                transport.add_memory(&arena).unwrap();
+                transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 4096, 1)).unwrap();
+                transport
+            });
+            Some(Pair { sides, events: Default::default(), _arena: arena })
+        }
+
+        fn connect(&mut self, from: usize) {
+            let metadata = self.sides[1 - from].metadata().unwrap();
+            self.sides[from].connect(PEER, &metadata).unwrap();
+        }
+
+        fn until(&mut self, what: &str, done: impl Fn(&Pair) -> bool) {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while !done(self) {
+                assert!(Instant::now() < deadline, "{what}: {:?}", self.events);
+                for (side, events) in self.sides.iter_mut().zip(&mut self.events) {
+                    side.poll(clock::now(), events);
+                }
+            }
+        }
+
+        /// Sends a frame, and sees it arrive.
+        fn send(&mut self, from: usize, len: usize) {
+            self.sides[from].send(PEER, vec![7; len].into()).unwrap();
+            let is_it = |event: &TransportEvent| matches!(event, TransportEvent::Frame { frame, .. } if frame.len() == len);
+            self.until("the frame", |pair| pair.events[1 - from].iter().any(is_it));
+            self.events[1 - from].retain(|event| !is_it(event));
+        }
+
+        /// Waits until a side has lost its way.
+        fn lost(&mut self, side: usize) {
+            let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+            self.until("the end of the way", |pair| pair.events[side].contains(&lost));
+            assert_eq!(std::mem::take(&mut self.events[side]), [lost]);
+        }
+
+        /// Breaks a side's endpoint off. The other side notices nothing.
+        fn break_off(&mut self, side: usize) {
+            let name = self.sides[1 - side].given.name().clone();
+            let remote = self.sides[side].remotes.by_name(&name).unwrap();
+            self.sides[side].break_off(remote);
+            self.until("the end of the remote", |pair| pair.sides[side].ending.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_peer_that_has_not_noticed_the_end_of_its_endpoint_is_told_when_it_is_met_again() {
+        let Some(mut pair) = Pair::new() else { return };
+        pair.connect(0);
+        pair.connect(1);
+        pair.send(1, LONG);
+        pair.send(0, LONG);
+        for _ in 0..3 {
+            pair.break_off(0);
+            pair.lost(0);
+            assert_eq!(pair.events[1], []);
+            pair.connect(0);
+            pair.lost(1);
+            pair.connect(1);
+            pair.send(1, LONG);
+            pair.send(0, LONG);
+            assert_eq!(pair.events, [[], []]);
+        }
+    }
+
+    #[test]
+    fn a_frame_of_a_session_that_is_over_makes_the_peer_greet_anew() {
+        let Some(mut pair) = Pair::new() else { return };
+        pair.connect(1);
+        pair.send(1, LONG);
+        pair.break_off(0);
+        let strangers = pair.sides[0].stats().strangers;
+        // Side 0 has no reason to connect side 1, which sends and sends.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while pair.events[1].is_empty() {
+            assert!(Instant::now() < deadline);
+            let _ = pair.sides[1].send(PEER, Bytes::from_static(b"is somebody there?"));
+            let end = Instant::now() + Duration::from_millis(5);
+            pair.until("5 ms", |_| Instant::now() > end);
+        }
+        pair.lost(1);
+        assert!(pair.sides[0].stats().strangers > strangers);
+        assert_eq!(pair.sides[0].remotes.len(), 1, "the frames were answered by one endpoint");
+        pair.connect(1);
+        pair.send(1, LONG);
+        assert_eq!(pair.events, [[], []]);
+    }
+
+    #[test]
+    fn a_peer_that_connects_by_an_endpoint_that_leads_nowhere_is_told_and_comes_again() {
+        let Some(mut pair) = Pair::new() else { return };
+        pair.connect(0);
+        pair.send(0, LONG);
+        pair.break_off(0);
+        pair.lost(0);
+        // Side 1 has the endpoint by which it has answered.
+        pair.connect(1);
+        pair.lost(1);
+        pair.connect(1);
+        pair.send(1, LONG);
+        assert_eq!(pair.events, [[], []]);
+    }
+
+    #[test]
+    fn nobody_ends_an_endpoint_without_its_secret() {
+        let Some(mut pair) = Pair::new() else { return };
+        pair.connect(0);
+        pair.connect(1);
+        pair.send(0, LONG);
+        pair.send(1, LONG);
+        let of_way = pair.sides[1].ways.values().map(|way| way.token);
+        let of_session =
+            pair.sides[1].ways.values().filter_map(|way| way.session()).map(|session| session.token);
+        let others = [Token::random().unwrap(), pair.sides[1].given.name().token];
+        let secrets: Vec<Token> = of_way.chain(of_session).chain(others).collect();
+        assert_eq!(secrets.len(), 4);
+        for secret in secrets {
+            let header = message::header(Kind::Parted, secret);
+            pair.sides[1].on_message(Arrived { header, body: Bytes::new() });
+        }
+        pair.send(0, LONG);
+        pair.send(1, LONG);
+        assert_eq!(pair.events, [[], []]);
+    }
+
+    /// The process of a number, as its metadata would name it.
+    fn identity(pid: u32) -> ProcessIdentity {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let started = stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(19).unwrap();
+        let ours = ProcessIdentity::here().unwrap();
+        ProcessIdentity { inode: 0, pid: pid.cast_signed(), started: started.parse().unwrap(), ..ours }
+    }
+
+    #[test]
+    fn a_process_that_was_given_no_session_is_told_dead_only_once_its_bytes_are_read() {
+        let Some(mut pair) = Pair::new() else { return };
+        let (near, mut other) = quiet::tests::pair();
+        let writer = quiet::tests::writer_into(near, &other);
+        // The name leads to side 1, which does not answer for it.
+        let address = pair.sides[1].given.name().address.clone();
+        let name = Name { token: Token::random().unwrap(), address };
+        let (host, process) = (pair.sides[0].given.host, identity(writer.id()));
+        let metadata = Metadata { name, host, process, regions: Vec::new() }.encode().unwrap();
+        pair.sides[0].connect(PEER, &metadata).unwrap();
+        quiet::tests::kill(writer);
+        let begun = Instant::now();
+        pair.until("half a second", |_| begun.elapsed() > Duration::from_millis(500));
+        assert_eq!(pair.events, [[], []], "the bytes of a dead process are unread");
+        quiet::tests::read_all(&mut other);
+        pair.until("the end of the way", |pair| !pair.events[0].is_empty());
+        let dead = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } };
+        assert_eq!(pair.events[0], [dead]);
     }
 }

@@ -48,6 +48,11 @@
 //! (`UCX_TCP_KEEPIDLE`), and otherwise when the kernel gives up sending them again (`net.ipv4.tcp_retries2`), some
 //! fifteen minutes later by its default. Until then, posts that were under way do not end.
 //!
+//! An endpoint may end on one side only: the other side's goes on, but UCX drops what comes by it, or a part of it. So this
+//! side says so by the next endpoint that it opens to the peer, which it opens for this when a frame of an ended session
+//! comes. The peer's ways are lost then, and it can connect again. What is said is a secret that the peer has given. UCX would
+//! find out by itself, but only after some `UCX_KEEPALIVE_INTERVAL` (20 s).
+//!
 //! # What a network without encryption can prove
 //!
 //! A transport has a name: 128 random bits, its incarnation, and the address of its UCX worker. Metadata carry the
@@ -108,6 +113,7 @@ mod library;
 mod message;
 mod metadata;
 mod opening;
+mod parted;
 mod quiet;
 #[cfg(feature = "raw")]
 #[doc(hidden)]

@@ -6,9 +6,11 @@
 //! | welcome | the way, repeated | the session, and the keys of the regions ([`Welcome`]) |
 //! | frame | the session | the frame |
 //! | goodbye | the session | nothing |
+//! | parted | the secret of the receiver's endpoint | nothing |
 //!
 //! A session is a random number that only the two sides know: the welcome goes to the address of the asking
-//! transport's name, so a frame of the session comes from the transport of that name.
+//! transport's name, so a frame of the session comes from the transport of that name. In the same way the secret of an
+//! endpoint is known only to the side to which it leads, which says so when the endpoint leads nowhere any more.
 
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
@@ -26,8 +28,8 @@ pub(crate) const MAX_KEY: usize = 1 << 10;
 /// Longest body, in bytes: a frame, or a welcome with the keys of all regions.
 pub(crate) const MAX_BODY: usize = MAX_KEY * MAX_REGIONS + (64 << 10);
 const _: () = assert!(MAX_FRAME <= MAX_BODY);
-/// "KV UCX message", version 1, and the kind of message in the last byte.
-const MAGIC: [u8; 3] = *b"KU\x01";
+/// "KV UCX message", version 2, and the kind of message in the last byte.
+const MAGIC: [u8; 3] = *b"KU\x02";
 
 /// What a message is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +38,10 @@ pub(crate) enum Kind {
     Welcome = 2,
     Frame = 3,
     Goodbye = 4,
+    Parted = 5,
 }
+
+const KINDS: [Kind; 5] = [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::Goodbye, Kind::Parted];
 
 /// The header of a message.
 pub(crate) fn header(kind: Kind, secret: Token) -> [u8; HEADER] {
@@ -50,11 +55,10 @@ pub(crate) fn header(kind: Kind, secret: Token) -> [u8; HEADER] {
 pub(crate) fn read_header(bytes: &[u8; HEADER]) -> Option<(Kind, Token)> {
     let (head, secret) = bytes.split_first_chunk::<4>()?;
     let kind = match head {
-        [b'K', b'U', 1, kind] => *kind,
+        [b'K', b'U', 2, kind] => *kind,
         _ => return None,
     };
-    let kind =
-        [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::Goodbye].into_iter().find(|it| *it as u8 == kind)?;
+    let kind = KINDS.into_iter().find(|it| *it as u8 == kind)?;
     Some((kind, Token::from_bytes(secret.try_into().ok()?)))
 }
 
@@ -68,6 +72,8 @@ pub(crate) struct Hello {
     pub(crate) from: Name,
     pub(crate) host: Host,
     pub(crate) process: ProcessIdentity,
+    /// The secret of the endpoint by which the hello comes.
+    pub(crate) parting: Token,
 }
 
 /// The answer to a hello.
@@ -76,6 +82,8 @@ pub(crate) struct Welcome {
     pub(crate) session: Token,
     /// UCX's keys of the answering side's regions, in their order.
     pub(crate) keys: Vec<Bytes>,
+    /// The secret of the endpoint by which the welcome comes.
+    pub(crate) parting: Token,
 }
 
 impl Hello {
@@ -123,13 +131,14 @@ mod tests {
             from: Name { token, address: vec![255; address].into() },
             host: Host { boot: (u64::MAX, u64::MAX), network: u64::MAX },
             process: ProcessIdentity::here().unwrap(),
+            parting: token,
         }
     }
 
     #[test]
     fn headers_survive_the_trip_and_others_are_refused() {
         let secret = Token::random().unwrap();
-        for kind in [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::Goodbye] {
+        for kind in KINDS {
             let bytes = header(kind, secret);
             assert_eq!(read_header(&bytes), Some((kind, secret)));
             for at in 0..3 {
@@ -139,7 +148,7 @@ mod tests {
             }
         }
         let mut other = header(Kind::Frame, secret);
-        for kind in [0, 5, 255] {
+        for kind in [0, 6, 255] {
             other[3] = kind;
             assert_eq!(read_header(&other), None);
         }
@@ -156,6 +165,7 @@ mod tests {
         let welcome = |keys, len| Welcome {
             session: Token::from_bytes([9; 16]),
             keys: vec![vec![1; len].into(); keys],
+            parting: Token::from_bytes([255; 16]),
         };
         for (keys, len) in [(0, 0), (1, 0), (MAX_REGIONS, MAX_KEY)] {
             let bytes = welcome(keys, len).encode();
@@ -168,7 +178,8 @@ mod tests {
 
     #[test]
     fn every_truncation_of_a_greeting_is_refused() {
-        let welcome = Welcome { session: Token::from_bytes([9; 16]), keys: vec![vec![1; 20].into(); 3] };
+        let token = Token::from_bytes([9; 16]);
+        let welcome = Welcome { session: token, keys: vec![vec![1; 20].into(); 3], parting: token };
         for len in 0..welcome.encode().len() {
             assert!(Welcome::decode(&welcome.encode()[..len]).is_none(), "{len}");
         }

@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 pub(crate) const MAX_ADDRESS: usize = 48 << 10;
 /// Longest metadata, in bytes.
 const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
-/// "KV UCX", version 1.
-const MAGIC: [u8; 4] = *b"KVU\x01";
+/// "KV UCX", version 2.
+const MAGIC: [u8; 4] = *b"KVU\x02";
 
 /// One life of a transport: its incarnation, and the address of its UCX worker. What is sent to the name arrives at
 /// that worker, or nowhere.

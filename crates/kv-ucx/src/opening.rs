@@ -48,7 +48,7 @@ impl UcxTransport {
         if let Some(remote) = self.remotes.get_mut(remote) {
             remote.ways.insert(id);
         }
-        if self.remotes.get(remote).is_some_and(|remote| matches!(remote.life, Life::Dead)) {
+        if self.remotes.get(remote).is_some_and(|remote| remote.life.is_over()) {
             self.break_off(remote);
         } else {
             self.ask_again(id);
@@ -68,9 +68,10 @@ impl UcxTransport {
             let oldest = self.remotes.oldest_idle().ok_or(TransportError::WouldBlock)?;
             self.break_off(oldest);
         }
-        let endpoint = match life {
-            Life::Dead => self.engine.closed(),
-            _ => self.engine.open(&name.address).map_err(|failure| self.backend(failure))?,
+        let secret = Token::random()?;
+        let endpoint = match life.is_over() {
+            true => self.engine.closed(),
+            false => self.engine.open(&name.address).map_err(|failure| self.backend(failure))?,
         };
         let id = self.next_id();
         if let Life::Watched(process) = &life
@@ -79,7 +80,14 @@ impl UcxTransport {
             self.engine.close(endpoint);
             return Err(error.into());
         }
-        self.remotes.insert(id, Remote::new(name, endpoint, life));
+        let parting = self.parted.parting(&name);
+        self.remotes.insert(id, Remote::new(name, (host, process), life, endpoint, secret));
+        // Otherwise the peer goes on by an endpoint that leads nowhere since this side has closed its own.
+        if let Some(parting) = parting
+            && self.engine.send(endpoint, message::header(Kind::Parted, parting), Bytes::new()).is_err()
+        {
+            self.break_off_after_failure(id);
+        }
         Ok(id)
     }
 
@@ -99,6 +107,7 @@ impl UcxTransport {
             from: name,
             host: self.given.host,
             process: self.given.process,
+            parting: remote.parting,
         };
         let (endpoint, header) = (remote.endpoint, message::header(Kind::Hello, way.token));
         let remote = way.remote;
@@ -118,6 +127,13 @@ impl UcxTransport {
                 self.remotes.end_session(session);
                 Some(())
             }
+            Some((Kind::Parted, parting)) => {
+                // Of an endpoint that this side has closed, too, nothing is left to be ended.
+                if let Some(remote) = self.remotes.by_parting(parting) {
+                    self.break_off(remote);
+                }
+                Some(())
+            }
             None => None,
         };
         self.stats.strangers += u64::from(known.is_none());
@@ -125,18 +141,20 @@ impl UcxTransport {
 
     /// A transport asks for a session, and gets it at the address of the name that it gives.
     fn on_hello(&mut self, way: Token, body: &[u8]) -> Option<()> {
-        let Hello { to, hash, from, host, process } = Hello::decode(body)?;
+        let Hello { to, hash, from, host, process, parting } = Hello::decode(body)?;
         if to != self.given.name().token || hash != self.given.hash().ok()? {
             return None;
         }
         let id = self.meet(from, host, process).ok()?;
         let session = self.remotes.session(id, way, Token::random().ok()?)?;
-        let endpoint = self.remotes.get(id)?.endpoint;
+        let remote = self.remotes.get_mut(id)?;
+        remote.their_parting = Some(parting);
+        let (endpoint, parting) = (remote.endpoint, remote.parting);
         // One who asks and asks, and takes no answer, is not answered. A peer that does take them asks again.
         if self.engine.unsent(endpoint) >= self.config.outbound_bytes {
             return Some(());
         }
-        let welcome = Welcome { session, keys: self.own_keys()? };
+        let welcome = Welcome { session, keys: self.own_keys()?, parting };
         if self.engine.send(endpoint, message::header(Kind::Welcome, way), welcome.encode()).is_err() {
             self.break_off_after_failure(id);
         }
@@ -157,9 +175,12 @@ impl UcxTransport {
         let id = *self.by_token.get(&way)?;
         let way = self.ways.get_mut(&id)?;
         let Stage::Opening { .. } = way.stage else { return Some(()) };
-        let Welcome { session: token, keys: packed } = Welcome::decode(body)?;
+        let Welcome { session: token, keys: packed, parting } = Welcome::decode(body)?;
         if packed.len() != way.regions.len() {
             return None;
+        }
+        if let Some(remote) = self.remotes.get_mut(way.remote) {
+            remote.their_parting = Some(parting);
         }
         let keys = vec![None; packed.len()];
         way.stage = Stage::Open(Session { token, packed, keys });
@@ -168,10 +189,20 @@ impl UcxTransport {
     }
 
     fn on_frame(&mut self, session: Token, frame: Bytes) -> Option<()> {
-        let from = Origin(self.remotes.by_session(session)?);
+        let Some(from) = self.remotes.by_session(session).map(Origin) else {
+            self.on_stray_frame(session);
+            return None;
+        };
         (frame.len() <= MAX_FRAME).then_some(())?;
         self.posts.tell(TransportEvent::Frame { from, frame });
         Some(())
+    }
+
+    /// A frame of no session. If the session was a peer's until this side has parted from it, the peer is told.
+    fn on_stray_frame(&mut self, session: Token) {
+        let Some(peer) = self.parted.by_session(session, self.now) else { return };
+        // If that fails, a later frame has it tried again. A peer that is known has been told when it was met.
+        let _ = self.meet(peer.name, peer.host, peer.process);
     }
 }
 
@@ -212,7 +243,8 @@ mod tests {
         let there = transport(&arena, 1).unwrap();
         let (name, host, process) = (there.given.name(), there.given.host, there.given.process);
         let (to, hash) = (here.given.name().token, here.given.hash().unwrap());
-        let hello = Hello { to, hash, from: name.clone(), host, process };
+        let parting = Token::random().unwrap();
+        let hello = Hello { to, hash, from: name.clone(), host, process, parting };
         let way = Token::random().unwrap();
         let mut most = 0;
         for _ in 0..20_000 {

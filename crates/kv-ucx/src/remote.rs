@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kv_core::Time;
-use kv_host::{Latency, Life, Token};
+use kv_host::{Host, Latency, Life, ProcessIdentity, Token};
 
 use crate::metadata::Name;
 use crate::way::WayId;
@@ -20,8 +20,13 @@ const MAX_SESSIONS: usize = 16;
 pub(crate) struct Remote {
     pub(crate) name: Name,
     pub(crate) endpoint: u64,
+    /// Where the remote says that it runs, and what is known about its process.
+    pub(crate) home: (Host, ProcessIdentity),
     pub(crate) life: Life,
     pub(crate) stage: Stage,
+    /// The secret of this side's endpoint, and that of the remote's, once it has come.
+    pub(crate) parting: Token,
+    pub(crate) their_parting: Option<Token>,
     /// Ways of the remote to this side, oldest first: its name of the way, and the session that it was given.
     sessions: Vec<(Token, Token)>,
     /// This side's ways to the remote.
@@ -48,12 +53,21 @@ pub(crate) enum Stage {
 }
 
 impl Remote {
-    pub(crate) fn new(name: Name, endpoint: u64, life: Life) -> Remote {
+    pub(crate) fn new(
+        name: Name,
+        home: (Host, ProcessIdentity),
+        life: Life,
+        endpoint: u64,
+        parting: Token,
+    ) -> Remote {
         Remote {
             name,
             endpoint,
+            home,
             life,
             stage: Stage::Standing,
+            parting,
+            their_parting: None,
             sessions: Vec::new(),
             ways: BTreeSet::new(),
             flights: 0,
@@ -80,12 +94,14 @@ pub(crate) struct Remotes {
     by_name: HashMap<Name, RemoteId>,
     by_endpoint: HashMap<u64, RemoteId>,
     by_session: HashMap<Token, RemoteId>,
+    by_parting: HashMap<Token, RemoteId>,
 }
 
 impl Remotes {
     pub(crate) fn insert(&mut self, id: RemoteId, remote: Remote) {
         self.by_name.insert(remote.name.clone(), id);
         self.by_endpoint.insert(remote.endpoint, id);
+        self.by_parting.insert(remote.parting, id);
         self.remotes.insert(id, remote);
     }
 
@@ -96,15 +112,18 @@ impl Remotes {
         Some(remote)
     }
 
-    /// The remote is not found by its name any more, and its sessions are over.
-    pub(crate) fn end(&mut self, id: RemoteId) {
-        let Some(remote) = self.remotes.get_mut(&id) else { return };
+    /// The remote is not found by its name any more, and its sessions, which are returned, are over.
+    pub(crate) fn end(&mut self, id: RemoteId) -> Vec<Token> {
+        let Some(remote) = self.remotes.get_mut(&id) else { return Vec::new() };
         if self.by_name.get(&remote.name) == Some(&id) {
             self.by_name.remove(&remote.name);
         }
-        for (_, session) in remote.sessions.drain(..) {
-            self.by_session.remove(&session);
+        self.by_parting.remove(&remote.parting);
+        let sessions: Vec<Token> = remote.sessions.drain(..).map(|(_, session)| session).collect();
+        for session in &sessions {
+            self.by_session.remove(session);
         }
+        sessions
     }
 
     pub(crate) fn get(&self, id: RemoteId) -> Option<&Remote> {
@@ -125,6 +144,11 @@ impl Remotes {
 
     pub(crate) fn by_session(&self, session: Token) -> Option<RemoteId> {
         self.by_session.get(&session).copied()
+    }
+
+    /// The remote that stands and whose endpoint has this secret.
+    pub(crate) fn by_parting(&self, parting: Token) -> Option<RemoteId> {
+        self.by_parting.get(&parting).copied()
     }
 
     /// The session of a remote's way: the one that it has, or `new`.
@@ -166,7 +190,8 @@ mod tests {
 
     fn remote(number: u8) -> Remote {
         let name = Name { token: Token::from_bytes([number; 16]), address: vec![number].into() };
-        Remote::new(name, u64::from(number), Life::Unseen)
+        let parting = Token::from_bytes([100 + number; 16]);
+        Remote::new(name, Default::default(), Life::Unseen, u64::from(number), parting)
     }
 
     #[test]

@@ -111,6 +111,7 @@ mod tests {
         }
         // Pauses that double from 1 ms to 100 ms, and then ten in a second.
         assert!((1..=17).contains(&scans.begun) && turns > 100, "{} scans in {turns} turns", scans.begun);
+        assert_eq!(scans.pause, LONGEST);
         read_all(&mut other);
         wait("the proof", || {
             scans.turn(clock::now());
@@ -135,13 +136,15 @@ mod tests {
         ] {
             let mut scans = Scans::default();
             assert!(!scans.is_quiet(1, since));
-            scans.running = Some((begun, thread::spawn(move || (verdict, Duration::ZERO))));
+            scans.running = Some((begun, thread::spawn(move || (verdict, LONGEST))));
+            let taken = clock::now();
             wait("the scan", || {
                 // The time at which a scan would follow is never.
                 scans.next = Time::MAX;
                 scans.turn(clock::now());
                 scans.running.is_none()
             });
+            assert!(scans.rested >= taken + REST * LONGEST);
             assert_eq!(scans.is_quiet(1, since), proven, "{verdict:?} after {since:?}");
         }
     }

@@ -22,6 +22,7 @@ use crate::ffi::engine::{Engine, Failure, Piece};
 use crate::given::{Given, Range};
 use crate::library::Ucx;
 use crate::metadata::MAX_ADDRESS;
+use crate::parted::Parted;
 use crate::remote::{RemoteId, Remotes};
 use crate::scans::Scans;
 use crate::transfer::Transfer;
@@ -51,6 +52,7 @@ pub struct UcxTransport {
     /// Remotes that are ending.
     pub(crate) ending: Vec<RemoteId>,
     pub(crate) scans: Scans,
+    pub(crate) parted: Parted,
     /// The keys of this side's regions, once a peer has asked for them.
     pub(crate) keys: Option<Vec<Bytes>>,
     /// The number that was given to a remote, way or slice last.
@@ -135,6 +137,7 @@ impl UcxTransport {
             opening: BTreeSet::new(),
             ending: Vec::new(),
             scans: Scans::default(),
+            parted: Parted::default(),
             keys: None,
             last_id: 0,
             now: Time::ZERO,

@@ -116,7 +116,7 @@ fn fabric_messages() -> Vec<Vec<u8>> {
 fn ucx_metadata(regions: usize) -> Vec<u8> {
     let (host, process) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64));
     let name = ((8_u64, 9_u64), Bytes::from_static(b"a worker's address"));
-    let mut bytes = b"KVU\x01".to_vec();
+    let mut bytes = b"KVU\x02".to_vec();
     rmp_serde::encode::write(&mut bytes, &(name, host, process, vec![(0xfeed_u64, 1_u64 << 20); regions]))
         .unwrap();
     bytes
@@ -126,11 +126,13 @@ fn ucx_metadata(regions: usize) -> Vec<u8> {
 fn ucx_messages() -> Vec<Vec<u8>> {
     let (host, process) = (((1_u64, 2_u64), 3_u64), (4_u64, 5_u64, 6_i32, 7_u64));
     let name = ((8_u64, 9_u64), Bytes::from_static(b"a worker's address"));
+    let parting = (10_u64, 11_u64);
     let welcome = |keys| {
-        rmp_serde::to_vec(&((5_u64, 6_u64), vec![Bytes::from_static(b"a region's key"); keys])).unwrap()
+        let keys = vec![Bytes::from_static(b"a region's key"); keys];
+        rmp_serde::to_vec(&((5_u64, 6_u64), keys, parting)).unwrap()
     };
-    let hello = rmp_serde::to_vec(&((8_u64, 9_u64), [5_u8; 32], name, host, process)).unwrap();
-    vec![[&b"KU\x01\x03"[..], &[7; 16]].concat(), hello, welcome(0), welcome(2)]
+    let hello = rmp_serde::to_vec(&((8_u64, 9_u64), [5_u8; 32], name, host, process, parting)).unwrap();
+    vec![[&b"KU\x02\x03"[..], &[7; 16]].concat(), hello, welcome(0), welcome(2)]
 }
 
 fn args() -> KvArgs {
