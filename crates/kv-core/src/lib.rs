@@ -61,6 +61,8 @@ mod growing;
 #[doc(hidden)]
 pub mod hash;
 mod id;
+#[doc(hidden)]
+pub mod in_order;
 mod kv_offer;
 pub mod layout;
 mod lease;

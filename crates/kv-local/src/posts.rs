@@ -1,7 +1,8 @@
 //! Posts that were accepted and have not ended, and the events for the owner, in order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
+use kv_core::in_order::InOrder;
 use kv_core::{Post, PostId, TransportError, TransportEvent};
 
 use crate::link::LinkId;
@@ -11,7 +12,7 @@ use crate::transfer::Transfer;
 /// before the event that its peer is gone.
 #[derive(Debug, Default)]
 pub(crate) struct Posts {
-    transfers: BTreeMap<PostId, Transfer>,
+    transfers: InOrder<PostId, Transfer>,
     /// Posts with bytes to copy, the next one first. Ids of ended posts are skipped.
     run: VecDeque<PostId>,
     events: Vec<TransportEvent>,
@@ -25,7 +26,7 @@ impl Posts {
         if self.transfers.len() + self.events.len() >= max {
             return Err(TransportError::WouldBlock);
         }
-        if self.transfers.contains_key(&post) {
+        if self.transfers.contains(post) {
             return Err(TransportError::Unsupported("a post under the id of one that has not ended"));
         }
         Ok(())
@@ -50,8 +51,8 @@ impl Posts {
     pub(crate) fn next(&mut self) -> Option<(PostId, &mut Transfer)> {
         while let Some(id) = self.run.pop_front() {
             // Asked twice: the borrow checker does not see that nothing is returned otherwise.
-            if self.transfers.contains_key(&id) {
-                return self.transfers.get_mut(&id).map(|transfer| (id, transfer));
+            if self.transfers.contains(id) {
+                return self.transfers.get_mut(id).map(|transfer| (id, transfer));
             }
         }
         None
@@ -59,12 +60,12 @@ impl Posts {
 
     /// A post that has not ended.
     pub(crate) fn get_mut(&mut self, post: PostId) -> Option<&mut Transfer> {
-        self.transfers.get_mut(&post)
+        self.transfers.get_mut(post)
     }
 
     /// Ends a post with its event.
     pub(crate) fn end(&mut self, post: PostId, result: Result<(), TransportError>) {
-        if self.transfers.remove(&post).is_some() {
+        if self.transfers.remove(post).is_some() {
             self.completed += u64::from(result.is_ok());
             self.events.push(TransportEvent::Posted { post, result });
         }
@@ -73,8 +74,7 @@ impl Posts {
     /// Ends all posts of a link with [`TransportError::PeerGone`]: this side copies no more for the link.
     pub(crate) fn end_of(&mut self, link: LinkId) {
         let of_link = self.transfers.iter().filter(|(_, transfer)| transfer.link == link);
-        let mut posts: Vec<PostId> = of_link.map(|(post, _)| *post).collect();
-        posts.sort_unstable();
+        let posts: Vec<PostId> = of_link.map(|(post, _)| post).collect();
         for post in posts {
             self.end(post, Err(TransportError::PeerGone));
         }

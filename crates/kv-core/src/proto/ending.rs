@@ -19,7 +19,6 @@
 //! file takes a session out of its [`Sessions`]. The final status is a value that a session has
 //! once: therefore the status is reported once, and pages come back once.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::context::{Admits, Context};
@@ -28,6 +27,7 @@ use super::timer::Timer;
 use crate::command::Resource;
 use crate::error::{Cause, PeerCause, Phase, TransferError};
 use crate::id::{PeerId, Room, SessionId};
+use crate::in_order::InOrder;
 use crate::meter::each;
 use crate::poll::KvPoll;
 use crate::quarantine::Quarantine;
@@ -131,25 +131,25 @@ impl Standing {
 /// end of one moves no other.
 #[derive(Debug)]
 #[cfg_attr(feature = "model", derive(Clone))]
-pub(super) struct Sessions<S>(BTreeMap<SessionId, Box<S>>);
+pub(super) struct Sessions<S>(InOrder<SessionId, Box<S>>);
 
 impl<S> Default for Sessions<S> {
     fn default() -> Sessions<S> {
-        Sessions(BTreeMap::new())
+        Sessions(InOrder::default())
     }
 }
 
 impl<S> Sessions<S> {
     pub(super) fn get(&self, session: &SessionId) -> Option<&S> {
-        self.0.get(session).map(|own| &**own)
+        self.0.get(*session).map(|own| &**own)
     }
 
     pub(super) fn get_mut(&mut self, session: &SessionId) -> Option<&mut S> {
-        self.0.get_mut(session).map(|own| &mut **own)
+        self.0.get_mut(*session).map(|own| &mut **own)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &S)> {
-        self.0.iter().map(|(&session, own)| (session, &**own))
+        self.0.iter().map(|(session, own)| (session, &**own))
     }
 }
 
@@ -247,7 +247,7 @@ pub(super) trait Ending: Role {
         if waits || !own.is_quiet() || cx.posts.has_any_of(session) {
             return;
         }
-        let Some(mut own) = self.sessions_mut().0.remove(&session) else { return };
+        let Some(mut own) = self.sessions_mut().0.remove(session) else { return };
         self.forget(cx, session, &own);
         self.cancel_timers(&mut cx.fx, session);
         if let Some(last) = own.standing_mut().state.turn(Event::IsQuiet) {
@@ -266,12 +266,12 @@ pub(super) trait Ending: Role {
     }
 
     fn has(&self, session: SessionId) -> bool {
-        self.sessions().0.contains_key(&session)
+        self.sessions().0.contains(session)
     }
 
     /// The sessions that have not ended, or whose pages have not come back.
     fn ids(&self) -> impl Iterator<Item = SessionId> {
-        self.sessions().0.keys().copied()
+        self.sessions().0.iter().map(|(session, _)| session)
     }
 
     /// How many such sessions there are.

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::id::{PeerId, PostId, SessionId};
+use crate::in_order::InOrder;
 use crate::meter::{each, step};
 use crate::time::Time;
 use crate::transport::{Op, Origin};
@@ -22,7 +23,7 @@ pub(super) struct Posting {
     window: usize,
     /// A peer is stuck if none of its posts has ended for this long.
     patience: Duration,
-    in_flight: BTreeMap<PostId, InFlight>,
+    in_flight: InOrder<PostId, InFlight>,
     of_session: BTreeSet<(SessionId, PostId)>,
     lanes: BTreeMap<PeerId, Lane>,
     /// The places of each session in the lanes.
@@ -46,8 +47,8 @@ type Ticket = (bool, u64);
 #[derive(Debug, Clone, Default)]
 struct Lane {
     /// Targets in the order of their turns, each at most once. Writes need a permission.
-    writes: BTreeMap<u64, (SessionId, usize)>,
-    reads: BTreeMap<u64, (SessionId, usize)>,
+    writes: InOrder<u64, (SessionId, usize)>,
+    reads: InOrder<u64, (SessionId, usize)>,
     in_flight: usize,
     /// When a post of the peer ended last, or when the first of those in flight was started.
     moved: Time,
@@ -91,7 +92,7 @@ impl Posting {
         Posting {
             window,
             patience,
-            in_flight: BTreeMap::new(),
+            in_flight: InOrder::default(),
             of_session: BTreeSet::new(),
             lanes: BTreeMap::new(),
             queued: BTreeSet::new(),
@@ -121,7 +122,7 @@ impl Posting {
         {
             self.queued.remove(&(session, peer, (reads, ticket)));
             if let Some(lane) = self.lanes.get_mut(&peer) {
-                lane.line(reads).remove(&ticket);
+                lane.line(reads).remove(ticket);
                 if lane.in_flight == 0 && !lane.has_targets() && !lane.in_turn {
                     self.lanes.remove(&peer);
                 }
@@ -214,7 +215,7 @@ impl Posting {
     }
 
     pub(super) fn end(&mut self, id: PostId, now: Time) -> Option<InFlight> {
-        let post = self.in_flight.remove(&id)?;
+        let post = self.in_flight.remove(id)?;
         self.of_session.remove(&(post.session, id));
         if let Some(lane) = self.lanes.get_mut(&post.peer) {
             lane.in_flight -= 1;
@@ -247,8 +248,8 @@ impl Posting {
     pub(super) fn forget(&mut self, peer: PeerId) {
         let Some(lane) = self.lanes.get_mut(&peer) else { return };
         for reads in [false, true] {
-            for (ticket, (session, _)) in std::mem::take(lane.line(reads)) {
-                self.queued.remove(&(session, peer, (reads, ticket)));
+            for (ticket, (session, _)) in std::mem::take(lane.line(reads)).iter() {
+                self.queued.remove(&(*session, peer, (reads, ticket)));
             }
         }
         if lane.in_flight == 0 {
@@ -291,7 +292,7 @@ impl Posting {
 }
 
 impl Lane {
-    fn line(&mut self, reads: bool) -> &mut BTreeMap<u64, (SessionId, usize)> {
+    fn line(&mut self, reads: bool) -> &mut InOrder<u64, (SessionId, usize)> {
         if reads { &mut self.reads } else { &mut self.writes }
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bootstrap::LookupId;
 use crate::id::{Attempt, PeerId, SessionId};
+use crate::in_order::InOrder;
 use crate::time::Time;
 
 /// What a timer is for. Each key is set at most once.
@@ -40,14 +41,21 @@ pub(super) enum Timer {
 /// The timers that are set, by key and by time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Timers {
-    at: BTreeMap<Timer, Time>,
+    /// The deadlines, of which each session that has not ended has one.
+    deadlines: InOrder<SessionId, Time>,
+    /// The timers of all other kinds.
+    others: BTreeMap<Timer, Time>,
     order: BTreeSet<(Time, Timer)>,
 }
 
 impl Timers {
     /// Sets a timer. A timer with the same key is replaced.
     pub(super) fn arm(&mut self, timer: Timer, at: Time) {
-        if let Some(before) = self.at.insert(timer, at) {
+        let before = match timer {
+            Timer::Deadline(session) => self.deadlines.insert(session, at),
+            other => self.others.insert(other, at),
+        };
+        if let Some(before) = before {
             self.order.remove(&(before, timer));
         }
         self.order.insert((at, timer));
@@ -55,26 +63,29 @@ impl Timers {
 
     /// Sets a timer, unless a timer with the same key is set.
     pub(super) fn arm_once(&mut self, timer: Timer, at: Time) {
-        if !self.at.contains_key(&timer) {
+        if !self.is_armed(timer) {
             self.arm(timer, at);
         }
     }
 
     /// True if the timer is set.
     pub(super) fn is_armed(&self, timer: Timer) -> bool {
-        self.at.contains_key(&timer)
+        self.at(timer).is_some()
     }
 
     /// Removes a timer, if it is set.
     pub(super) fn cancel(&mut self, timer: Timer) {
-        if let Some(at) = self.at.remove(&timer) {
+        if let Some(at) = self.take(timer) {
             self.order.remove(&(at, timer));
         }
     }
 
     /// When this timer is due; `None` if it is not set.
     pub(super) fn at(&self, timer: Timer) -> Option<Time> {
-        self.at.get(&timer).copied()
+        match timer {
+            Timer::Deadline(session) => self.deadlines.get(session).copied(),
+            other => self.others.get(&other).copied(),
+        }
     }
 
     /// When the next timer is due; `None` if no timer is set.
@@ -89,13 +100,21 @@ impl Timers {
             return None;
         }
         self.order.remove(&(at, timer));
-        self.at.remove(&timer);
+        self.take(timer);
         Some(timer)
     }
 
     /// How many timers are set.
     pub(super) fn len(&self) -> usize {
-        self.at.len()
+        self.order.len()
+    }
+
+    /// Removes a timer from those by key. Returns when it was due.
+    fn take(&mut self, timer: Timer) -> Option<Time> {
+        match timer {
+            Timer::Deadline(session) => self.deadlines.remove(session),
+            other => self.others.remove(&other),
+        }
     }
 }
 

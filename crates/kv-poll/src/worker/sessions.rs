@@ -1,9 +1,9 @@
 //! The worker's table of the sessions that the machine knows.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kv_core::SessionId;
+use kv_core::in_order::InOrder;
 use kv_core::machine::{Amounts, Machine, SessionCommand, SessionResource, SessionStatus};
 
 use super::cell::{Cell, Failure, Side};
@@ -17,7 +17,7 @@ use super::shared::{Message, Shared};
 /// because nothing is left that could prove that no data operation touches them.
 pub(super) struct Sessions<M: Machine> {
     shared: Arc<Shared<M>>,
-    entries: BTreeMap<SessionId, Entry<M>>,
+    entries: InOrder<SessionId, Entry<M>>,
 }
 
 struct Entry<M: Machine> {
@@ -29,7 +29,7 @@ struct Entry<M: Machine> {
 
 impl<M: Machine> Sessions<M> {
     pub(super) fn new(shared: Arc<Shared<M>>) -> Sessions<M> {
-        Sessions { shared, entries: BTreeMap::new() }
+        Sessions { shared, entries: InOrder::default() }
     }
 
     /// Books a command before the machine sees the command. `None` if the session has ended: then the machine
@@ -41,7 +41,7 @@ impl<M: Machine> Sessions<M> {
             let entry = Entry { cell: Arc::clone(&cell), lent: 0, held: Amounts::default() };
             self.entries.insert(cell.id(), entry);
         }
-        match self.entries.get_mut(&cell.id()) {
+        match self.entries.get_mut(cell.id()) {
             Some(entry) if !cell.is_over() => {
                 if let Some(amounts) = command.lends() {
                     entry.lent += 1;
@@ -59,12 +59,12 @@ impl<M: Machine> Sessions<M> {
 
     /// True if the machine knows the session and the session has not ended.
     pub(super) fn is_running(&self, cell: &Cell<M>) -> bool {
-        self.entries.contains_key(&cell.id()) && !cell.is_over()
+        self.entries.contains(cell.id()) && !cell.is_over()
     }
 
     /// Takes note of a new state that the machine reports for a session.
     pub(super) fn status(&mut self, session: SessionId, status: M::Status, failure: Option<Box<M::Failure>>) {
-        let Some(entry) = self.entries.get(&session) else { return };
+        let Some(entry) = self.entries.get(session) else { return };
         if !entry.cell.set(status, failure.map(Failure::Machine)) {
             return;
         }
@@ -79,7 +79,7 @@ impl<M: Machine> Sessions<M> {
 
     /// Hands a resource back to its session, of which the machine says that the resource is quiet.
     pub(super) fn release(&mut self, session: SessionId, resource: M::Resource) {
-        let Some(entry) = self.entries.get_mut(&session) else {
+        let Some(entry) = self.entries.get_mut(session) else {
             debug_assert!(false, "something released that the machine did not hold");
             return self.shared.add_orphan(resource);
         };
@@ -107,8 +107,8 @@ impl<M: Machine> Sessions<M> {
 
     fn retire(&mut self, session: SessionId) {
         let settled = |entry: &Entry<M>| entry.lent == 0 && entry.cell.is_over();
-        if self.entries.get(&session).is_some_and(settled)
-            && let Some(entry) = self.entries.remove(&session)
+        if self.entries.get(session).is_some_and(settled)
+            && let Some(entry) = self.entries.remove(session)
         {
             self.shared.leave(&entry.cell, Side::Worker);
         }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use crate::error::PeerCause;
 use crate::id::{Attempt, SessionId};
+use crate::in_order::InOrder;
 use crate::meter::{each, step};
 use crate::proto::conversation::Registration;
 use crate::proto::run_set::RunSet;
@@ -74,7 +75,8 @@ pub(in crate::proto) struct Attempts {
     live: BTreeMap<Attempt, Incoming>,
     /// Attempts that read. They have a map of their own, because heartbeats walk along them.
     reading: BTreeMap<Attempt, Incoming>,
-    results: BTreeMap<Attempt, Incoming>,
+    /// At most [`MAX_RESULTS`]: a peer whose numbers do not rise moves few.
+    results: InOrder<Attempt, Incoming>,
 }
 
 impl Default for Attempts {
@@ -84,7 +86,7 @@ impl Default for Attempts {
             closed: RunSet::default(),
             live: BTreeMap::new(),
             reading: BTreeMap::new(),
-            results: BTreeMap::new(),
+            results: InOrder::default(),
         }
     }
 }
@@ -108,7 +110,7 @@ impl Attempts {
     }
 
     pub(in crate::proto) fn get(&self, attempt: Attempt) -> Option<&Incoming> {
-        let over = || self.results.get(&attempt);
+        let over = || self.results.get(attempt);
         self.live.get(&attempt).or_else(|| self.reading.get(&attempt)).or_else(over)
     }
 
@@ -136,7 +138,7 @@ impl Attempts {
 
     pub(in crate::proto) fn remove(&mut self, attempt: Attempt) -> Option<Incoming> {
         let live = self.live.remove(&attempt).or_else(|| self.reading.remove(&attempt));
-        live.or_else(|| self.results.remove(&attempt))
+        live.or_else(|| self.results.remove(attempt))
     }
 
     /// Notes that the attempt is over, and forgets it.
@@ -154,9 +156,9 @@ impl Attempts {
         self.low_watermark = low_watermark;
         self.closed.forget_below(low_watermark.0);
         // Results below the low watermark are of no use any more.
-        while let Some(oldest) = self.results.first_entry().filter(|oldest| *oldest.key() < low_watermark) {
+        while self.results.first().is_some_and(|oldest| oldest < low_watermark) {
             step(1);
-            oldest.remove();
+            self.results.pop_first();
         }
     }
 
@@ -177,7 +179,7 @@ impl Attempts {
             return;
         }
         let mut next = range.start;
-        while let Some((&attempt, _)) = self.results.range(next..range.end).next() {
+        while let Some(attempt) = self.results.first_from(next).filter(|attempt| *attempt < range.end) {
             step(1);
             self.close(attempt);
             next = Attempt(attempt.0 + 1);
