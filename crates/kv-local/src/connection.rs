@@ -31,9 +31,9 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Writes as many bytes as the socket takes, 64 KiB at most.
-    pub(crate) fn flush(&mut self) -> Result<(), OsError> {
-        self.outbound.flush(&self.socket)
+    /// Writes as many bytes as the socket takes, 64 KiB at most. `scratch` is overwritten.
+    pub(crate) fn flush(&mut self, scratch: &mut Vec<u8>) -> Result<(), OsError> {
+        self.outbound.flush(&self.socket, scratch)
     }
 
     /// Reads at most `scratch.len()` bytes.
@@ -169,7 +169,7 @@ mod tests {
         let mut accepted = 0;
         while ours.outbound.queue_frame(frame.clone()) {
             accepted += 1;
-            ours.flush().unwrap();
+            ours.flush(&mut Vec::new()).unwrap();
             assert!(accepted < 100);
         }
         assert!(accepted >= 3);
@@ -179,7 +179,7 @@ mod tests {
         reader.inbound = Inbound::greeted();
         let mut got = Vec::new();
         while got.last() != Some(&Message::Goodbye) {
-            ours.flush().unwrap();
+            ours.flush(&mut Vec::new()).unwrap();
             got.extend(drain(&mut reader).unwrap());
         }
         // The frame of which a part was written arrives whole, the others not at all.

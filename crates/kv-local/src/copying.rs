@@ -61,7 +61,7 @@ impl LocalTransport {
                 break;
             }
             // What waited before the first slice goes with what that slice has ended.
-            if flush_at.is_none_or(|at| at <= now && self.posts.in_line() <= LINE) {
+            if self.posts.in_line() <= LINE && flush_at.is_none_or(|at| at <= now) {
                 self.flush_all();
                 flush_at = Some(now + FLUSH_AFTER);
             }

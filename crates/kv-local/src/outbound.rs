@@ -12,8 +12,8 @@ use crate::framing::{HEADER, Kind};
 
 /// Most bytes written in one call, so that a peer that reads quickly does not keep this thread.
 const FLUSH: usize = 64 << 10;
-/// Most messages gathered into one write.
-const GATHER: usize = 32;
+/// So many messages do not wait for others.
+const MANY: usize = 64;
 /// Bytes of messages that do not wait for others.
 const LONG: usize = 16 << 10;
 
@@ -107,7 +107,7 @@ impl Outbound {
 
     /// True if the messages fill a write: none is to wait for further ones.
     pub(crate) fn is_long(&self) -> bool {
-        self.messages.len() >= GATHER || self.queued >= LONG
+        self.messages.len() >= MANY || self.queued >= LONG
     }
 
     /// True if no message waits that may be written now.
@@ -115,11 +115,11 @@ impl Outbound {
         self.messages.front().is_none_or(|first| !self.may_go(first))
     }
 
-    /// Writes as many bytes as the socket takes, 64 KiB at most.
-    pub(crate) fn flush(&mut self, socket: &OwnedFd) -> Result<(), OsError> {
+    /// Writes as many bytes as the socket takes, 64 KiB at most. `scratch` is overwritten.
+    pub(crate) fn flush(&mut self, socket: &OwnedFd, scratch: &mut Vec<u8>) -> Result<(), OsError> {
         let mut left = FLUSH;
         while !self.is_flushed() && left > 0 {
-            match self.write_some(socket, left) {
+            match self.write_some(socket, scratch, left) {
                 Ok(count) => {
                     self.advance(count);
                     left = left.saturating_sub(count);
@@ -148,32 +148,27 @@ impl Outbound {
         self.messages.push_back(Outgoing { header: [a, b, c, d, kind as u8], body });
     }
 
-    fn write_some(&self, socket: &OwnedFd, most: usize) -> Result<usize, OsError> {
-        let mut pieces = Vec::with_capacity(2 * GATHER);
+    /// Writes the first messages, of `most` bytes at most. They are gathered in `scratch` first: most are so short that
+    /// the kernel takes longer for each piece of a list than for its bytes.
+    fn write_some(&self, socket: &OwnedFd, scratch: &mut Vec<u8>, most: usize) -> Result<usize, OsError> {
+        scratch.clear();
         let mut skip = self.written;
         // The descriptors go with the first byte of their message, which therefore begins a write.
         let lends = skip == 0 && self.messages.front().is_some_and(|first| first.is(Kind::Descriptors));
-        let mut first = true;
-        let mut room = most;
-        for message in self.messages.iter().take(GATHER).take_while(|message| self.may_go(message)) {
-            if message.is(Kind::Descriptors) && !first {
+        for message in self.messages.iter().take_while(|message| self.may_go(message)) {
+            if scratch.len() == most || message.is(Kind::Descriptors) && !scratch.is_empty() {
                 break;
             }
-            first = false;
             for part in [&message.header[..], &message.body[..]] {
                 let rest = part.get(skip.min(part.len())..).unwrap_or_default();
                 skip -= part.len() - rest.len();
-                let rest = rest.get(..room).unwrap_or(rest);
-                room -= rest.len();
-                if !rest.is_empty() {
-                    pieces.push(IoSlice::new(rest));
-                }
+                scratch.extend_from_slice(rest.get(..most - scratch.len()).unwrap_or(rest));
             }
         }
         let arenas = self.arenas.iter().map(|arena| arena.file().as_fd());
         let lent = self.right.iter().map(AsFd::as_fd).chain(arenas);
         let fds: Vec<BorrowedFd<'_>> = if lends { lent.collect() } else { Vec::new() };
-        descriptors::send(socket.as_fd(), &pieces, &fds)
+        descriptors::send(socket.as_fd(), &[IoSlice::new(scratch)], &fds)
     }
 
     fn advance(&mut self, count: usize) {

@@ -47,6 +47,8 @@ pub struct LocalTransport {
     pub(crate) listen_at: Option<Time>,
     pub(crate) now: Time,
     pub(crate) scratch: Box<[u8]>,
+    /// Where the messages of one write are gathered.
+    pub(crate) outgoing: Vec<u8>,
     pub(crate) stats: LocalStats,
 }
 
@@ -99,6 +101,7 @@ impl LocalTransport {
             listen_at: None,
             now: Time::ZERO,
             scratch: vec![0; READ_SCRATCH].into(),
+            outgoing: Vec::new(),
             stats: LocalStats::default(),
         })
     }

@@ -37,7 +37,7 @@ impl LocalTransport {
             return;
         };
         // An error means that the peer has closed; reading will find the end of the stream.
-        let mut failed = link.connection.flush().is_err();
+        let mut failed = link.connection.flush(&mut self.outgoing).is_err();
         let flushed = link.connection.outbound.is_flushed();
         match link.stage {
             Stage::Closing if failed || flushed => {
@@ -53,7 +53,7 @@ impl LocalTransport {
         if self.unpark(id) > 0
             && let Some(link) = self.links.get_mut(id)
         {
-            failed |= link.connection.flush().is_err();
+            failed |= link.connection.flush(&mut self.outgoing).is_err();
         }
         self.set_interest(id, failed);
     }
