@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 
 /// A list of any length, whose only item lies in the list itself.
 #[derive(Clone)]
-pub(crate) enum Few<T> {
+pub enum Few<T> {
     /// The only item.
     One(T),
     /// No item, or several, or what is left of several.
@@ -17,7 +17,7 @@ pub(crate) enum Few<T> {
 
 impl<T> Few<T> {
     /// Appends an item.
-    pub(crate) fn push(&mut self, item: T) {
+    pub fn push(&mut self, item: T) {
         match self {
             Few::Many(items) if items.capacity() == 0 => *self = Few::One(item),
             Few::Many(items) => items.push(item),

@@ -55,7 +55,8 @@ mod bootstrap;
 mod command;
 mod content;
 mod error;
-mod few;
+#[doc(hidden)]
+pub mod few;
 mod groups;
 mod growing;
 #[doc(hidden)]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kv_core::SessionId;
+use kv_core::few::Few;
 use kv_core::machine::{Machine, SessionStatus};
 
 use super::waiters::{Awaited, Waiters};
@@ -79,7 +80,7 @@ impl<M: Machine> fmt::Display for Failure<M> {
 
 /// The resources that have come back, until the handle takes them.
 struct Custody<R> {
-    returned: Vec<R>,
+    returned: Few<R>,
     /// The handle is gone: resources go to the orphans.
     abandoned: bool,
 }
@@ -91,7 +92,7 @@ impl<M: Machine> Cell<M> {
             state: AtomicU8::new(M::Status::OPENED.to_u8()),
             failure: OnceLock::new(),
             outstanding: AtomicUsize::new(0),
-            custody: Mutex::new(Custody { returned: Vec::new(), abandoned: false }),
+            custody: Mutex::new(Custody { returned: Few::default(), abandoned: false }),
             handle_gone: AtomicBool::new(false),
             abort_wanted: AtomicBool::new(false),
             queued: AtomicBool::new(false),
@@ -158,10 +159,6 @@ impl<M: Machine> Cell<M> {
         let orphan = if custody.abandoned {
             Some(resource)
         } else {
-            // Most sessions are lent one thing.
-            if custody.returned.is_empty() {
-                custody.returned.reserve_exact(1);
-            }
             custody.returned.push(resource);
             None
         };
@@ -177,12 +174,13 @@ impl<M: Machine> Cell<M> {
 
     /// Takes the resources that are back, in the order in which they came.
     pub(crate) fn take_returned(&self) -> Vec<M::Resource> {
-        std::mem::take(&mut self.custody().returned)
+        let returned = std::mem::take(&mut self.custody().returned);
+        returned.into_iter().collect()
     }
 
     /// Notes that the handle goes without reclaiming. What is back now is returned here, what comes later by
     /// `give_back`.
-    pub(crate) fn abandon(&self) -> Vec<M::Resource> {
+    pub(crate) fn abandon(&self) -> Few<M::Resource> {
         let mut custody = self.custody();
         custody.abandoned = true;
         std::mem::take(&mut custody.returned)
@@ -337,7 +335,7 @@ mod tests {
         cell.lend();
         cell.lend();
         assert_eq!(cell.give_back(pages(&[1])), None);
-        assert_eq!(cell.abandon(), [pages(&[1])]);
+        assert_eq!(*cell.abandon(), [pages(&[1])]);
         assert_eq!(cell.give_back(pages(&[2])), Some(pages(&[2])));
     }
 
