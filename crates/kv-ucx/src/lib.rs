@@ -36,8 +36,8 @@
 //! [dead](kv_core::WayEnd::Dead) only if its process has ended on this host, in this network namespace. What a dead
 //! process has left in its sockets may still arrive afterwards, and UCX would put it in place. So the death is told once
 //! every TCP connection of this process whose other end has no process any more has been read to its end. A thread looks
-//! for such connections in `/proc`, ten times a second at most, while a peer that has died waits to be told. UCX does not
-//! say which connections are its own, so those of other libraries count, too. A death is not told while this process
+//! for such connections in `/proc`, at pauses that grow to 100 ms, while a peer that has died waits to be told. UCX does
+//! not say which connections are its own, so those of other libraries count, too. A death is not told while this process
 //! leaves bytes unread that a process of this host may have sent: on a connection that was reset, of which the kernel
 //! does not say where it led to, or on one to a mapped port of this host, behind which a process of another network
 //! namespace is. Nor is it told where `/proc` cannot be read.
