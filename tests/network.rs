@@ -477,7 +477,7 @@ impl Hosts {
 
     /// The permission to write ends meanwhile. But nobody can know here whether the peer does not write any more.
     fn holds_back(&self, cut: &mut Cut) {
-        while cut.at.elapsed() < Duration::from_secs(4) {
+        while cut.at.elapsed() < Duration::from_secs(6) {
             assert!(cut.receiver.reclaim().is_none(), "pages that the peer may still write have come back");
             std::thread::sleep(Duration::from_millis(5));
         }
