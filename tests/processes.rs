@@ -109,7 +109,7 @@ fn a_killed_prefill_process_fails_its_receivers_and_its_successor_serves_the_sam
 
         // The bootstrap server still names the dead one: whoever believes it is not left to wait.
         let misled = receiver(&mut host, late, 4);
-        assert_eq!(failed(&misled), Cause::Connect(TransportError::PeerGone));
+        assert_eq!(failed(&misled), Cause::PeerLost);
         recover(&mut host, misled, 0);
 
         prefill = Process::start(WorkerRole::Prefill, &addr);
