@@ -313,11 +313,9 @@ fn requests_go_on_over_one_link_while_pages_wait_for_another_that_is_cut() {
     let mut random = Random::new("one link of two is cut");
     let Some(mut hosts) = Hosts::with_two_devices() else { return };
     hosts.both_links_carry();
-    for link in [0, 1] {
-        if let Err(why) = hosts.beyond.shape_link(link, "tbf rate 40mbit burst 32kb limit 256kb") {
-            println!("SKIPPED: this kernel cannot limit a link: {why}");
-            return hosts.close();
-        }
+    if let Err(why) = hosts.shape_both(NARROW) {
+        println!("SKIPPED: this kernel cannot limit a link: {why}");
+        return hosts.close();
     }
     let mut first = hosts.cut_link_within_a_push(&mut random, 1);
     hosts.holds_back(&mut first);
@@ -328,24 +326,37 @@ fn requests_go_on_over_one_link_while_pages_wait_for_another_that_is_cut() {
     let mended = Instant::now();
     hosts.asked(first.room, |answer| answer.starts_with("back "));
     hosts.takes_back(first, mended);
+    hosts.shape_both(WIDE).unwrap();
     hosts.both_links_carry();
 
     if let Err(why) = hosts.beyond.give_up_after(3) {
         println!("NOT TESTED: a connection that the kernels give up: {why}");
         return hosts.close();
     }
+    hosts.shape_both(NARROW).unwrap();
     // The prefill worker tells over the first link that its writes on the second have ended.
     let second = hosts.cut_link_within_a_push(&mut random, 1);
     hosts.asked(second.room, |answer| answer.starts_with("back "));
     hosts.takes_back(second, Instant::now());
+    hosts.shape_both(WIDE).unwrap();
     hosts.only_the_first_link_carries();
     hosts.beyond.mend_link(1);
     hosts.both_links_carry();
     hosts.close();
 }
 
+/// A link on which a request takes long enough to be cut in the middle; and one on which heartbeats do not wait behind pages.
+#[cfg(feature = "fabric")]
+const NARROW: &str = "tbf rate 40mbit burst 32kb limit 256kb";
+#[cfg(feature = "fabric")]
+const WIDE: &str = "pfifo limit 10000";
+
 #[cfg(feature = "fabric")]
 impl Hosts {
+    fn shape_both(&self, discipline: &str) -> Result<(), String> {
+        [0, 1].into_iter().try_for_each(|link| self.beyond.shape_link(link, discipline))
+    }
+
     fn with_two_devices() -> Option<Hosts> {
         needed("FABRIC", kv_transfer::fabric::installed()).map(|_| Hosts::over(Members::FabricTwice))
     }
