@@ -23,8 +23,9 @@ use crate::openai::ApiError;
 
 /// How many requests a timeline shows if nothing else is said, and most that it shows.
 const REQUESTS: (usize, usize) = (200, 2000);
-/// The memory of the recorder of one worker, in bytes.
-const RECORDER_BYTES: usize = 8 << 20;
+/// The memory of the recorder of one worker, in bytes: that of twice as many requests as a timeline shows, or more. A load
+/// fills it in its warm-up.
+const RECORDER_BYTES: usize = 4 << 20;
 /// Most texts that are made or on their way to clients. A text is as long as a few megabytes.
 const TEXTS: usize = 8;
 /// Most workers in one process.
