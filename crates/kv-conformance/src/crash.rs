@@ -80,20 +80,10 @@ pub(crate) fn a_killed_writer_is_quiet_once_that_was_promised<H: Harness>(harnes
         let mut here = Here::new(harness);
         let mut other = here.other(Job::Write);
         connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
-        // The peer is in the middle of its writes once its pattern begins to show.
-        let mark = pattern(H::FAR_LEN)[H::FAR_LEN / 2..][..8].to_vec();
-        here.until(&mut [&mut other], "its writes", |_, side| {
-            let mut word = [0; 8];
-            side.memory.read(0, H::FAR_LEN / 2, &mut word);
-            word[..] == mark[..]
-        });
+        here.until_written_to(&mut other);
         other.kill();
         let quiet_after = here.until_gone(&mut [], PEER);
-        here.pass(&mut [], quiet_after);
-        here.side.memory.write(0, 0, &vec![0xee; H::FAR_LEN]);
-        here.pass(&mut [], Duration::from_millis(100));
-        let memory = snapshot(&here.side);
-        assert!(memory[0].iter().all(|byte| *byte == 0xee), "written after {quiet_after:?} have passed");
+        here.stays_quiet(quiet_after);
     }
 }
 
@@ -127,12 +117,7 @@ pub(crate) fn a_peer_that_died_before_the_connect_is_told_dead_and_quiet<H: Harn
         let writes = round % 2 == 1;
         let mut other = here.other(if writes { Job::Write } else { Job::Serve });
         if writes {
-            let mark = pattern(H::FAR_LEN)[H::FAR_LEN / 2..][..8].to_vec();
-            here.until(&mut [&mut other], "its writes", |_, side| {
-                let mut word = [0; 8];
-                side.memory.read(0, H::FAR_LEN / 2, &mut word);
-                word[..] == mark[..]
-            });
+            here.until_written_to(&mut other);
         }
         other.kill();
         connect(&mut here.side.transport, PEER, other.metadata()).unwrap();
@@ -145,11 +130,7 @@ pub(crate) fn a_peer_that_died_before_the_connect_is_told_dead_and_quiet<H: Harn
         } else {
             assert_eq!(taken, Err(TransportError::PeerGone));
         }
-        here.pass(&mut [], quiet_after);
-        here.side.memory.write(0, 0, &vec![0xee; H::FAR_LEN]);
-        here.pass(&mut [], Duration::from_millis(50));
-        let memory = snapshot(&here.side);
-        assert!(memory[0].iter().all(|byte| *byte == 0xee), "written after {quiet_after:?} have passed");
+        here.stays_quiet(quiet_after);
     }
 }
 

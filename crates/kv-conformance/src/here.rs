@@ -6,7 +6,7 @@ use kv_core::{Op, PeerId, Transport, TransportEvent, WayEnd};
 
 use crate::other::whole;
 use crate::pair::ended;
-use crate::{Harness, Job, Other, Side, rest};
+use crate::{Harness, Job, Other, Side, pattern, rest, snapshot};
 
 /// A worker here, and the events that it was told.
 pub(crate) struct Here<'a, H: Harness> {
@@ -64,6 +64,25 @@ impl<H: Harness> Here<'_, H> {
     pub(crate) fn until_gone(&mut self, others: &mut [&mut H::Other], peer: PeerId) -> Duration {
         self.until(others, "the end of a killed peer", |events, _| gone(events, peer).is_some());
         gone(&self.events, peer).unwrap()
+    }
+
+    /// Works until a partner that writes into this worker's region is in the middle of that: its pattern shows there.
+    pub(crate) fn until_written_to(&mut self, other: &mut H::Other) {
+        let mark = pattern(H::FAR_LEN)[H::FAR_LEN / 2..][..8].to_vec();
+        self.until(&mut [other], "its writes", |_, side| {
+            let mut word = [0; 8];
+            side.memory.read(0, H::FAR_LEN / 2, &mut word);
+            word[..] == mark[..]
+        });
+    }
+
+    /// Panics if anything is written into the region here once `quiet_after` has passed.
+    pub(crate) fn stays_quiet(&mut self, quiet_after: Duration) {
+        self.pass(&mut [], quiet_after);
+        self.side.memory.write(0, 0, &vec![0xee; H::FAR_LEN]);
+        self.pass(&mut [], Duration::from_millis(100));
+        let memory = snapshot(&self.side);
+        assert!(memory[0].iter().all(|byte| *byte == 0xee), "written after {quiet_after:?} have passed");
     }
 
     /// Posts the whole region, and works until the post has ended without an error.

@@ -11,9 +11,7 @@ use kv_core::Time;
 use kv_host::{Host, ProcessIdentity, Token};
 
 use crate::metadata::Name;
-
-/// Most sessions that are kept of one peer: enough for those of one endpoint.
-const MAX_SESSIONS: usize = 16;
+use crate::remote::MAX_SESSIONS;
 
 /// How long a peer is left in peace before it is told, and told again: one that has died is known to be dead by then.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -26,7 +24,7 @@ pub(crate) struct Stranded {
     pub(crate) process: ProcessIdentity,
     /// What the peer understands as the end of its endpoint.
     parting: Token,
-    /// Sessions that the peer may still use.
+    /// Sessions that the peer may still use: as many as one remote may have.
     sessions: VecDeque<Token>,
     /// No frame of such a session has this side open an endpoint before.
     rested: Time,

@@ -13,7 +13,7 @@ use crate::way::WayId;
 pub(crate) type RemoteId = u64;
 
 /// Most sessions of one remote: ways by which it has connected this side. The oldest ends for one more.
-const MAX_SESSIONS: usize = 16;
+pub(crate) const MAX_SESSIONS: usize = 16;
 
 /// One life of another transport.
 #[derive(Debug)]

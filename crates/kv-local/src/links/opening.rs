@@ -95,17 +95,18 @@ impl LocalTransport {
         let id = self.links.insert(Link { identity: Some(identity), ..link });
         self.pacing.open(id);
         self.links.serve(id, peer);
-        let dialed = self.dial(id);
-        match dialed {
-            Ok(()) => {}
+        match self.dial(id) {
             // No socket listens there any more: the peer's transport has ended.
             Err(TransportError::PeerGone) => {
                 self.gone(id);
-                return Ok(());
+                Ok(())
             }
-            Err(_) => drop(self.remove(id)),
+            Err(error) => {
+                self.remove(id);
+                Err(error)
+            }
+            Ok(()) => Ok(()),
         }
-        dialed
     }
 
     fn new_link(&self, socket: OwnedFd, stage: Stage) -> Link {
