@@ -59,19 +59,42 @@ fn stopped_processes_of_the_nixl_transport_write_into_no_page_that_was_given_bac
 #[test]
 fn stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back() {
     const NAME: &str = "stopped_processes_of_the_ucx_transport_write_into_no_page_that_was_given_back";
+    if kv_conformance::needed("UCX", kv_transfer::ucx::Ucx::look(None)).is_some() {
+        apart_from_nixl(NAME, TransportKind::Ucx);
+    }
+}
+
+#[cfg(feature = "nixl")]
+#[test]
+fn stopped_processes_write_into_no_gpu_page_that_was_given_back_over_nixl() {
+    if support::store::nixl().is_some()
+        && kv_conformance::needed("GPU", kv_conformance::Gpu::first()).is_some()
+    {
+        stop_each_side(TransportKind::NixlGpu);
+    }
+}
+
+#[cfg(feature = "ucx")]
+#[test]
+fn stopped_processes_write_into_no_gpu_page_that_was_given_back_over_ucx() {
+    const NAME: &str = "stopped_processes_write_into_no_gpu_page_that_was_given_back_over_ucx";
+    let ucx = kv_conformance::needed("UCX", kv_transfer::ucx::Ucx::look(None));
+    if ucx.is_some() && kv_conformance::needed("GPU", kv_conformance::Gpu::first()).is_some() {
+        apart_from_nixl(NAME, TransportKind::UcxGpu);
+    }
+}
+
+/// Runs the test of this name in a process of its own: NIXL, which other tests load, brings another copy of UCX.
+#[cfg(feature = "ucx")]
+fn apart_from_nixl(name: &str, transport: TransportKind) {
     const APART: &str = "KV_STOPS_APART";
-    if kv_conformance::needed("UCX", kv_transfer::ucx::Ucx::look(None)).is_none() {
-        return;
-    }
     if std::env::var_os(APART).is_some() {
-        stop_each_side(TransportKind::Ucx);
-    } else {
-        // In a process of its own: NIXL, which other tests load, brings another copy of UCX.
-        let _alone = alone();
-        let this = std::env::current_exe().unwrap();
-        let again = std::process::Command::new(this).args(support::only(NAME)).env(APART, "").status();
-        assert!(again.unwrap().success());
+        return stop_each_side(transport);
     }
+    let _alone = alone();
+    let this = std::env::current_exe().unwrap();
+    let again = std::process::Command::new(this).args(support::only(name)).env(APART, "").status();
+    assert!(again.unwrap().success());
 }
 
 #[cfg(feature = "fabric")]

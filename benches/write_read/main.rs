@@ -5,7 +5,7 @@
 //! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with
 //! `-- nixl` after it, only that; with `-- tcp`, only TCP; with `--features ucx`, also UCX beside plain calls of UCX, and
 //! with `-- ucx`, only that; with `--features fabric`, also libfabric beside plain calls of libfabric, and with `-- fabric`,
-//! only that. Criterion's figures come first; then a table of ratios, each from pairs of measurements taken in turn, so
+//! only that; with both, `-- gpu` is memory of a GPU beside CUDA's copies. Criterion's figures come first; then a table of ratios, each from pairs of measurements taken in turn, so
 //! that they hold on a machine whose speed drifts.
 
 #![allow(clippy::print_stdout)]
@@ -13,6 +13,8 @@
 mod child;
 #[cfg(feature = "fabric")]
 mod fabric;
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+mod gpu;
 #[cfg(feature = "nixl")]
 mod nixl;
 mod peer;
@@ -38,6 +40,14 @@ const REGION: usize = 512 << 20;
 const ROUNDS: usize = 7;
 
 fn main() -> Result<(), Error> {
+    #[cfg(any(feature = "nixl", feature = "ucx"))]
+    if gpu::is_peer() {
+        return gpu::serve();
+    }
+    #[cfg(any(feature = "nixl", feature = "ucx"))]
+    if std::env::args().skip(1).any(|arg| arg == "gpu") {
+        return gpu::tables(if kv_benches::is_trial() { 8 << 20 } else { REGION });
+    }
     // Without NIXL, which brings another copy of UCX.
     #[cfg(feature = "ucx")]
     if ucx::is_peer() {

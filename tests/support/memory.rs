@@ -88,7 +88,8 @@ impl Memory {
     pub fn regions(&self) -> Vec<Region> {
         let region = |role, place: &Place, items: u32| {
             let addr = self.store.addr() + place.start as u64;
-            Region::dram(role, addr, place.item as u64 * u64::from(items), place.item as u64)
+            let len = place.item as u64 * u64::from(items);
+            Region::dram(role, addr, len, place.item as u64).memory(self.store.kind(), 0)
         };
         let kv = self.kv.iter().map(|place| region(RegionRole::Kv, place, self.shape.pages));
         kv.chain(self.aux.iter().map(|place| region(RegionRole::Aux, place, self.shape.rows))).collect()

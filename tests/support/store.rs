@@ -4,6 +4,9 @@ use std::net::SocketAddr;
 #[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 use std::time::Duration;
 
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+use kv_conformance::{Gpu, Vram};
+use kv_transfer::MemoryKind;
 #[cfg(feature = "nixl")]
 use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport};
 use kv_transfer::prelude::*;
@@ -30,6 +33,12 @@ pub enum TransportKind {
     Ucx,
     #[cfg(feature = "fabric")]
     Fabric,
+    /// NIXL, and pages in the memory of a GPU.
+    #[cfg(feature = "nixl")]
+    NixlGpu,
+    /// UCX, and pages in the memory of a GPU.
+    #[cfg(feature = "ucx")]
+    UcxGpu,
 }
 
 /// Where a worker's transports listen, where peers are told to find them, and which transports there are.
@@ -194,13 +203,17 @@ pub enum Store {
     Ucx(HostMemory),
     #[cfg(feature = "fabric")]
     Fabric(HostMemory),
+    #[cfg(feature = "nixl")]
+    NixlGpu(Vram),
+    #[cfg(feature = "ucx")]
+    UcxGpu(Vram),
 }
 
 impl TransportKind {
     /// Whether its workers read from each other: UCX over TCP refuses to.
     pub fn reads(self) -> bool {
         #[cfg(feature = "ucx")]
-        if self == TransportKind::Ucx {
+        if matches!(self, TransportKind::Ucx | TransportKind::UcxGpu) {
             return false;
         }
         true
@@ -218,6 +231,10 @@ impl TransportKind {
             "Ucx" => TransportKind::Ucx,
             #[cfg(feature = "fabric")]
             "Fabric" => TransportKind::Fabric,
+            #[cfg(feature = "nixl")]
+            "NixlGpu" => TransportKind::NixlGpu,
+            #[cfg(feature = "ucx")]
+            "UcxGpu" => TransportKind::UcxGpu,
             _ => panic!("no such transport in this binary: {name}"),
         }
     }
@@ -236,6 +253,21 @@ impl Store {
             TransportKind::Ucx => Store::Ucx(HostMemory::new(len).unwrap()),
             #[cfg(feature = "fabric")]
             TransportKind::Fabric => Store::Fabric(HostMemory::new(len).unwrap()),
+            #[cfg(feature = "nixl")]
+            TransportKind::NixlGpu => Store::NixlGpu(vram(len)),
+            #[cfg(feature = "ucx")]
+            TransportKind::UcxGpu => Store::UcxGpu(vram(len)),
+        }
+    }
+
+    /// The kind of the memory.
+    pub fn kind(&self) -> MemoryKind {
+        match self {
+            #[cfg(feature = "nixl")]
+            Store::NixlGpu(_) => MemoryKind::Vram,
+            #[cfg(feature = "ucx")]
+            Store::UcxGpu(_) => MemoryKind::Vram,
+            _ => MemoryKind::Dram,
         }
     }
 
@@ -249,6 +281,10 @@ impl Store {
             Store::Ucx(pool) => pool.addr(),
             #[cfg(feature = "fabric")]
             Store::Fabric(pool) => pool.addr(),
+            #[cfg(feature = "nixl")]
+            Store::NixlGpu(memory) => memory.addr(),
+            #[cfg(feature = "ucx")]
+            Store::UcxGpu(memory) => memory.addr(),
         }
     }
 
@@ -264,6 +300,10 @@ impl Store {
             Store::Ucx(pool) => pool.read(offset, out).unwrap(),
             #[cfg(feature = "fabric")]
             Store::Fabric(pool) => pool.read(offset, out).unwrap(),
+            #[cfg(feature = "nixl")]
+            Store::NixlGpu(memory) => memory.read(offset, out),
+            #[cfg(feature = "ucx")]
+            Store::UcxGpu(memory) => memory.read(offset, out),
         }
     }
 
@@ -279,6 +319,10 @@ impl Store {
             Store::Ucx(pool) => pool.write(offset, bytes).unwrap(),
             #[cfg(feature = "fabric")]
             Store::Fabric(pool) => pool.write(offset, bytes).unwrap(),
+            #[cfg(feature = "nixl")]
+            Store::NixlGpu(memory) => memory.write(offset, bytes),
+            #[cfg(feature = "ucx")]
+            Store::UcxGpu(memory) => memory.write(offset, bytes),
         }
     }
 
@@ -325,8 +369,30 @@ impl Store {
                 transport.add_memory(pool).unwrap();
                 Worker::start(config, transport, Box::new(client)).unwrap()
             }
+            #[cfg(feature = "nixl")]
+            Store::NixlGpu(memory) => {
+                let nixl = nixl().expect("nothing is tested over NIXL where it is not installed");
+                let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+                // SAFETY: the store keeps the memory until its worker has stopped.
+                unsafe { transport.adopt_device(0, memory.addr(), memory.len() as u64) }.unwrap();
+                Worker::start(config, transport, Box::new(client)).unwrap()
+            }
+            #[cfg(feature = "ucx")]
+            Store::UcxGpu(memory) => {
+                use kv_transfer::ucx::{Ucx, UcxConfig, UcxTransport};
+                let ucx = Ucx::load(None).expect("nothing is tested over UCX where it is not installed");
+                let mut transport = UcxTransport::new(ucx, UcxConfig::default()).unwrap();
+                // SAFETY: as above.
+                unsafe { transport.adopt_device(memory.addr(), memory.len() as u64, 0) }.unwrap();
+                Worker::start(config, transport, Box::new(client)).unwrap()
+            }
         }
     }
+}
+
+#[cfg(any(feature = "nixl", feature = "ucx"))]
+fn vram(len: usize) -> Vram {
+    Vram::new(Gpu::first().expect("nothing is tested in GPU memory where there is no GPU"), len)
 }
 
 fn local(arena: &Arena) -> LocalTransport {

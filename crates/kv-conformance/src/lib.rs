@@ -40,11 +40,13 @@ mod here;
 mod moving;
 mod needed;
 mod other;
+mod pages;
 mod pair;
 pub mod process;
 mod random;
 mod rights;
 mod sys;
+mod vram;
 
 use std::time::{Duration, Instant};
 
@@ -52,9 +54,11 @@ use kv_core::{Time, Transport};
 
 pub use needed::needed;
 pub use other::{Job, Other, Puppet, pattern};
+pub use pages::Pages;
 pub use pair::{A_KNOWS_B, B_KNOWS_A, LENS, Pair, Regions, Side, boottime, connect, heard, snapshot};
 pub use random::Random;
 pub use sys::rest;
+pub use vram::{Gpu, Vram};
 
 /// Makes the workers of checks, with the transport under test.
 pub trait Harness {

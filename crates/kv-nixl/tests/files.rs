@@ -185,7 +185,7 @@ fn what_cannot_be_done_with_a_file_is_refused_with_its_reason() {
 fn a_file_region_is_out_of_reach_for_peers_and_for_posts_to_them() {
     let Some(nixl) = nixl() else { return };
     let scratch = Scratch::new("peers", (LEN + PAGE) as u64);
-    let harness = Workers { nixl, kind: "default", reads: true };
+    let harness = Workers::alike(nixl, "default");
     let pair = Pair::connected(&harness, &[LEN]);
     let mut other = pair.a.transport;
     let (mut transport, _pool) = worker(nixl, &scratch);

@@ -39,14 +39,14 @@ fn child() {
 #[test]
 fn the_contract_is_kept_with_writes() {
     let Some(nixl) = tcp() else { return };
-    kv_conformance::all(|| Workers { nixl, kind: "default", reads: false });
+    kv_conformance::all(|| Workers { reads: false, ..Workers::alike(nixl, "default") });
 }
 
 #[test]
 fn reads_are_refused_before_anything_moves_unless_they_are_allowed() {
     let Some(nixl) = tcp() else { return };
     for (kind, allowed) in [("default", false), ("reads-over-tcp", true)] {
-        let mut pair = Pair::connected(&Workers { nixl, kind, reads: allowed }, &LENS);
+        let mut pair = Pair::connected(&Workers { reads: allowed, ..Workers::alike(nixl, kind) }, &LENS);
         pair.b.memory.write(0, 0, b"bytes");
         assert_eq!(pair.a.transport.route(A_KNOWS_B), Some(Route::Tcp));
         assert_eq!(pair.a.transport.directions(Some(A_KNOWS_B)), Directions::WRITE);

@@ -25,7 +25,7 @@ fn child() {
 #[test]
 fn the_contract_is_kept() {
     let Some(nixl) = nixl() else { return };
-    kv_conformance::all(|| Workers { nixl, kind: "default", reads: true });
+    kv_conformance::all(|| Workers::alike(nixl, "default"));
 }
 
 #[test]

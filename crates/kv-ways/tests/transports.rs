@@ -3,13 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use kv_conformance::process::{self, Process};
-use kv_conformance::{Harness, Job, Regions, Side};
-use kv_core::{Region, RegionRole, Transport};
+use kv_conformance::{Harness, Job, Pages, Side};
 use kv_local::{Arena, LocalConfig, LocalTransport};
 use kv_ways::{Member, Ways};
-
-/// Between regions, and around them: nothing may touch it.
-const GAP: usize = 4096 + 64;
 
 /// The names of the members of the workers here, and of their partners.
 struct Names(&'static [&'static str], &'static [&'static str]);
@@ -58,41 +54,22 @@ fn a_transport_beside_an_unusable_transport_passes_the_conformance_suite() {
 
 /// A worker with regions of these lengths over local transports of these names.
 fn worker(names: &[&'static str], lens: &[usize]) -> Side<Ways> {
-    let arena = Arena::new(lens.iter().sum::<usize>() + GAP * (lens.len() + 1)).unwrap();
-    let member = |name: &&'static str| {
+    let member = |name: &&'static str, arena: &Arena| {
         let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
-        transport.add_arena(&arena).unwrap();
+        transport.add_arena(arena).unwrap();
         Member::named(name, Box::new(transport))
     };
-    let mut transport = Ways::new(names.iter().map(member).collect()).unwrap();
-    let (mut at, mut offsets) = (GAP, Vec::new());
-    for len in lens {
-        let region = Region::dram(RegionRole::Kv, arena.addr() + at as u64, *len as u64, 1);
-        transport.register(&region).unwrap();
-        offsets.push(at);
-        at += len + GAP;
-    }
-    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { arena, offsets, len: at }) }
-}
-
-struct Pages {
-    arena: Arena,
-    offsets: Vec<usize>,
-    /// Up to the end of the last gap.
-    len: usize,
-}
-
-impl Regions for Pages {
-    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
-        for gap in self.offsets.iter().copied().chain([self.len]) {
-            let mut bytes = [0; GAP];
-            self.arena.read(gap - GAP, &mut bytes).unwrap();
-            assert!(bytes == [0; GAP], "a write outside of all regions");
-        }
-        self.arena.read(self.offsets[region] + offset, out).unwrap();
-    }
-
-    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
-        self.arena.write(self.offsets[region] + offset, bytes).unwrap();
-    }
+    let mut members = Vec::new();
+    let make = |room| {
+        let arena = Arena::new(room).unwrap();
+        members.extend(names.iter().map(|name| member(name, &arena)));
+        (arena.addr(), arena)
+    };
+    let pages = Pages::new(
+        lens,
+        make,
+        |arena, at, out| arena.read(at, out).unwrap(),
+        |arena, at, bytes| arena.write(at, bytes).unwrap(),
+    );
+    pages.side(Ways::new(members).unwrap())
 }

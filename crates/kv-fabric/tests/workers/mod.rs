@@ -4,8 +4,7 @@
 use std::net::Ipv4Addr;
 
 use kv_conformance::process::Process;
-use kv_conformance::{Harness, Job, Regions, Side};
-use kv_core::{Region, RegionRole, Transport};
+use kv_conformance::{Harness, Job, Pages, Side};
 use kv_fabric::{FabricConfig, FabricDevice, FabricTransport, HostMemory};
 
 /// How the workers of a check are configured.
@@ -81,51 +80,16 @@ impl Harness for Kind {
 /// A worker with regions of these lengths, with gaps between them that nothing may touch.
 pub fn worker(config: FabricConfig, lens: &[usize]) -> Side<FabricTransport> {
     let mut transport = FabricTransport::new(config).unwrap();
-    let gap = 4096 + 64;
-    let offsets: Vec<usize> = lens
-        .iter()
-        .scan(gap, |at, len| {
-            let here = *at;
-            *at += len + gap;
-            Some(here)
-        })
-        .collect();
-    let total = lens.iter().sum::<usize>() + gap * (lens.len() + 1);
-    let memory = HostMemory::new(total).unwrap();
-    transport.add_memory(&memory).unwrap();
-    for (offset, len) in offsets.iter().zip(lens) {
-        let region = Region::dram(RegionRole::Kv, memory.addr() + *offset as u64, *len as u64, 1);
-        transport.register(&region).unwrap();
-    }
-    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { memory, offsets, total, gap }) }
-}
-
-struct Pages {
-    memory: HostMemory,
-    offsets: Vec<usize>,
-    total: usize,
-    gap: usize,
-}
-
-impl Regions for Pages {
-    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
-        self.check_gaps();
-        self.memory.read(self.offsets[region] + offset, out).unwrap();
-    }
-
-    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
-        self.memory.write(self.offsets[region] + offset, bytes).unwrap();
-    }
-}
-
-impl Pages {
-    /// Stray writes beside the regions would be seen here.
-    fn check_gaps(&self) {
-        let starts = self.offsets.iter().map(|at| at - self.gap).chain([self.total - self.gap]);
-        for start in starts {
-            let mut bytes = vec![0; self.gap];
-            self.memory.read(start, &mut bytes).unwrap();
-            assert!(bytes.iter().all(|byte| *byte == 0), "a write outside of all regions");
-        }
-    }
+    let make = |room| {
+        let memory = HostMemory::new(room).unwrap();
+        transport.add_memory(&memory).unwrap();
+        (memory.addr(), memory)
+    };
+    let pages = Pages::new(
+        lens,
+        make,
+        |memory, at, out| memory.read(at, out).unwrap(),
+        |memory, at, bytes| memory.write(at, bytes).unwrap(),
+    );
+    pages.side(transport)
 }

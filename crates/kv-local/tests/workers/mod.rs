@@ -4,11 +4,10 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr;
 
-use kv_core::{Region, RegionRole, Transport};
 use kv_local::{Arena, LocalConfig, LocalTransport};
 
 use kv_conformance::process::Process;
-use kv_conformance::{Harness, Job, Regions, Side};
+use kv_conformance::{Harness, Job, Pages, Side};
 
 /// Where a worker's pages are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,42 +60,23 @@ pub fn worker(place: Place, lens: &[usize]) -> Side<LocalTransport> {
 /// The same with other limits.
 pub fn worker_with(place: Place, lens: &[usize], config: LocalConfig) -> Side<LocalTransport> {
     let mut transport = LocalTransport::new(config.with(|config| config.permit_tracing = true)).unwrap();
-    let gap = 4096 + 64;
-    let offsets: Vec<usize> = lens
-        .iter()
-        .scan(gap, |at, len| {
-            let here = *at;
-            *at += len + gap;
-            Some(here)
-        })
-        .collect();
-    let total = lens.iter().sum::<usize>() + gap * (lens.len() + 1);
-    let memory = match place {
-        Place::Arena => {
-            let arena = Arena::new(total).unwrap();
-            transport.add_arena(&arena).unwrap();
-            Memory::Arena(arena)
-        }
-        Place::Adopted => {
-            let owned = Owned::new(total);
-            // SAFETY: the memory is freed with the worker, after its transport, and nobody refers to it.
-            unsafe { transport.adopt(owned.addr as u64, total as u64) }.unwrap();
-            Memory::Owned(owned)
-        }
+    let make = |room| {
+        let memory = match place {
+            Place::Arena => {
+                let arena = Arena::new(room).unwrap();
+                transport.add_arena(&arena).unwrap();
+                Memory::Arena(arena)
+            }
+            Place::Adopted => {
+                let owned = Owned::new(room);
+                // SAFETY: the memory is freed with the worker, after its transport, and nobody refers to it.
+                unsafe { transport.adopt(owned.addr as u64, room as u64) }.unwrap();
+                Memory::Owned(owned)
+            }
+        };
+        (memory.addr(), memory)
     };
-    let base = memory.addr();
-    for (offset, len) in offsets.iter().zip(lens) {
-        let region = Region::dram(RegionRole::Kv, base + *offset as u64, *len as u64, 1);
-        transport.register(&region).unwrap();
-    }
-    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { memory, offsets, total, gap }) }
-}
-
-struct Pages {
-    memory: Memory,
-    offsets: Vec<usize>,
-    total: usize,
-    gap: usize,
+    Pages::new(lens, make, Memory::read, Memory::write).side(transport)
 }
 
 enum Memory {
@@ -111,38 +91,18 @@ impl Memory {
             Memory::Owned(owned) => owned.addr as u64,
         }
     }
-}
 
-impl Regions for Pages {
-    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
-        self.check_gaps();
-        let at = self.offsets[region] + offset;
-        match &self.memory {
+    fn read(&self, at: usize, out: &mut [u8]) {
+        match self {
             Memory::Arena(arena) => arena.read(at, out).unwrap(),
             Memory::Owned(owned) => owned.read(at, out),
         }
     }
 
-    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
-        let at = self.offsets[region] + offset;
-        match &self.memory {
+    fn write(&self, at: usize, bytes: &[u8]) {
+        match self {
             Memory::Arena(arena) => arena.write(at, bytes).unwrap(),
             Memory::Owned(owned) => owned.write(at, bytes),
-        }
-    }
-}
-
-impl Pages {
-    /// Stray writes beside the regions would be seen here.
-    fn check_gaps(&self) {
-        let starts = self.offsets.iter().map(|at| at - self.gap).chain([self.total - self.gap]);
-        for start in starts {
-            let mut bytes = vec![0; self.gap];
-            match &self.memory {
-                Memory::Arena(arena) => arena.read(start, &mut bytes).unwrap(),
-                Memory::Owned(owned) => owned.read(start, &mut bytes),
-            }
-            assert!(bytes.iter().all(|byte| *byte == 0), "a write outside of all regions");
         }
     }
 }

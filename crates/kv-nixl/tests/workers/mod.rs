@@ -4,8 +4,7 @@
 use std::sync::OnceLock;
 
 use kv_conformance::process::{self, Process};
-use kv_conformance::{Harness, Job, Regions, Side};
-use kv_core::{Region, RegionRole, Transport};
+use kv_conformance::{Gpu, Harness, Job, Pages, Side, Vram};
 use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 
 /// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
@@ -14,25 +13,40 @@ pub fn nixl() -> Option<&'static Nixl> {
     NIXL.get_or_init(|| kv_conformance::needed("NIXL", Nixl::load(&Search::default()))).as_ref()
 }
 
-/// Workers of one kind: `kind` says to [`configured`] how they are.
+/// Workers of one kind.
 pub struct Workers {
     pub nixl: &'static Nixl,
+    /// How the workers here are ([`worker_of`]).
     pub kind: &'static str,
+    /// How the workers of other processes are.
+    pub others: &'static str,
     pub reads: bool,
+}
+
+impl Workers {
+    /// Workers that are all of one kind, and may read.
+    pub fn alike(nixl: &'static Nixl, kind: &'static str) -> Workers {
+        Workers { nixl, kind, others: kind, reads: true }
+    }
 }
 
 /// The configuration of a kind of workers.
 pub fn configured(kind: &str) -> NixlConfig {
     match kind {
-        "default" => NixlConfig::default(),
+        "default" | "vram" => NixlConfig::default(),
         "reads-over-tcp" => NixlConfig::default().with(|config| config.reads_over_tcp = true),
         backend => NixlConfig::default().with(|config| config.backend = backend.to_owned()),
     }
 }
 
+/// A worker of a kind: in the memory of a GPU if that is "vram", else in host memory.
+pub fn worker_of(kind: &str, nixl: &Nixl, lens: &[usize]) -> Side<NixlTransport> {
+    if kind == "vram" { vram(nixl, lens) } else { worker_with(nixl, lens, configured(kind)) }
+}
+
 /// The other process of [`Workers`].
 pub fn child(nixl: impl FnOnce() -> Option<&'static Nixl>) {
-    process::child(|kind| worker_with(nixl().unwrap(), &[Workers::FAR_LEN], configured(kind)));
+    process::child(|kind| worker_of(kind, nixl().unwrap(), &[Workers::FAR_LEN]));
 }
 
 impl Harness for Workers {
@@ -41,20 +55,21 @@ impl Harness for Workers {
     const FAR_LEN: usize = 32 << 20;
 
     fn worker(&self, lens: &[usize]) -> Side<NixlTransport> {
-        worker_with(self.nixl, lens, configured(self.kind))
+        worker_of(self.kind, self.nixl, lens)
+    }
+
+    fn partner(&self, lens: &[usize]) -> Side<NixlTransport> {
+        worker_of(self.others, self.nixl, lens)
     }
 
     fn other(&self, job: Job, peer: &[u8]) -> Process {
-        Process::start(self.kind, job, peer)
+        Process::start(self.others, job, peer)
     }
 
     fn reads(&self) -> bool {
         self.reads
     }
 }
-
-/// Space between regions, that nothing may touch.
-const GAP: usize = 4096 + 64;
 
 /// A worker with regions of these lengths.
 pub fn worker(nixl: &Nixl, lens: &[usize]) -> Side<NixlTransport> {
@@ -64,38 +79,25 @@ pub fn worker(nixl: &Nixl, lens: &[usize]) -> Side<NixlTransport> {
 /// The same with another configuration.
 pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<NixlTransport> {
     let mut transport = NixlTransport::new(nixl, config).unwrap();
-    let mut offsets = Vec::new();
-    let mut at = GAP;
-    for len in lens {
-        offsets.push(at);
-        at += len + GAP;
-    }
-    let pool = HostMemory::new(at).unwrap();
-    transport.add_memory(&pool).unwrap();
-    for (offset, len) in offsets.iter().zip(lens) {
-        let region = Region::dram(RegionRole::Kv, pool.addr() + *offset as u64, *len as u64, 1);
-        transport.register(&region).unwrap();
-    }
-    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { pool, offsets }) }
+    let make = |room| {
+        let memory = HostMemory::new(room).unwrap();
+        transport.add_memory(&memory).unwrap();
+        (memory.addr(), memory)
+    };
+    let pages = Pages::new(
+        lens,
+        make,
+        |memory, at, out| memory.read(at, out).unwrap(),
+        |memory, at, bytes| memory.write(at, bytes).unwrap(),
+    );
+    pages.side(transport)
 }
 
-struct Pages {
-    pool: HostMemory,
-    offsets: Vec<usize>,
-}
-
-impl Regions for Pages {
-    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
-        let gaps = self.offsets.iter().map(|at| at - GAP).chain([self.pool.len() - GAP]);
-        for start in gaps {
-            let mut bytes = [0; GAP];
-            self.pool.read(start, &mut bytes).unwrap();
-            assert!(bytes.iter().all(|byte| *byte == 0), "something wrote beside the regions");
-        }
-        self.pool.read(self.offsets[region] + offset, out).unwrap();
-    }
-
-    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
-        self.pool.write(self.offsets[region] + offset, bytes).unwrap();
-    }
+/// The same in memory of the first GPU.
+fn vram(nixl: &Nixl, lens: &[usize]) -> Side<NixlTransport> {
+    let gpu = Gpu::first().unwrap();
+    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+    // SAFETY: the memory is freed with the worker, after its transport.
+    let pages = Vram::pages(gpu, lens, |addr, len| unsafe { transport.adopt_device(0, addr, len) }.unwrap());
+    pages.side(transport)
 }

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use kv_conformance::process::Process;
-use kv_conformance::{Harness, Job, Regions, Side, boottime};
-use kv_core::{Descriptor, Op, Post, PostId, Region, RegionRole, Transport, TransportError, TransportEvent};
+use kv_conformance::{Harness, Job, Pages, Side, boottime};
+use kv_core::{Descriptor, Op, Post, PostId, Transport, TransportError, TransportEvent};
 use kv_tcp::{HostMemory, TcpConfig, TcpTransport};
 
 /// How the workers of a check are configured.
@@ -77,53 +77,18 @@ pub fn loopback() -> SocketAddr {
 /// A worker with regions of these lengths, with gaps between them that nothing may touch.
 pub fn worker(config: TcpConfig, lens: &[usize]) -> Side<TcpTransport> {
     let mut transport = TcpTransport::new(config).unwrap();
-    let gap = 4096 + 64;
-    let offsets: Vec<usize> = lens
-        .iter()
-        .scan(gap, |at, len| {
-            let here = *at;
-            *at += len + gap;
-            Some(here)
-        })
-        .collect();
-    let total = lens.iter().sum::<usize>() + gap * (lens.len() + 1);
-    let memory = HostMemory::new(total).unwrap();
-    transport.add_memory(&memory).unwrap();
-    for (offset, len) in offsets.iter().zip(lens) {
-        let region = Region::dram(RegionRole::Kv, memory.addr() + *offset as u64, *len as u64, 1);
-        transport.register(&region).unwrap();
-    }
-    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { memory, offsets, total, gap }) }
-}
-
-struct Pages {
-    memory: HostMemory,
-    offsets: Vec<usize>,
-    total: usize,
-    gap: usize,
-}
-
-impl Regions for Pages {
-    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
-        self.check_gaps();
-        self.memory.read(self.offsets[region] + offset, out).unwrap();
-    }
-
-    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
-        self.memory.write(self.offsets[region] + offset, bytes).unwrap();
-    }
-}
-
-impl Pages {
-    /// Stray writes beside the regions would be seen here.
-    fn check_gaps(&self) {
-        let starts = self.offsets.iter().map(|at| at - self.gap).chain([self.total - self.gap]);
-        for start in starts {
-            let mut bytes = vec![0; self.gap];
-            self.memory.read(start, &mut bytes).unwrap();
-            assert!(bytes.iter().all(|byte| *byte == 0), "a write outside of all regions");
-        }
-    }
+    let make = |room| {
+        let memory = HostMemory::new(room).unwrap();
+        transport.add_memory(&memory).unwrap();
+        (memory.addr(), memory)
+    };
+    let pages = Pages::new(
+        lens,
+        make,
+        |memory, at, out| memory.read(at, out).unwrap(),
+        |memory, at, bytes| memory.write(at, bytes).unwrap(),
+    );
+    pages.side(transport)
 }
 
 /// A post of the first `len` bytes of the first region on both sides.

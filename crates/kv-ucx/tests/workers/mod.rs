@@ -2,8 +2,7 @@
 #![allow(dead_code)] // Each test binary uses a part of it.
 
 use kv_conformance::process::Process;
-use kv_conformance::{Harness, Job, Regions, Side};
-use kv_core::{Region, RegionRole, Transport};
+use kv_conformance::{Gpu, Harness, Job, Pages, Side, Vram};
 use kv_ucx::{HostMemory, Ucx, UcxConfig, UcxTransport};
 
 /// UCX; or `None` and the reason why nothing is tested.
@@ -22,11 +21,17 @@ pub enum Kind {
     All,
     /// TCP, and reads are allowed.
     Reads,
+    /// In memory of a GPU, over what UCX chooses, and reads are allowed.
+    Vram,
+    /// In memory of a GPU, with partners in host memory.
+    VramToHost,
+    /// In host memory, with partners in memory of a GPU.
+    HostToVram,
 }
 
 impl Kind {
     pub fn named(name: &str) -> Kind {
-        let all = [Kind::Usual, Kind::Narrow, Kind::All, Kind::Reads];
+        let all = [Kind::Usual, Kind::Narrow, Kind::All, Kind::Reads, Kind::Vram];
         all.into_iter().find(|kind| format!("{kind:?}") == name).unwrap()
     }
 
@@ -40,8 +45,18 @@ impl Kind {
             Kind::Narrow => {
                 lo.with(|config| (config.slice_bytes, config.window_bytes) = (64 << 10, 128 << 10))
             }
-            Kind::All => UcxConfig::default(),
+            Kind::All | Kind::VramToHost | Kind::HostToVram => UcxConfig::default(),
             Kind::Reads => lo.with(|config| config.reads_over_tcp = true),
+            Kind::Vram => UcxConfig::default().with(|config| config.reads_over_tcp = true),
+        }
+    }
+
+    /// The kind of the partners of such workers.
+    fn others(self) -> Kind {
+        match self {
+            Kind::VramToHost => Kind::All,
+            Kind::HostToVram => Kind::Vram,
+            alike => alike,
         }
     }
 }
@@ -52,66 +67,47 @@ impl Harness for Kind {
     const FAR_LEN: usize = 32 << 20;
 
     fn worker(&self, lens: &[usize]) -> Side<UcxTransport> {
-        worker(self.config(), lens)
+        worker_of(*self, lens)
+    }
+
+    fn partner(&self, lens: &[usize]) -> Side<UcxTransport> {
+        worker_of(self.others(), lens)
     }
 
     fn other(&self, job: Job, peer: &[u8]) -> Process {
-        Process::start(&format!("{self:?}"), job, peer)
+        Process::start(&format!("{:?}", self.others()), job, peer)
     }
 
     fn reads(&self) -> bool {
-        *self == Kind::Reads
+        matches!(self, Kind::Reads | Kind::Vram)
     }
 }
 
-/// A worker with regions of these lengths, with gaps between them that nothing may touch.
+/// A worker of a kind with regions of these lengths.
+pub fn worker_of(kind: Kind, lens: &[usize]) -> Side<UcxTransport> {
+    if !matches!(kind, Kind::Vram | Kind::VramToHost) {
+        return worker(kind.config(), lens);
+    }
+    let gpu = Gpu::first().unwrap();
+    let mut transport = UcxTransport::new(Ucx::load(None).unwrap(), kind.config()).unwrap();
+    // SAFETY: the memory is freed with the worker, after its transport.
+    let pages = Vram::pages(gpu, lens, |addr, len| unsafe { transport.adopt_device(addr, len, 0) }.unwrap());
+    pages.side(transport)
+}
+
+/// A worker with regions of these lengths in host memory.
 pub fn worker(config: UcxConfig, lens: &[usize]) -> Side<UcxTransport> {
     let mut transport = UcxTransport::new(Ucx::load(None).unwrap(), config).unwrap();
-    let gap = 4096 + 64;
-    let offsets: Vec<usize> = lens
-        .iter()
-        .scan(gap, |at, len| {
-            let here = *at;
-            *at += len + gap;
-            Some(here)
-        })
-        .collect();
-    let total = lens.iter().sum::<usize>() + gap * (lens.len() + 1);
-    let memory = HostMemory::new(total).unwrap();
-    transport.add_memory(&memory).unwrap();
-    for (offset, len) in offsets.iter().zip(lens) {
-        let region = Region::dram(RegionRole::Kv, memory.addr() + *offset as u64, *len as u64, 1);
-        transport.register(&region).unwrap();
-    }
-    Side { transport, lens: lens.to_vec(), memory: Box::new(Pages { memory, offsets, total, gap }) }
-}
-
-struct Pages {
-    memory: HostMemory,
-    offsets: Vec<usize>,
-    total: usize,
-    gap: usize,
-}
-
-impl Regions for Pages {
-    fn read(&self, region: usize, offset: usize, out: &mut [u8]) {
-        self.check_gaps();
-        self.memory.read(self.offsets[region] + offset, out).unwrap();
-    }
-
-    fn write(&self, region: usize, offset: usize, bytes: &[u8]) {
-        self.memory.write(self.offsets[region] + offset, bytes).unwrap();
-    }
-}
-
-impl Pages {
-    /// Stray writes beside the regions would be seen here.
-    fn check_gaps(&self) {
-        let starts = self.offsets.iter().map(|at| at - self.gap).chain([self.total - self.gap]);
-        for start in starts {
-            let mut bytes = vec![0; self.gap];
-            self.memory.read(start, &mut bytes).unwrap();
-            assert!(bytes.iter().all(|byte| *byte == 0), "a write outside of all regions");
-        }
-    }
+    let make = |room| {
+        let memory = HostMemory::new(room).unwrap();
+        transport.add_memory(&memory).unwrap();
+        (memory.addr(), memory)
+    };
+    let pages = Pages::new(
+        lens,
+        make,
+        |memory, at, out| memory.read(at, out).unwrap(),
+        |memory, at, bytes| memory.write(at, bytes).unwrap(),
+    );
+    pages.side(transport)
 }

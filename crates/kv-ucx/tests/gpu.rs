@@ -1,0 +1,47 @@
+//! Workers in the memory of a GPU keep the contract of transports, among themselves and with workers in host memory,
+//! where there is a GPU; a reason why not elsewhere.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod workers;
+
+use kv_conformance::{Gpu, Harness, process};
+use kv_core::MemoryKind;
+use kv_ucx::{UcxConfig, UcxError, UcxTransport};
+use workers::{Kind, ucx, worker_of};
+
+/// The other process. Without its variable it is no test at all.
+#[test]
+fn child() {
+    process::child(|kind| worker_of(Kind::named(kind), &[Kind::FAR_LEN]));
+}
+
+fn keeps_the_contract(kind: Kind) {
+    if ucx().is_some() && kv_conformance::needed("GPU", Gpu::first()).is_some() {
+        kv_conformance::all(|| kind);
+    }
+}
+
+#[test]
+fn pages_go_between_gpu_memory_of_two_processes() {
+    keeps_the_contract(Kind::Vram);
+}
+
+#[test]
+fn pages_go_between_gpu_memory_and_host_memory_of_another_process() {
+    keeps_the_contract(Kind::VramToHost);
+}
+
+#[test]
+fn pages_go_between_host_memory_and_gpu_memory_of_another_process() {
+    keeps_the_contract(Kind::HostToVram);
+}
+
+#[test]
+fn device_memory_is_refused_where_ucx_has_no_gpu() {
+    let (Some(ucx), Err(reason)) = (ucx(), Gpu::first()) else { return };
+    let mut transport = UcxTransport::new(ucx, UcxConfig::default()).unwrap();
+    // SAFETY: the range is not taken.
+    let refused = unsafe { transport.adopt_device(4096, 4096, 0) };
+    let wanted = UcxError::Kind { region: 0, memory: MemoryKind::Vram, device: 0 };
+    assert_eq!(refused, Err(wanted), "{reason}");
+}
