@@ -49,10 +49,17 @@ pub fn run() -> Result<(), Error> {
     if status.success() { Ok(()) } else { Err("the errors are above".into()) }
 }
 
-/// The rows of UCX's first table about an operation: range, method and lanes.
+/// The rows of UCX's first table about an operation to another process of this host: range, method and lanes.
 fn transports(log: &str, needle: &str) -> Vec<String> {
     let rows = log.lines().filter_map(|line| Some(line.split_once("]   ")?.1.trim()));
-    let mut rows = rows.skip_while(|row| !row.contains(needle)).skip(1);
+    // The row above names the connection: UCX also tells how it copies within this process.
+    let mut above = "";
+    let mut rows = rows.skip_while(|row| {
+        let found = row.contains(needle) && above.contains("intra-node");
+        above = row;
+        !found
+    });
+    rows.next();
     // A rule, the heads of the columns, and another rule.
     for _ in 0..3 {
         rows.next();

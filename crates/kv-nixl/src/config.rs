@@ -54,7 +54,7 @@ pub struct NixlConfig {
     pub uuid_name: bool,
     /// Most posts that were accepted and whose end was not reported yet (default 65 536).
     pub max_posts: usize,
-    /// Allows READ over TCP (default no). Such a READ is slow, and a reader that dies in the middle may take
+    /// Allows READ over TCP, which is also the way of a READ of GPU memory within a host (default no). Such a READ is slow, and a reader that dies in the middle may take
     /// down the process that is read from. See [`Route::Tcp`](crate::Route::Tcp).
     pub reads_over_tcp: bool,
     /// Most peers that are connected at once (default 1024).

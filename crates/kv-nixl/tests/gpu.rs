@@ -16,7 +16,8 @@ fn child() {
 
 fn keeps_the_contract(here: &'static str, elsewhere: &'static str) {
     let (Some(nixl), Some(_)) = (nixl(), kv_conformance::needed("GPU", Gpu::first())) else { return };
-    kv_conformance::all(|| Workers { kind: here, ..Workers::alike(nixl, elsewhere) });
+    // UCX reads GPU memory of another process over TCP, where a killed reader may take down the other process.
+    kv_conformance::all(|| Workers { kind: here, reads: false, ..Workers::alike(nixl, elsewhere) });
 }
 
 #[test]

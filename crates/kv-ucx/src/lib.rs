@@ -14,11 +14,12 @@
 //!   NIXL does not look: load UCX last, and where both may be wanted, treat the refusal as the absence of this
 //!   transport.
 //! - UCX's settings are given to it by calls, so that other threads may run. UCX's environment variables count, too.
-//! - Two settings are for the operator to make, in the environment. `UCX_MEM_MMAP_HOOK_MODE=none`, which UCX reads while it
-//!   is being loaded: otherwise it overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
-//!   which other threads may be running. The transport does not need that, because its memory stays mapped. And on hosts
-//!   with GPUs `UCX_CUDA_IPC_CACHE=n`: otherwise UCX keeps its mappings of a peer's memory after the peer has ended, and may
-//!   write to them when a later peer has the same process number.
+//! - One setting is for the operator to make, in the environment: `UCX_MEM_MMAP_HOOK_MODE=none`, which UCX reads while it
+//!   is being loaded. Otherwise UCX overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
+//!   which other threads may be running. The transport does not need that, because its memory stays mapped.
+//! - GPU memory of two processes of one host: a WRITE is a copy by the GPU, through a handle that CUDA makes for memory of
+//!   `cuMemAlloc`, not for memory of `cuMemAllocAsync`. What is written between GPU memory and host memory goes over TCP,
+//!   at some 0.5 GB/s (measured with UCX 1.22 on one H200).
 //! - UCX writes its log to the standard error here, not to the standard output, unless `UCX_LOG_FILE` says otherwise.
 //! - There is no progress thread. The owner's thread polls, and sleeps on one descriptor that UCX makes readable.
 //! - A post is cut into slices, which take turns. A slice is a list of puts and a flush after them, whose end says that

@@ -37,6 +37,13 @@ fn pages_go_between_host_memory_and_gpu_memory_of_another_process() {
 }
 
 #[test]
+fn ucx_knows_the_setting_for_mappings_of_a_peers_gpu_memory() {
+    let (Some(ucx), Some(_)) = (ucx(), kv_conformance::needed("GPU", Gpu::first())) else { return };
+    let setting = ("CUDA_IPC_CACHE".to_owned(), "n".to_owned());
+    UcxTransport::new(ucx, UcxConfig::default().with(|config| config.settings = vec![setting])).unwrap();
+}
+
+#[test]
 fn device_memory_is_refused_where_ucx_has_no_gpu() {
     let (Some(ucx), Err(reason)) = (ucx(), Gpu::first()) else { return };
     let mut transport = UcxTransport::new(ucx, UcxConfig::default()).unwrap();

@@ -60,7 +60,9 @@ impl NixlTransport {
             let _ = epoll::add(&self.wakes, process, data, epoll::EventFlags::IN);
         }
         let near = matches!(life, Life::Watched(_) | Life::Ours);
-        let route = self.reach.to(metadata.reach, near);
+        let mut regions = self.places().into_iter().chain(metadata.regions.iter().copied());
+        let gpu = regions.any(|place| place.kind == MemoryKind::Vram);
+        let route = self.reach.to(metadata.reach, near, gpu);
         let speech = Speech::ours(metadata.token, near);
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);

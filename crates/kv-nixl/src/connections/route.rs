@@ -17,8 +17,9 @@ use crate::ffi::environment::may_copy_between_processes;
 use crate::library::guards;
 
 /// The reason with which a post to read is refused over TCP.
-pub(crate) const NO_READS: &str = "READ over TCP: UCX ends the process that is read from when the reader \
-                                   dies; let the other side write, or set `reads_over_tcp`";
+pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory: UCX ends the process \
+                                   that is read from when the reader dies; let the other side write, or set \
+                                   `reads_over_tcp`";
 
 /// How bytes get to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,6 +31,10 @@ pub enum Route {
     Memory,
     /// RDMA: both ends have a card.
     Rdma,
+    /// Regions of either end lie in the memory of a GPU, and the peer is on this host. A WRITE from GPU memory to GPU
+    /// memory is a copy by the GPU, through a handle that CUDA makes for other processes. UCX sends over
+    /// [TCP](Route::Tcp) what is READ from GPU memory or into it, and what is written between GPU memory and host memory.
+    Gpu,
     /// Files of this transport; there is no peer.
     Storage,
     /// TCP sockets. A READ over TCP is a request that the peer answers with bytes: the READ takes three to
@@ -43,7 +48,7 @@ impl Route {
     pub fn directions(self) -> Directions {
         match self {
             Route::Unknown | Route::Memory | Route::Rdma | Route::Storage => Directions::BOTH,
-            Route::Tcp => Directions::WRITE,
+            Route::Gpu | Route::Tcp => Directions::WRITE,
         }
     }
 }
@@ -54,6 +59,7 @@ impl fmt::Display for Route {
             Route::Unknown => "what the backend chooses",
             Route::Memory => "copies between processes",
             Route::Rdma => "RDMA",
+            Route::Gpu => "copies by the GPU, or TCP",
             Route::Storage => "files",
             Route::Tcp => "TCP",
         })
@@ -89,14 +95,16 @@ impl Reach {
         }
     }
 
-    /// The route to a peer; `near` if the peer is on this host.
-    pub(crate) fn to(self, peer: Reach, near: bool) -> Route {
+    /// The route to a peer; `near` if the peer is on this host, `gpu` if a region of either end is in GPU memory.
+    pub(crate) fn to(self, peer: Reach, near: bool, gpu: bool) -> Route {
         if !self.ucx || !peer.ucx {
             Route::Unknown
-        } else if near && self.memory && peer.memory {
+        } else if near && !gpu && self.memory && peer.memory {
             Route::Memory
         } else if self.rdma && peer.rdma {
             Route::Rdma
+        } else if near && gpu {
+            Route::Gpu
         } else {
             Route::Tcp
         }
@@ -113,7 +121,7 @@ impl Reach {
 
     /// The route to a peer of which nothing is known, and which may be on another host.
     pub(crate) fn to_anybody(self) -> Route {
-        self.to(self, false)
+        self.to(self, false, false)
     }
 }
 
@@ -199,7 +207,7 @@ mod tests {
         assert_eq!(cards.write_fence(Route::Rdma, Some(bound)), WriteFence::Within(bound));
         assert_eq!(cards.write_fence(Route::Rdma, None), WriteFence::AtDeath);
         assert_eq!(mixed.write_fence(Route::Rdma, Some(bound)), WriteFence::AtDeath);
-        for way in [Route::Memory, Route::Tcp, Route::Unknown, Route::Storage] {
+        for way in [Route::Memory, Route::Gpu, Route::Tcp, Route::Unknown, Route::Storage] {
             assert_eq!(cards.write_fence(way, Some(bound)), WriteFence::AtDeath, "{way}");
         }
     }
@@ -222,12 +230,17 @@ mod tests {
     fn both_ends_must_have_what_is_taken() {
         let all = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
         let (no_memory, no_rdma) = (Reach { memory: false, ..all }, Reach { rdma: false, ..all });
-        assert_eq!(all.to(all, true), Route::Memory);
-        assert_eq!(all.to(all, false), Route::Rdma);
-        assert_eq!(all.to(no_memory, true), Route::Rdma);
-        assert_eq!(no_memory.to(no_rdma, true), Route::Tcp);
+        assert_eq!(all.to(all, true, false), Route::Memory);
+        assert_eq!(all.to(all, false, false), Route::Rdma);
+        assert_eq!(all.to(no_memory, true, false), Route::Rdma);
+        assert_eq!(no_memory.to(no_rdma, true, false), Route::Tcp);
         assert_eq!(no_rdma.to_anybody(), Route::Tcp);
-        assert_eq!(all.to(Reach { ucx: false, ..all }, true), Route::Unknown);
+        assert_eq!(all.to(Reach { ucx: false, ..all }, true, false), Route::Unknown);
+        // The kernel does not copy GPU memory between processes.
+        assert_eq!(all.to(all, true, true), Route::Rdma);
+        assert_eq!(all.to(no_rdma, true, true), Route::Gpu);
+        assert_eq!(all.to(no_rdma, false, true), Route::Tcp);
+        assert_eq!(Route::Gpu.directions(), Directions::WRITE);
         assert_eq!(Route::Tcp.directions(), Directions::WRITE);
         assert_eq!(Route::Memory.directions(), Directions::BOTH);
     }

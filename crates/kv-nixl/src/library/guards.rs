@@ -18,6 +18,7 @@
 //! UCX_LOG_FILE=stderr           environment  ucx.conf        set_value, log_init (3)  log on standard output
 //! UCX_MODULES=^ib               environment  ucx.conf        set_value (4)            crash at the end (5)
 //! UCX_CUDA_IPC_CACHE=n          environment  ucx.conf        parse_config_file (2)    memory stays taken
+//! UCX_MEMTYPE_CACHE=n           environment  ucx.conf        set_value (6)            GPU memory is refused
 //! ```
 //!
 //! 1. UCX's initializers overwrite the code of `mmap` and its like, before any call can be made. Other
@@ -28,14 +29,15 @@
 //!    log anew.
 //! 4. UCX loads its modules when an agent is made.
 //! 5. On some hosts without an InfiniBand card, for which the setting is meant: with a card it is not made.
-//!    The last setting is made on hosts with a GPU only.
+//!    The last two settings are made on hosts with a GPU only.
+//! 6. UCX looks at this setting when memory is registered.
 //!
 //! If another part of the process has loaded the same copy of UCX before, the environment still reaches the
 //! settings of memory caches if no other thread runs, and nothing else is possible.
 //!
-//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but the first and the
-//! last; the first shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the last comes
-//! by the same file as the others. Each setting that UCX lacks is reported as a
+//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but `UCX_MEM_MMAP_HOOK_MODE` and
+//! `UCX_CUDA_IPC_CACHE`; the first of these shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the
+//! other comes by the same file as the rest. Each setting that UCX lacks is reported as a
 //! [`SettingWarning`](crate::SettingWarning); NIXL works all the same. The table holds for UCX 1.23 of NIXL 1.5.1.
 
 use std::path::Path;
@@ -83,6 +85,12 @@ pub fn guards() -> Vec<Guard> {
             "n",
             "mappings of a peer's GPU memory outlive the peer: the memory stays taken, and a new peer with \
              the same process number is written to where the old peer's memory was",
+        ));
+        guards.push(guard(
+            "UCX_MEMTYPE_CACHE",
+            "n",
+            "UCX takes GPU memory for host memory unless it has intercepted the allocation, and NIXL refuses to \
+             register the memory",
         ));
     }
     guards

@@ -105,6 +105,7 @@ fn give_late(ucx: Ucx, missing: &[Guard]) {
     for Guard { name, value, .. } in missing {
         match *name {
             "UCX_MODULES" => ucx.set_global("MODULES", value),
+            "UCX_MEMTYPE_CACHE" => ucx.set_global("MEMTYPE_CACHE", value),
             "UCX_LOG_FILE" => {
                 ucx.set_global("LOG_FILE", value);
                 ucx.reopen_log();

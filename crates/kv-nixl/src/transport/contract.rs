@@ -130,7 +130,7 @@ impl Transport for NixlTransport {
         let (id, remote) = self.open_remote(peer)?;
         transfer::check(&post.descriptors, &self.regions, &remote.regions)?;
         storage::check(remote.route == Route::Storage, &post, &self.regions, &remote.regions)?;
-        if post.op == Op::Read && remote.route == Route::Tcp && !self.config.reads_over_tcp {
+        if post.op == Op::Read && !remote.route.directions().read && !self.config.reads_over_tcp {
             return Err(TransportError::Unsupported(NO_READS));
         }
         if self.transfers.len() + self.events.len() >= self.config.max_posts {

@@ -75,9 +75,11 @@ pub(crate) struct Engine {
 unsafe impl Send for Engine {}
 
 impl Engine {
-    /// A context with these settings of UCX, and a worker. A setting that UCX refuses is named in the error.
+    /// A context with these settings of UCX, and a worker. Of the usual ones, UCX may refuse some; one of `settings` that
+    /// UCX refuses is named in the error.
     pub(crate) fn new(
         api: &'static Api,
+        usual: &[(String, String)],
         settings: &[(String, String)],
     ) -> Result<Engine, (Failure, Option<usize>)> {
         let plain = |failure| (failure, None);
@@ -85,6 +87,9 @@ impl Engine {
         // SAFETY: UCX makes a configuration at the given place.
         let status = unsafe { api.ucp.ucp_config_read(ptr::null(), ptr::null(), &raw mut config) };
         check("ucp_config_read", status).map_err(plain)?;
+        for (name, value) in usual {
+            let _ = modify(api, config, name, value);
+        }
         let context = configured(api, config, settings);
         // SAFETY: the configuration was made above, and is not used any more.
         unsafe { api.ucp.ucp_config_release(config) };
@@ -359,18 +364,21 @@ impl Engine {
     }
 }
 
+fn modify(api: &Api, config: *mut ucp_config_t, name: &str, value: &str) -> Result<(), Failure> {
+    // A name with a NUL is no setting of UCX.
+    let (name, value) = (CString::new(name).unwrap_or_default(), CString::new(value).unwrap_or_default());
+    // SAFETY: the configuration is there, and both are C strings.
+    let status = unsafe { api.ucp.ucp_config_modify(config, name.as_ptr(), value.as_ptr()) };
+    check("ucp_config_modify", status)
+}
+
 fn configured(
     api: &Api,
     config: *mut ucp_config_t,
     settings: &[(String, String)],
 ) -> Result<ucp_context_h, (Failure, Option<usize>)> {
     for (index, (name, value)) in settings.iter().enumerate() {
-        // A name with a NUL is no setting of UCX.
-        let (name, value) = (CString::new(name.as_str()), CString::new(value.as_str()));
-        let (name, value) = (name.unwrap_or_default(), value.unwrap_or_default());
-        // SAFETY: the configuration is there, and both are C strings.
-        let status = unsafe { api.ucp.ucp_config_modify(config, name.as_ptr(), value.as_ptr()) };
-        check("ucp_config_modify", status).map_err(|failure| (failure, Some(index)))?;
+        modify(api, config, name, value).map_err(|failure| (failure, Some(index)))?;
     }
     // SAFETY: a structure of zeros is valid.
     let mut params: ucp_params_t = unsafe { mem::zeroed() };

@@ -21,7 +21,7 @@ pub enum Kind {
     All,
     /// TCP, and reads are allowed.
     Reads,
-    /// In memory of a GPU, over what UCX chooses, and reads are allowed.
+    /// In memory of a GPU, over what UCX chooses.
     Vram,
     /// In memory of a GPU, with partners in host memory.
     VramToHost,
@@ -45,9 +45,8 @@ impl Kind {
             Kind::Narrow => {
                 lo.with(|config| (config.slice_bytes, config.window_bytes) = (64 << 10, 128 << 10))
             }
-            Kind::All | Kind::VramToHost | Kind::HostToVram => UcxConfig::default(),
+            Kind::All | Kind::Vram | Kind::VramToHost | Kind::HostToVram => UcxConfig::default(),
             Kind::Reads => lo.with(|config| config.reads_over_tcp = true),
-            Kind::Vram => UcxConfig::default().with(|config| config.reads_over_tcp = true),
         }
     }
 
@@ -79,7 +78,7 @@ impl Harness for Kind {
     }
 
     fn reads(&self) -> bool {
-        matches!(self, Kind::Reads | Kind::Vram)
+        *self == Kind::Reads
     }
 }
 
