@@ -8,6 +8,7 @@ use crate::Error;
 /// A process that serves, and is killed when this is dropped.
 pub(crate) struct Served {
     process: Child,
+    #[cfg_attr(not(feature = "fabric"), expect(dead_code, reason = "open as long as the value lives"))]
     stdin: Option<ChildStdin>,
 }
 

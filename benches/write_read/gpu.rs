@@ -96,7 +96,8 @@ fn transport(library: &str, region: &Region) -> Result<Box<dyn Transport>, Error
         #[cfg(feature = "nixl")]
         "nixl" => {
             use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
-            let mut transport = NixlTransport::new(&Nixl::load(&Search::default())?, NixlConfig::default())?;
+            let config = NixlConfig::default().with(|config| config.reads_over_tcp = true);
+            let mut transport = NixlTransport::new(&Nixl::load(&Search::default())?, config)?;
             // SAFETY: as above.
             unsafe { transport.adopt_regions([region]) }?;
             Ok(Box::new(transport))

@@ -114,6 +114,11 @@ pub fn run(options: &Options) -> Outcome<bool> {
     }
     result.after_kill_ms = killed.map(|at| at.elapsed().as_millis() as u64);
 
+    if options.kill.is_some() {
+        eprintln!(
+            "waiting for the blocks of the killed process's requests, which P keeps until their leases end"
+        );
+    }
     let living = prefills.iter().copied().chain(decodes.iter().map(|decode| decode.number));
     let living: Vec<usize> = living.filter(|number| !dead.contains(number)).collect();
     for number in living {

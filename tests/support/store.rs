@@ -383,7 +383,7 @@ impl Store {
                 let ucx = Ucx::load(None).expect("nothing is tested over UCX where it is not installed");
                 let mut transport = UcxTransport::new(ucx, UcxConfig::default()).unwrap();
                 // SAFETY: as above.
-                unsafe { transport.adopt_device(memory.addr(), memory.len() as u64, 0) }.unwrap();
+                unsafe { transport.adopt_device(0, memory.addr(), memory.len() as u64) }.unwrap();
                 Worker::start(config, transport, Box::new(client)).unwrap()
             }
         }

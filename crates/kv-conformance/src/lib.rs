@@ -95,6 +95,11 @@ pub trait Harness {
         Duration::from_secs(60)
     }
 
+    /// The descriptors of the largest post: fewer where each costs much, as between GPU memory and host memory.
+    fn most_descriptors(&self) -> usize {
+        1_000_000
+    }
+
     /// False for a transport that refuses reads: checks then use writes only.
     fn reads(&self) -> bool {
         true

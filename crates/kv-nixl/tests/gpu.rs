@@ -4,6 +4,8 @@
 
 mod workers;
 
+use std::sync::{Mutex, PoisonError};
+
 use kv_conformance::Gpu;
 use kv_nixl::{MemoryError, NixlConfig, NixlError, NixlTransport};
 use workers::{Workers, nixl};
@@ -14,7 +16,11 @@ fn child() {
     workers::child(nixl);
 }
 
+/// One test at a time: a GPU takes turns between the programs that use it, and each turn is long.
+static ALONE: Mutex<()> = Mutex::new(());
+
 fn keeps_the_contract(here: &'static str, elsewhere: &'static str) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (Some(nixl), Some(_)) = (nixl(), kv_conformance::needed("GPU", Gpu::first())) else { return };
     // UCX reads GPU memory of another process over TCP, where a killed reader may take down the other process.
     kv_conformance::all(|| Workers { kind: here, reads: false, ..Workers::alike(nixl, elsewhere) });

@@ -28,7 +28,7 @@ impl UcxTransport {
         Ok(self.add_range(Range::host(memory))?)
     }
 
-    /// Allows regions in the memory of a CUDA device: `len` bytes at the address `addr`.
+    /// Allows regions in the memory of the CUDA device of this number: `len` bytes at the address `addr`.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl UcxTransport {
     ///
     /// The range is allocated on the device until the transport has been dropped, and nothing else writes to a page
     /// of it while that page is given to a transfer.
-    pub unsafe fn adopt_device(&mut self, addr: u64, len: u64, device: u64) -> Result<(), UcxError> {
+    pub unsafe fn adopt_device(&mut self, device: u64, addr: u64, len: u64) -> Result<(), UcxError> {
         let memory = MemoryKind::Vram;
         if !self.engine.knows(memory) {
             return Err(UcxError::Kind { region: 0, memory, device });
@@ -70,7 +70,7 @@ impl UcxTransport {
             }
             if memory == MemoryKind::Vram {
                 // SAFETY: the caller promises this for each region.
-                unsafe { self.adopt_device(addr, len, device) }?;
+                unsafe { self.adopt_device(device, addr, len) }?;
             } else {
                 // SAFETY: as above.
                 unsafe { self.adopt(addr, len) }?;

@@ -4,6 +4,8 @@
 
 mod workers;
 
+use std::sync::{Mutex, PoisonError};
+
 use kv_conformance::{Gpu, Harness, process};
 use kv_core::MemoryKind;
 use kv_ucx::{UcxConfig, UcxError, UcxTransport};
@@ -15,7 +17,11 @@ fn child() {
     process::child(|kind| worker_of(Kind::named(kind), &[Kind::FAR_LEN]));
 }
 
+/// One test at a time: a GPU takes turns between the programs that use it, and each turn is long.
+static ALONE: Mutex<()> = Mutex::new(());
+
 fn keeps_the_contract(kind: Kind) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if ucx().is_some() && kv_conformance::needed("GPU", Gpu::first()).is_some() {
         kv_conformance::all(|| kind);
     }
@@ -48,7 +54,7 @@ fn device_memory_is_refused_where_ucx_has_no_gpu() {
     let (Some(ucx), Err(reason)) = (ucx(), Gpu::first()) else { return };
     let mut transport = UcxTransport::new(ucx, UcxConfig::default()).unwrap();
     // SAFETY: the range is not taken.
-    let refused = unsafe { transport.adopt_device(4096, 4096, 0) };
+    let refused = unsafe { transport.adopt_device(0, 4096, 4096) };
     let wanted = UcxError::Kind { region: 0, memory: MemoryKind::Vram, device: 0 };
     assert_eq!(refused, Err(wanted), "{reason}");
 }

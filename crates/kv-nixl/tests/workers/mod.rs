@@ -69,6 +69,10 @@ impl Harness for Workers {
     fn reads(&self) -> bool {
         self.reads
     }
+
+    fn most_descriptors(&self) -> usize {
+        if [self.kind, self.others].contains(&"vram") { 20_000 } else { 1_000_000 }
+    }
 }
 
 /// A worker with regions of these lengths.

@@ -80,6 +80,10 @@ impl Harness for Kind {
     fn reads(&self) -> bool {
         *self == Kind::Reads
     }
+
+    fn most_descriptors(&self) -> usize {
+        if [Kind::Vram, Kind::VramToHost, Kind::HostToVram].contains(self) { 20_000 } else { 1_000_000 }
+    }
 }
 
 /// A worker of a kind with regions of these lengths.
@@ -90,7 +94,7 @@ pub fn worker_of(kind: Kind, lens: &[usize]) -> Side<UcxTransport> {
     let gpu = Gpu::first().unwrap();
     let mut transport = UcxTransport::new(Ucx::load(None).unwrap(), kind.config()).unwrap();
     // SAFETY: the memory is freed with the worker, after its transport.
-    let pages = Vram::pages(gpu, lens, |addr, len| unsafe { transport.adopt_device(addr, len, 0) }.unwrap());
+    let pages = Vram::pages(gpu, lens, |addr, len| unsafe { transport.adopt_device(0, addr, len) }.unwrap());
     pages.side(transport)
 }
 
