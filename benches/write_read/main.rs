@@ -2,11 +2,17 @@
 //! plain memcpy of the same blocks in the same run; and over the TCP transport, against plain blocking sockets; with
 //! `--features kv-benches/tls` also encrypted, against rustls over such sockets.
 //!
-//! `cargo bench --bench write_read`; with `--features nixl`, also NIXL beside plain `nixl-sys`, and with
-//! `-- nixl` after it, only that; with `-- tcp`, only TCP; with `--features ucx`, also UCX beside plain calls of UCX, and
-//! with `-- ucx`, only that; with `--features fabric`, also libfabric beside plain calls of libfabric, and with `-- fabric`,
-//! only that; with both, `-- gpu` is memory of a GPU beside CUDA's copies. Criterion's figures come first; then a table of ratios, each from pairs of measurements taken in turn, so
-//! that they hold on a machine whose speed drifts.
+//! | `cargo bench -p kv-benches --bench write_read …` | measures |
+//! |---|---|
+//! | nothing more | kv-local, TCP, and each library whose feature is on |
+//! | `-- tcp` | TCP alone |
+//! | `--features nixl -- nixl` | NIXL beside plain `nixl-sys` |
+//! | `--features ucx -- ucx` | UCX beside plain calls of UCX |
+//! | `--features fabric -- fabric` | libfabric beside plain calls of libfabric |
+//! | `--features nixl,ucx -- gpu` | memory of a GPU, over NIXL and over UCX, beside CUDA's own copies |
+//!
+//! Criterion's figures come first; then a table of ratios, each from pairs of measurements taken in turn, so that they hold
+//! on a machine whose speed drifts.
 
 #![allow(clippy::print_stdout)]
 
