@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kv_core::{MAX_FRAME, Op, Post, PostId, Transport, TransportError, TransportEvent};
 
 use crate::pair::descriptor;
-use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, connect, heard};
+use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, connect, heard, snapshot};
 
 pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
@@ -45,6 +45,29 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
         }
         ended == posts && seen.len() as u64 == posts
     });
+}
+
+/// A post that a transport moves in many parts: the frame comes after the last of them.
+pub(crate) fn the_notify_frame_of_a_large_post_comes_after_all_its_bytes<H: Harness>(harness: &H) {
+    let (len, piece) = (16 << 20, 64 << 10);
+    let mut pair = Pair::connected(harness, &[len]);
+    let mut random = Random::new("the_notify_frame_of_a_large_post_comes_after_all_its_bytes");
+    let pieces = (0..len as u64).step_by(piece);
+    let descriptors: Vec<_> = pieces.map(|at| descriptor((0, at), (0, at), piece as u64)).collect();
+    for round in 0..4 {
+        let content = random.bytes(len);
+        pair.a.memory.write(0, 0, &content);
+        let notify = Some(Bytes::from_static(b"all is there"));
+        let (id, descriptors) = (PostId(round), descriptors.clone());
+        pair.a.transport.post(A_KNOWS_B, Post { id, op: Op::Write, descriptors, notify }).unwrap();
+        pair.until("the frame", |pair| heard(&pair.b_events, b"all is there"));
+        let there = snapshot(&pair.b).remove(0);
+        let wrong = there.iter().zip(&content).filter(|(is, must)| is != must).count();
+        assert_eq!(wrong, 0, "bytes of post {round} that were not there when it was told");
+        assert_eq!(pair.await_post(id), Ok(()));
+        pair.a_events.clear();
+        pair.b_events.clear();
+    }
 }
 
 pub(crate) fn frames_arrive_whole_in_both_directions<H: Harness>(harness: &H) {

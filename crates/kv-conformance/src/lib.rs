@@ -126,6 +126,7 @@ checks! {
     }
     frames {
         the_notify_frame_comes_after_the_bytes,
+        the_notify_frame_of_a_large_post_comes_after_all_its_bytes,
         frames_arrive_whole_in_both_directions,
         the_first_frame_arrives_before_the_receiver_connects,
         both_sides_may_connect_at_once,

@@ -28,6 +28,8 @@ enum Bug {
     CutsLongPosts,
     /// The notify frame is sent when the post is made.
     NotifiesEarly,
+    /// The notify frame is sent when the first part of the post is in place.
+    NotifiesAfterAPart,
     /// Frames over 64 KiB lose their ends.
     ShortensFrames,
     /// Frames are taken from peers only that were connected.
@@ -73,11 +75,12 @@ enum Bug {
 }
 
 /// Each check of the suite, with the bug that it must find.
-const FINDS: [(&str, Bug); 25] = [
+const FINDS: [(&str, Bug); 26] = [
     ("posts_move_exactly_the_described_bytes", Bug::ForgetsADescriptor),
     ("descriptors_out_of_bounds_are_refused_and_touch_nothing", Bug::MovesBeforeItChecks),
     ("one_and_a_million_descriptors_move_their_bytes", Bug::CutsLongPosts),
     ("the_notify_frame_comes_after_the_bytes", Bug::NotifiesEarly),
+    ("the_notify_frame_of_a_large_post_comes_after_all_its_bytes", Bug::NotifiesAfterAPart),
     ("frames_arrive_whole_in_both_directions", Bug::ShortensFrames),
     ("the_first_frame_arrives_before_the_receiver_connects", Bug::DeafToStrangers),
     ("both_sides_may_connect_at_once", Bug::OneConnectsOnly),
@@ -214,6 +217,14 @@ impl Transport for Faulty {
                 if let Some(notify) = post.notify.take() {
                     self.inner.send(peer, notify)?;
                 }
+            }
+            Bug::NotifiesAfterAPart if post.descriptors.len() > 1 => {
+                let rest = post.descriptors.split_off(1);
+                let first = PostId(1 << 40 | id.0);
+                self.told.insert(first);
+                let (descriptors, notify) =
+                    (std::mem::replace(&mut post.descriptors, rest), post.notify.take());
+                self.inner.post(peer, Post { id: first, op: post.op, descriptors, notify })?;
             }
             Bug::OneConnectsOnly if peer == kv_conformance::B_KNOWS_A => {
                 post.descriptors = vec![Descriptor { len: 1, ..post.descriptors[0] }];
