@@ -13,6 +13,7 @@
 //! | [`Posts`] | the posts that have not ended, of transports with a way to each peer, and the events for the owner |
 //! | [`Latency`] | how long the next slice to a peer is expected to take |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
+//! | [`printed`] | what a C library prints, as text |
 //! | [`random()`] | tokens and names that nobody can guess |
 //!
 //! What this crate is not: a transport. The crate opens no connection, knows no peer's memory layout and no
@@ -79,5 +80,5 @@ pub use parked::Parked;
 pub use posts::{OfWay, Posts, TransferId};
 pub use process::{Process, check_user};
 pub use random::random;
-pub use sys::{Mapping, Memory};
+pub use sys::{Mapping, Memory, printed};
 pub use token::Token;

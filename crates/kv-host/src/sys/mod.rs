@@ -8,10 +8,12 @@
 
 mod mapping;
 mod memory;
+mod printed;
 mod socket;
 
 pub use mapping::Mapping;
 pub use memory::Memory;
+pub use printed::printed;
 pub(crate) use socket::{Credentials, peer_credentials, peer_pidfd};
 
 /// True if `offset..offset + len` lies inside `0..total`.

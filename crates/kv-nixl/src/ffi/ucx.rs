@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
+use kv_host::printed;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::ffi::library::Library;
@@ -152,26 +153,4 @@ pub(crate) fn intercepted_code() -> Vec<[u8; CODE]> {
         unsafe { symbol.cast::<[u8; CODE]>().read_unaligned() }
     };
     INTERCEPTED.map(of).to_vec()
-}
-
-/// What `print` writes to a stream.
-fn printed(print: impl FnOnce(*mut libc::FILE)) -> String {
-    let (mut text, mut len) = (ptr::null_mut::<c_char>(), 0_usize);
-    // SAFETY: both places live until the stream is closed.
-    let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut len) };
-    if stream.is_null() {
-        return String::new();
-    }
-    print(stream);
-    // SAFETY: the stream is open, and not used after.
-    unsafe { libc::fclose(stream) };
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: the closed stream has left a buffer of this length, which is ours.
-    let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), len) };
-    let printed = String::from_utf8_lossy(bytes).into_owned();
-    // SAFETY: the buffer was allocated by libc for us, and is not used after.
-    unsafe { libc::free(text.cast()) };
-    printed
 }

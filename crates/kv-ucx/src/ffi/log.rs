@@ -1,9 +1,9 @@
 //! UCX's log, which UCX writes to the standard output unless it is told otherwise. A process whose output another
 //! program reads would send it UCX's words.
 
-use std::ffi::{CStr, c_char, c_schar, c_uint};
-use std::ptr;
+use std::ffi::{c_char, c_schar, c_uint};
 
+use kv_host::printed;
 use libloading::os::unix::Library;
 
 type Print = unsafe extern "C" fn(*mut libc::FILE, c_uint);
@@ -13,7 +13,7 @@ type Nullary = unsafe extern "C" fn();
 /// `UCS_CONFIG_PRINT_CONFIG`: one line `NAME=value` for each setting.
 const VALUES: c_uint = 1;
 /// The line of a log whose place is not set.
-const UNSET: &[u8] = b"\nUCX_LOG_FILE=\n";
+const UNSET: &str = "UCX_LOG_FILE=";
 
 /// Sends the log to the standard error, if neither the environment nor a file of UCX names another place. UCX must not
 /// be in use yet. A UCX without these functions keeps its log where it is.
@@ -29,7 +29,9 @@ pub(super) fn to_stderr(library: &Library) {
         )
     };
     let (Ok(print), Ok(set), Ok(cleanup), Ok(init)) = functions else { return };
-    if !settings(&print).windows(UNSET.len()).any(|line| line == UNSET) {
+    // SAFETY: the stream is open, and UCX reads its own settings only.
+    let settings = printed(|stream| unsafe { print(stream, VALUES) });
+    if !settings.lines().any(|line| line == UNSET) {
         return;
     }
     // SAFETY: both are C strings. Nothing uses this copy of UCX yet, so that nothing writes to the log while it is
@@ -38,27 +40,5 @@ pub(super) fn to_stderr(library: &Library) {
         set(c"LOG_FILE".as_ptr(), c"stderr".as_ptr());
         cleanup();
         init();
-    }
-}
-
-/// UCX's settings that are not of one context: lines, each after a line feed.
-fn settings(print: &Print) -> Vec<u8> {
-    let (mut text, mut len) = (ptr::null_mut::<c_char>(), 0_usize);
-    // SAFETY: both places live until the stream is closed.
-    let stream = unsafe { libc::open_memstream(&raw mut text, &raw mut len) };
-    if stream.is_null() {
-        return Vec::new();
-    }
-    // SAFETY: the stream is open, and UCX reads its own settings only. The closed stream leaves a C string, or null; it
-    // was allocated by libc, and is not used after it is freed.
-    unsafe {
-        libc::fputs(c"\n".as_ptr(), stream);
-        print(stream, VALUES);
-        if libc::fclose(stream) != 0 || text.is_null() {
-            return Vec::new();
-        }
-        let settings = CStr::from_ptr(text).to_bytes().to_owned();
-        libc::free(text.cast());
-        settings
     }
 }
