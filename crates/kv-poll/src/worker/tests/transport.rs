@@ -97,18 +97,33 @@ impl Transport for FakeTransport {
     }
 }
 
+impl Drop for FakeTransport {
+    fn drop(&mut self) {
+        if let Some(act) = self.wire.at_close.lock().unwrap().take() {
+            act();
+        }
+    }
+}
+
 /// The test's end of a fake transport.
 pub(super) struct Wire {
     event: OwnedFd,
     events: Mutex<Vec<TransportEvent>>,
     /// Done once on the worker's thread, between its last look at the commands and its sleep.
     pub(super) before_sleep: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Done when the transport is dropped.
+    pub(super) at_close: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Wire {
     pub(super) fn new() -> Arc<Wire> {
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-        Arc::new(Wire { event, events: Mutex::default(), before_sleep: Mutex::default() })
+        Arc::new(Wire {
+            event,
+            events: Mutex::default(),
+            before_sleep: Mutex::default(),
+            at_close: Mutex::default(),
+        })
     }
 
     pub(super) fn deliver(&self, event: TransportEvent) {

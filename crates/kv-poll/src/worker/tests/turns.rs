@@ -53,6 +53,22 @@ fn a_command_given_at_the_moment_of_falling_asleep_is_taken() {
 }
 
 #[test]
+fn sessions_of_a_dropped_driver_fail_before_the_transport_closes() {
+    let (log, wire) = (Log::default(), Wire::new());
+    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
+    let driver = driver(Box::new(node), config, transport, client, BootTime);
+    let sender = manager(&driver).sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
+    assert!(!sender.poll().is_terminal());
+    // A transport may take its time to close, and the scheduler does not wait for that.
+    let at_close = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&at_close);
+    *wire.at_close.lock().unwrap() = Some(Box::new(move || *seen.lock().unwrap() = Some(sender.poll())));
+    drop(driver);
+    assert_eq!(*at_close.lock().unwrap(), Some(KvPoll::Failed));
+}
+
+#[test]
 fn sessions_that_were_opened_before_a_stop_are_counted_however_many_commands_wait() {
     let (log, wire) = (Log::default(), Wire::new());
     let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
