@@ -100,8 +100,9 @@ impl Transport for Stamping {
         WriteFence::AtDeath
     }
 
-    fn poll(&mut self, _: Time, events: &mut Vec<TransportEvent>) {
+    fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         let stamp = self.clock.last();
+        assert_eq!(now.as_nanos(), stamp, "a transport is polled at the time of the clock");
         let frame = Bytes::copy_from_slice(&stamp.to_le_bytes());
         events.push(TransportEvent::Frame { from: Origin(1), frame });
         events.push(TransportEvent::Posted { post: PostId(stamp), result: Err(TransportError::Cancelled) });
@@ -119,7 +120,8 @@ impl BootstrapClient for Stamping {
 
     fn lookup(&mut self, _: Time, _: LookupId, _: &str, _: &RankQuery) {}
 
-    fn poll(&mut self, _: Time) -> Option<BootstrapEvent> {
+    fn poll(&mut self, now: Time) -> Option<BootstrapEvent> {
+        assert_eq!(now.as_nanos(), self.clock.last(), "a client is polled at the time of the clock");
         self.polls += 1;
         let (lookup, error) = (LookupId(self.clock.last()), BootstrapError::TimedOut);
         (!self.polls.is_multiple_of(3)).then_some(BootstrapEvent::Failed { lookup, error })
