@@ -63,6 +63,10 @@ fn refused(solo: &mut Solo, peer: PeerId) {
     solo.input(Input::ConnectFailed { peer, error: TransportError::Metadata("of another host") });
 }
 
+fn refused_for_now(solo: &mut Solo, peer: PeerId) {
+    solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
+}
+
 fn connected(solo: &mut Solo, peer: PeerId) {
     let (directions, fence) = (Directions::BOTH, WriteFence::AtDeath);
     solo.input(Input::Connected { peer, directions, fence });
@@ -391,6 +395,29 @@ fn lost_over_far(prefers: [&str; 2]) -> Solo {
     lost(&mut solo, id);
     assert_eq!(solo.cause(session), Cause::WayLost);
     solo
+}
+
+#[test]
+fn after_a_session_has_waited_in_vain_for_a_lost_way_the_next_one_tries_the_other() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1, 2], None);
+    lost(&mut solo, PeerId(0));
+    assert_eq!(solo.cause(session), Cause::WayLost);
+    let (waiting, _) = meets_again(&mut solo);
+    assert_eq!(connects(&solo), [(PeerId(1), theirs("far"))]);
+    refused_for_now(&mut solo, PeerId(1));
+    assert_eq!(solo.poll(waiting), KvPoll::Bootstrapping, "the session waits where the peer is known");
+    while solo.poll(waiting) != KvPoll::Failed {
+        solo.run_for(SECOND / 10);
+        for (peer, by) in connects(&solo) {
+            assert_eq!((peer, by), (PeerId(0), theirs("near")), "the lost way is opened anew");
+        }
+    }
+    let (_session, _) = meets_again(&mut solo);
+    assert!(connects(&solo).iter().any(|(_, by)| *by == theirs("far")), "{:?}", connects(&solo));
 }
 
 /// `far` stays lost; `near` would connect and be answered. Sessions come every `apart`.
