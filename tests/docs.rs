@@ -1,6 +1,6 @@
 //! The documentation as a stranger meets it: hardly any comment says too little, twenty public items are shown whose
-//! comments somebody may read (`cargo test --test docs -- --nocapture`; `SEED` chooses others), and the README shows
-//! the program that `scripts/outside.sh` runs.
+//! comments somebody may read (`cargo test --test docs -- --nocapture`; `SEED` chooses others), the README shows
+//! the program that `scripts/outside.sh` runs, and the cookbook's table has every recipe.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -103,4 +103,30 @@ fn the_readme_shows_the_program_that_runs_outside_of_the_workspace() {
     let program = std::fs::read_to_string(root.join("tests/outside/src/bin/local.rs")).unwrap();
     assert!(program.lines().count() <= 40, "{} lines", program.lines().count());
     assert!(readme.contains(&program), "README's program is not tests/outside/src/bin/local.rs");
+}
+
+/// The titles of a page's recipes. Code, whose hidden lines look alike, is passed over.
+fn headings(page: &str) -> Vec<&str> {
+    let mut in_code = false;
+    let is_heading = |line: &&str| {
+        in_code ^= line.starts_with("```");
+        !in_code && line.starts_with("# ")
+    };
+    page.lines().filter(is_heading).map(|line| &line[2..]).collect()
+}
+
+#[test]
+fn the_table_of_the_cookbook_links_to_every_recipe_in_its_order() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/COOKBOOK.md")).unwrap();
+    let anchor = |heading: &str| {
+        let kept = heading.chars().filter(|char| char.is_alphanumeric() || " -".contains(*char));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    };
+    let wanted: Vec<String> =
+        headings(&page).iter().map(|heading| format!("| [{heading}](#{}) |", anchor(heading))).collect();
+    let row = |line: &str| Some(format!("{}) |", line.strip_prefix("| [").and(line.split_once(") |"))?.0));
+    let rows: Vec<String> = page.lines().filter_map(row).collect();
+    assert!(wanted.len() > 15, "only {} recipes were found", wanted.len());
+    assert_eq!(rows, wanted);
 }

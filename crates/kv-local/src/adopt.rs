@@ -9,8 +9,8 @@ use crate::transport::LocalTransport;
 
 impl LocalTransport {
     /// Allows regions in memory that the server already owns: `len` bytes at the address `addr`, of a `Vec`, a
-    /// tensor or an own mapping. Peers reach this memory with `process_vm_readv` and `process_vm_writev`, at about
-    /// half the speed of an [`Arena`](kv_host::Arena). No alignment is needed, and ranges may overlap: what the
+    /// tensor or an own mapping. Peers reach this memory with `process_vm_readv` and `process_vm_writev`, which is
+    /// slower than the plain copies of an [`Arena`](kv_host::Arena). No alignment is needed, and ranges may overlap: what the
     /// regions of a worker may not do is checked with its arguments. [`Region`] has the whole contract of such memory.
     ///
     /// Peers need the right to trace this process: the same user, the same PID namespace, and
@@ -24,10 +24,7 @@ impl LocalTransport {
     ///
     /// # Safety
     ///
-    /// The whole range is mapped, readable and writable, until the transport has been dropped **and**
-    /// no peer can reach it any more; and no Rust reference to a page of it exists while that page
-    /// is given to a transfer. A worker owns its transport: the transport has been dropped when the worker's
-    /// `Stopping` has given its report.
+    /// As [`Region`] says of memory that a server owns, for the whole range.
     pub unsafe fn adopt(&mut self, addr: u64, len: u64) -> Result<(), LocalError> {
         // SAFETY: the caller keeps the range for as long as the transport and its peers use it.
         let memory = unsafe { Memory::adopt(addr, len) }?;

@@ -19,9 +19,7 @@ impl TcpTransport {
     ///
     /// # Safety
     ///
-    /// The whole range is mapped, readable and writable, until the transport has been dropped; and no Rust
-    /// reference to a page of it exists while that page is given to a transfer. A worker owns its transport: the
-    /// transport has been dropped when the worker's `Stopping` has given its report.
+    /// As [`Region`] says of memory that a server owns, for the whole range.
     pub unsafe fn adopt(&mut self, addr: u64, len: u64) -> Result<(), TcpError> {
         // SAFETY: the caller keeps the range for as long as the transport uses it.
         let memory = unsafe { Memory::adopt(addr, len) }?;

@@ -19,9 +19,7 @@ impl UcxTransport {
     ///
     /// # Safety
     ///
-    /// The whole range is mapped, readable and writable, until the transport has been dropped; and no Rust reference
-    /// to a page of it exists while that page is given to a transfer. A worker owns its transport: the transport has
-    /// been dropped when the worker's `Stopping` has given its report.
+    /// As [`Region`] says of memory that a server owns, for the whole range.
     pub unsafe fn adopt(&mut self, addr: u64, len: u64) -> Result<(), UcxError> {
         // SAFETY: the caller keeps the range for as long as the transport uses it.
         let memory = unsafe { Memory::adopt(addr, len) }?;
@@ -36,8 +34,7 @@ impl UcxTransport {
     ///
     /// # Safety
     ///
-    /// The range is allocated on the device until the transport has been dropped, and nothing else writes to a page
-    /// of it while that page is given to a transfer.
+    /// As [`Region`] says of memory that a server owns, for the whole range, which is allocated on that device.
     pub unsafe fn adopt_device(&mut self, device: u64, addr: u64, len: u64) -> Result<(), UcxError> {
         let memory = MemoryKind::Vram;
         if !self.engine.knows(memory) {

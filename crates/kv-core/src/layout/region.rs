@@ -19,13 +19,17 @@ pub const MAX_REGIONS: usize = 4096;
 /// # Memory that a server owns
 ///
 /// A server whose tensors exist already describes each of them by address, length and device, builds its
-/// [`KvArgs`](crate::KvArgs), and lets the transport adopt them all (`adopt_regions` of kv-local,
-/// kv-tcp and kv-nixl). Then:
+/// [`KvArgs`](crate::KvArgs), and lets the transport adopt them all (`adopt_regions` of every transport).
+/// Then:
 ///
-/// - **Lifetime.** The server keeps the memory allocated, at the same address, until the worker has stopped:
-///   until `Stopping` of kv-poll gives its `StopReport`. If the report counts pages or items in quarantine, or
-///   a panic, the memory stays until the process ends, because a data operation may still touch it. A cache
-///   that grows by moving (`expand_capacity`, a `Vec` that is pushed to) is a new cache: it needs a new worker.
+/// - **Lifetime.** The server keeps the memory allocated, readable and writable, at the same address, until the
+///   worker has stopped: until `Stopping` of kv-poll gives its `StopReport`. If the report counts pages or items
+///   in quarantine, data operations in flight, or a panic, the memory stays until the process ends, because a
+///   data operation may still touch it. An owner that uses a transport without a worker keeps the memory until
+///   the transport has been dropped; and until the process ends if a post had not ended by then, or if a peer
+///   that may write was neither [revoked](crate::TransportEvent::Revoked) nor proven
+///   [dead](crate::WayEnd::Dead). A cache that grows by moving (`expand_capacity`, a `Vec` that is pushed to) is
+///   a new cache: it needs a new worker.
 /// - **Content.** Pages, aux rows and slots that a session owns belong to the transfer until
 ///   [`reclaim`](crate::KvSession::reclaim). Those of a receiver may hold any bytes meanwhile, and also after a
 ///   failure. Those of a sender must not be written to. No Rust reference to their bytes (`&[u8]`, a tensor
@@ -36,14 +40,15 @@ pub const MAX_REGIONS: usize = 4096;
 ///   tokens, parts and layers that the item is said to hold ([`ArgsError`](crate::ArgsError) names the field
 ///   and both values).
 /// - **Devices.** `device` is the number by which this process knows the GPU: behind `CUDA_VISIBLE_DEVICES`,
-///   the number within that list. Peers may have other numbers. kv-local and kv-tcp
-///   move host memory only.
+///   the number within that list. Peers may have other numbers. kv-nixl, and kv-ucx with UCX's CUDA module, move
+///   GPU memory; kv-local, kv-tcp and kv-fabric move host memory only.
 /// - **Children.** A child that is forked, and does not `exec`, has copies of the bytes and not the cache: it
 ///   must use neither the worker nor the pages. Where a network card has pinned the memory (NIXL over RDMA),
 ///   the memory should be kept from children (`MADV_DONTFORK`), or the parent's next write may go to another
 ///   page than the card's.
 /// - **Freed too early.** Peers of kv-local then get an error if the address is unmapped, and bytes of
-///   whatever took its place if not; over NIXL the process may crash. Nothing can detect this: hence `unsafe`.
+///   whatever took its place if not; over the other transports the process may crash. Nothing can detect this:
+///   hence `unsafe`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Region {

@@ -17,10 +17,7 @@ impl NixlTransport {
     ///
     /// # Safety
     ///
-    /// The whole range stays mapped, readable and writable, until the transport has been [shut
-    /// down](NixlTransport::shutdown) or dropped. If posts were unfinished then, the range stays for as long
-    /// as the process lives: NIXL cannot stop posts. No Rust reference to a page of the range exists while
-    /// the page is given to a transfer, by this worker or by a peer.
+    /// As [`Region`] says of memory that a server owns, for the whole range.
     pub unsafe fn adopt(&mut self, addr: u64, len: u64) -> Result<(), NixlError> {
         // SAFETY: the caller promises the range for as long as the transport, or what it leaves behind, may
         // touch it, and nothing else gets this value.
@@ -33,7 +30,7 @@ impl NixlTransport {
     ///
     /// # Safety
     ///
-    /// The promises of [`adopt`](NixlTransport::adopt), for memory that is allocated on that device.
+    /// As [`Region`] says of memory that a server owns, for the whole range, which is allocated on that device.
     pub unsafe fn adopt_device(&mut self, device: u64, addr: u64, len: u64) -> Result<(), NixlError> {
         self.adopt_memory(Memory::of_device(device, addr, len)?)
     }
