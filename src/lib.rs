@@ -31,7 +31,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `tls` | encryption of the TCP transport: `TcpConfig::tls` |
-//! | `nixl`, `ucx`, `fabric` | the modules of these names: transports over libraries that are loaded when a program asks for them, so that one that is missing is an error of that call. `nixl` and `ucx` may be built together, but a process loads only one of the two |
+//! | `nixl`, `ucx`, `fabric` | the modules of these names: transports over libraries that are loaded when a program asks for them, so that one that is missing is an error of that call. `nixl` and `ucx` may be built together. Load NIXL first: `Ucx::load` is then refused. Never load NIXL after UCX |
 //! | `interop` | the module `interop`; implies `nixl` |
 //! | `encoder-cache` | the module `encoder_cache` |
 //! | `observe`, `timeline` | the modules of these names |

@@ -10,9 +10,9 @@
 //!
 //! - UCX is loaded at run time ([`Ucx::load`]): a program that never uses this transport runs without UCX, and one that
 //!   uses it is told what is missing ([`LoadError`]). The build needs UCX's headers, and libclang.
-//! - A process has one copy of UCX. NIXL brings its own copy; [`Ucx::load`] refuses to load a second one beside it.
-//!   NIXL does not look: load UCX last, and where both may be wanted, treat the refusal as the absence of this
-//!   transport.
+//! - A process has one copy of UCX, and NIXL brings its own copy. Where both may be wanted, load NIXL first:
+//!   [`Ucx::load`] is then refused, and the program goes on without this transport. NIXL does not look whether UCX is
+//!   loaded, so never load NIXL after UCX.
 //! - UCX's settings are given to it by calls, so that other threads may run. UCX's environment variables count, too.
 //! - One setting is for the operator to make, in the environment: `UCX_MEM_MMAP_HOOK_MODE=none`, which UCX reads while it
 //!   is being loaded. Otherwise UCX overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
@@ -49,10 +49,11 @@
 //! (`UCX_TCP_KEEPIDLE`), and otherwise when the kernel gives up sending them again (`net.ipv4.tcp_retries2`), some
 //! fifteen minutes later by its default. Until then, posts that were under way do not end.
 //!
-//! An endpoint may end on one side only: the other side's goes on, but UCX drops what comes by it, or a part of it. So this
-//! side says so by the next endpoint that it opens to the peer, which it opens for this when a frame of an ended session
-//! comes. The peer's ways are lost then, and it can connect again. What is said is a secret that the peer has given. UCX would
-//! find out by itself, but only after some `UCX_KEEPALIVE_INTERVAL` (20 s).
+//! UCX may end the endpoint of one side only. The peer's endpoint then goes on, but UCX drops what the peer sends by it, or
+//! a part of that. So this side tells the peer that the way has ended, by the next endpoint that it opens to the peer; it
+//! opens one for this when a frame of an ended session comes. The message holds a secret that the peer has given, so that
+//! nobody else can end the way. The peer then reports the way as lost, and can connect again. Without the message, UCX would
+//! find out after some `UCX_KEEPALIVE_INTERVAL` (20 s).
 //!
 //! # What a network without encryption can prove
 //!
@@ -67,11 +68,12 @@
 //! damaged. So the network and the bootstrap server are trusted; let UCX listen on devices of a network that only the
 //! workers of the service reach ([`UcxConfig::devices`]).
 //!
-//! UCX's sockets stay open in processes that the worker's process starts, unless these close what they inherit. Such a
-//! process keeps the connections of a worker that has died. To its peers they look like connections of a living process,
-//! so they tell the death at once, although bytes that the worker has left in its sockets may arrive later, and are put in
-//! place. A worker must start no process that keeps its sockets: close all descriptors between `fork` and `exec`
-//! (`close_range`; `close_fds` in Python, where it is the default), and do not fork without `exec`.
+//! UCX's sockets stay open in processes that the worker's process starts, unless these close what they inherit. Suppose
+//! that such a child lives on when its worker dies. The child keeps the worker's connections, so they do not look like
+//! connections whose other end has no process. The worker's peers then do not wait for what is left in these connections:
+//! they report the worker as dead at once, and its last bytes may arrive after that, in pages that have been given back. So
+//! a worker must start no process that keeps its sockets: close all descriptors between `fork` and `exec` (`close_range`;
+//! `close_fds` in Python, where it is the default), and do not fork without `exec`.
 //!
 //! What this crate is not: encrypted; a protocol, because the content of frames is opaque to it. Between workers of one
 //! host use kv-local: this transport refuses READ there, too, because a part of what UCX sends within a host goes over TCP.
