@@ -6,10 +6,10 @@
 //! ```
 //!
 //! **What it is.** A router, prefill processes (P) and decode processes (D), over any transport
-//! (`--transport local|tcp|nixl`) and in any mode (`--mode push|pull|auto`), with the demonstration model, or with a
-//! checkpoint of the Llama architecture (`--features checkpoint`, `--model DIR`). **What it is not.** A fast server: the
-//! model is the plain one of the other examples, and decodes greedily, so that every token can be compared with a run
-//! in one process.
+//! (`--transport local|tcp|nixl|ucx|fabric|auto`; `local` by default) and in any mode (`--mode push|pull|auto`; `pull` by
+//! default, and `auto` over UCX), with the demonstration model, or with a checkpoint of the Llama architecture
+//! (`--features checkpoint`, `--model DIR`). **What it is not.** A fast server: the model is the plain one of the other
+//! examples, and decodes greedily, so that every token can be compared with a run in one process.
 //!
 //! ```text
 //! client ──▶ router ──1──▶ P  do_remote_decode: true, max_tokens: 1

@@ -33,8 +33,9 @@ pub enum TransportKind {
     Tcp,
     /// NVIDIA NIXL: RDMA, shared memory, TCP. Needs a build with --features nixl.
     Nixl,
-    /// All that this build and this host have: each peer by the best that both sides have, and by the next one where that
-    /// fails. Peers on other hosts need KV_TCP_ADDRESS.
+    /// All that this build and this host have: local; nixl, or ucx where NIXL is missing; fabric, only where
+    /// KV_FABRIC_PROVIDER is set; and tcp. The decode side takes for each peer the first that both sides have and that
+    /// both writes and reads, and the next one where that fails. Peers on other hosts need KV_TCP_ADDRESS.
     Auto,
     /// kv-ucx: UCX without NIXL: RDMA, TCP. Needs a build with --features ucx. The variable UCX_NET_DEVICES has the
     /// devices (default: all).

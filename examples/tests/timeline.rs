@@ -1,5 +1,5 @@
-//! The example `pd` writes a timeline of a run with a rank that hangs and is killed, expired leases and requests that are sent again. A
-//! headless Chromium shows what happened, in words that can be read and in a picture.
+//! The example `pd` writes a timeline of a run with a rank that hangs and is killed, expired leases and requests that
+//! are sent again. A headless Chromium shows what happened, in words that can be read and in a picture.
 //!
 //! The program is the one that cargo builds beside the tests of the package: `cargo test --test timeline` alone builds
 //! none, so `cargo build --examples` comes first. Where there is no Chromium, the test says so, and looks at the file.

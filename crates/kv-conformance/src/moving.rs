@@ -112,8 +112,8 @@ pub(crate) fn descriptors_out_of_bounds_are_refused_and_touch_nothing<H: Harness
     assert!((snapshot(&pair.a), snapshot(&pair.b)) == before, "a refused post has touched memory");
 }
 
-/// Posts of one and of a million descriptors ([`Harness::most_descriptors`]), at random places: a transport that splits a post must report
-/// its end only once, when all bytes have moved.
+/// Posts of one and of a million descriptors ([`Harness::most_descriptors`]), at random places: a transport that splits
+/// a post must report its end only once, when all bytes have moved.
 pub(crate) fn one_and_a_million_descriptors_move_their_bytes<H: Harness>(harness: &H) {
     let (item, most) = (8, harness.most_descriptors());
     let len = item * most;

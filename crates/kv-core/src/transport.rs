@@ -1,5 +1,5 @@
-//! The trait of whatever moves the bytes. The transports of `kv-local`, `kv-tcp`, `kv-nixl`, `kv-ways` and
-//! the simulator implement it.
+//! The trait of whatever moves the bytes. The transports of `kv-local`, `kv-tcp`, `kv-nixl`, `kv-ucx`, `kv-fabric`,
+//! `kv-ways` and the simulator implement it.
 
 use std::os::fd::RawFd;
 use std::time::Duration;

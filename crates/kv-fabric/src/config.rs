@@ -39,7 +39,8 @@ pub struct FabricConfig {
     /// silent for longest is forgotten, if it was silent for [`silence`](FabricConfig::silence); otherwise the one more
     /// is refused.
     pub max_guests: usize,
-    /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
+    /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB, 1 MiB and
+    /// 24 bytes to 1 GiB).
     pub outbound_bytes: usize,
     /// Most posts that are accepted and not reported as ended; beyond that `post` returns `WouldBlock`
     /// (default 65 536, 1 to 2^24).

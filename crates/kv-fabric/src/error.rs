@@ -105,7 +105,8 @@ pub enum FabricError {
     /// The memory is refused: the range is impossible, or the metadata has been asked for already.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A region lies in a device's memory or in a file, and this transport moves host memory only. Use NIXL for it.
+    /// A region lies in a device's memory or in a file, and this transport moves host memory only. Use NIXL, or UCX
+    /// with its CUDA module, for memory of a GPU.
     #[error("regions[{region}] is in {memory:?} of device {device}; kv-fabric reaches Dram only")]
     Device {
         /// Position of the region in the list.

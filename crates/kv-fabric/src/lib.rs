@@ -15,7 +15,8 @@
 //! Each slice of a post is one write of libfabric, which ends here when its bytes are in the peer's memory
 //! (`FI_DELIVERY_COMPLETE`). The notify frame of a post is sent ahead, with the number of the post's writes. Each
 //! write carries a number of the post to the peer's completion queue (`FI_REMOTE_CQ_DATA`), and the peer gives the frame
-//! to its owner when that many have arrived, by whatever devices. So no message has to follow the writes, and their order does not matter.
+//! to its owner when that many have arrived, by whatever devices. So no message has to follow the writes, and their order
+//! does not matter.
 //! Where the provider's writes carry less than eight bytes of data, the notify frame is sent when all writes have ended
 //! ([`FabricTransport::counts_writes`]).
 //!
@@ -29,7 +30,8 @@
 //!   has taken them in up to the end of the connection, which a write that nobody can answer shows; with several devices,
 //!   on every connection that the peer may have had.
 //!   A process that has inherited the sockets of the dead peer (libfabric opens them without close-on-exec) keeps such a
-//!   connection open: then the peer's end is not told until that process ends, too.
+//!   connection open: then the peer's end is not told until that process ends, too. So a worker closes all descriptors
+//!   between `fork` and `exec`.
 //! - A peer that has answered no greeting for [`FabricConfig::silence`], or an operation to whom has failed, is
 //!   [lost](kv_core::WayEnd::Lost). Nothing is proven about a process of another host.
 //! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.
@@ -67,8 +69,9 @@
 //! ends.
 //!
 //! libfabric closes such a connection by itself if another process connects from the address and port of the peer: so the
-//! crash is still possible when a host that was cut off in the middle of a write is replaced by one that has both. It also
-//! does where the variable `FI_AV_REMOVE_CLEANUP` is set, which therefore must not be.
+//! crash is still possible when a host that was cut off in the middle of a write is replaced by one that has both. It
+//! also closes such connections by itself where the variable `FI_AV_REMOVE_CLEANUP` is set. So that variable must not be
+//! set.
 //!
 //! # Whom to trust
 //!
@@ -77,7 +80,8 @@
 //! and frames of another process are never taken for a peer's. But who has the metadata of a worker can write and read its
 //! regions, and can write there with another peer's numbers. The network is trusted.
 //!
-//! What this crate is not: encrypted; a protocol (the content of frames is opaque); for device memory.
+//! What this crate is not: encrypted; a protocol (the content of frames is opaque); for device memory, which
+//! kv-nixl and kv-ucx move.
 //!
 //! ```
 //! use kv_core::{Descriptor, Op, PeerId, Transport, TransportEvent, Post, PostId, Region, RegionRole, Time};

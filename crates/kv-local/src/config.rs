@@ -36,7 +36,8 @@ pub struct LocalConfig {
     /// How long an unclaimed connection may be silent, with its peer copying nothing, before it is closed
     /// (default 60 s).
     pub unclaimed_timeout: Duration,
-    /// Most bytes queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
+    /// Most bytes queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB, 1 MiB and 5 bytes to
+    /// 1 GiB).
     pub outbound_bytes: usize,
     /// Most posts that are accepted and not reported as ended; beyond that `post` returns `WouldBlock`
     /// (default 65 536, 1 to 2^24).

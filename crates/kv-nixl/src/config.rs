@@ -26,25 +26,27 @@ pub struct NixlConfig {
     /// `ib_device` of the `KvArgs` is not read: give it here. Each must be the first port of a card, if there are
     /// several.
     pub devices: Vec<String>,
-    /// How long one request to NIXL should take (default 1.5 ms). Long posts are cut into requests of this
+    /// How long one request to NIXL should take (default 1.5 ms, 0.1 ms to 1 s). Long posts are cut into requests of this
     /// duration, at the measured speed of their connection. UCX may copy all of a request inside one call, so
     /// this is most of the time of a turn. At most two such requests are in flight to a peer, so that a small
     /// post does not wait behind a large post in UCX's queues.
     pub slice_time: Duration,
-    /// Most bytes of one request, where each descriptor counts 8 KiB beside its own bytes (default 64 MiB).
+    /// Most bytes of one request, where each descriptor counts 8 KiB beside its own bytes (default 64 MiB, 64 KiB to
+    /// 1 TiB).
     pub slice_bytes: u64,
     /// The most items (pages, or a layer's share of pages) of a cache of which NIXL prepares lists, for this
-    /// worker and for each peer (default 65 536; 0: no lists). With lists, requests of single items cost a
+    /// worker and for each peer (default 65 536, at most 2^24; 0: no lists). With lists, requests of single items cost a
     /// little less; each item costs some 50 ns and 60 bytes when a peer is connected.
     pub prepared_items: usize,
     /// Most bytes of frames that were sent to one peer and not confirmed by the peer; beyond that `send`
-    /// answers `WouldBlock` (default 4 MiB). A foreign agent confirms nothing: the limit is then on the bytes
+    /// answers `WouldBlock` (default 4 MiB, 2 MiB to 1 GiB). A foreign agent confirms nothing: the limit is then on the bytes
     /// in ten seconds.
     pub outbound_bytes: usize,
     /// Most bytes of raw notifications of foreign agents that wait to be
-    /// [taken](crate::NixlTransport::next_notification) (default 0: raw notifications are dropped; 16 MiB is
-    /// plenty). A notification counts 256 bytes beside its own. One agent's notifications take at most a
-    /// quarter. Notifications without room are dropped and counted. The transport does not sleep while a
+    /// [taken](crate::NixlTransport::next_notification): 0 (the default), with which raw notifications are
+    /// dropped, or 4 195 328 (4 MiB and 1 KiB) to 2^32; 16 MiB is plenty. A notification counts 256 bytes
+    /// beside its own, and one agent's notifications take at most a quarter: so the least is four times the
+    /// longest notification. Notifications without room are dropped and counted. The transport does not sleep while a
     /// notification waits.
     pub foreign_bytes: usize,
     /// Gives the transport's agent a name as vLLM and SGLang name their agents, a random UUID (default no). Such
@@ -52,24 +54,25 @@ pub struct NixlConfig {
     /// [`connect_foreign`](crate::NixlTransport::connect_foreign) only. Workers that speak a foreign dialect need
     /// such a name where both ends of a connection may be workers of this library.
     pub uuid_name: bool,
-    /// Most posts that were accepted and whose end was not reported yet (default 65 536).
+    /// Most posts that were accepted and whose end was not reported yet (default 65 536, 1 to 2^24).
     pub max_posts: usize,
-    /// Allows READ over TCP, which is also the way of a READ of GPU memory within a host (default no). Such a READ is slow, and a reader that dies in the middle may take
-    /// down the process that is read from. See [`Route::Tcp`](crate::Route::Tcp).
+    /// Allows READ over TCP, which is also the way of a READ of GPU memory within a host (default no). Such a READ
+    /// is slow, and a reader that dies in the middle may take down the process that is read from. See
+    /// [`Route::Tcp`](crate::Route::Tcp).
     pub reads_over_tcp: bool,
-    /// Most peers that are connected at once (default 1024).
+    /// Most peers that are connected at once (default 1024, 1 to 65 536).
     pub max_peers: usize,
-    /// Longest sleep of an idle transport before it looks for frames again (default 20 ms). NIXL has no
+    /// Longest sleep of an idle transport before it looks for frames again (default 20 ms, 1 ms to 1 s). NIXL has no
     /// descriptor to wait on. Peers on the same host wake each other; the sleep delays frames of other hosts.
     pub idle_poll: Duration,
     /// How long the requests of a failed connection may still touch memory after UCX has closed the
-    /// connection (default 20 s). The posts end after this time, and the peer cannot be connected again
+    /// connection (default 20 s, 1 ms to 1 hour). The posts end after this time, and the peer cannot be connected again
     /// before, unless the peer's process is seen to be dead, which ends the posts at once. A failed post to a
     /// file ends this long after its failure.
     pub settle: Duration,
     /// How long a peer's RDMA write into this worker's memory may go on after the peer has begun the write,
     /// where the owner of both ends knows (default: unknown, and only the peer's proven death ends the danger
-    /// of the peer's last writes). The bound holds for peers that are reached by RDMA, and only while UCX's
+    /// of the peer's last writes; 1 ms to 1 hour). The bound holds for peers that are reached by RDMA, and only while UCX's
     /// setting `TLS` at this end allows `rc` and `dc` and nothing else: over all other routes a processor
     /// copies.
     ///

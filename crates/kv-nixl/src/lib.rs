@@ -32,7 +32,7 @@
 //!   owner says otherwise of RDMA ([`NixlConfig::rdma_bound`]).
 //! - UCX's sockets stay open in processes that the server starts, unless these close what they inherit. A
 //!   process that outlives its worker in this way keeps the worker's TCP connections, and peers on other hosts
-//!   may not see the worker's end.
+//!   may not see the worker's end. So a worker closes all descriptors between `fork` and `exec`.
 //! - Agents of other programs, such as vLLM's and SGLang's workers, can be peers too ([`foreign`]).
 //!
 //! # Where things are

@@ -26,10 +26,10 @@ use crate::table::{self, Metric};
 /// are counted without their half and their times when they end.
 ///
 /// All values of labels are texts of this library or names of the server's own workers, except `peer`:
-/// [`max_peers`](Metrics::max_peers) peers have a label with their name, in the order in which they were met, and
-/// the others share `other`; the same holds for the transports of `transport`, of which 16 have a label. Rooms and request ids are never labels. A worker has at most about 300 series whose
-/// labels name no peer, and at most about 200 more for each peer with a name, most of them failures of kinds that
-/// never happen.
+/// [`max_peers`](Metrics::max_peers) peers have a label with their name, in the order in which they were met,
+/// and the others share `other`; the same holds for the transports of `transport`, of which 16 have a label.
+/// Rooms and request ids are never labels. A worker has at most about 300 series whose labels name no peer, and
+/// at most about 200 more for each peer with a name, most of them failures of kinds that never happen.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Metrics {

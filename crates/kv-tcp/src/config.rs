@@ -57,7 +57,8 @@ pub struct TcpConfig {
     /// is reached, a new one takes the place of the oldest, once that has had 100 ms; until then, new connections
     /// wait in the backlog.
     pub max_strangers: usize,
-    /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
+    /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB, 1 MiB and
+    /// 32 bytes to 1 GiB).
     pub outbound_bytes: usize,
     /// TLS on every connection, with certificates on both sides; `None` (the default) for plain connections. A
     /// transport with TLS and one without refuse to [`connect`](kv_core::Transport::connect) to each other.

@@ -49,7 +49,8 @@ pub struct UcxConfig {
     /// side (default 2048, 1 to 2^20). When the limit is reached, a new one takes the place of the oldest that has no
     /// business here; if all have, `connect` returns `WouldBlock`, and a peer that asks is not answered.
     pub max_known: usize,
-    /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB).
+    /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB, 2 MiB
+    /// to 1 GiB).
     pub outbound_bytes: usize,
     /// Most posts that are accepted and not reported as ended; beyond that `post` returns `WouldBlock` (default 65
     /// 536, 1 to 2^24).

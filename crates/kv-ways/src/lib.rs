@@ -3,18 +3,18 @@
 //!
 //! What this crate is: [`Ways`], a [`Transport`](kv_core::Transport) over one to sixteen other transports,
 //! its *members*. An engine whose peers are partly on the same host and partly on others gives `Ways` the
-//! transports of kv-local, then of kv-nixl, kv-ucx or kv-fabric, and last of kv-tcp, in this order, and each peer is reached by the first
-//! one that can reach that peer. What this crate is not: a bond of several connections. A transfer is not
-//! striped over members, and a conversation does not move to another member when its own fails: the frames,
-//! posts, permissions and write fences of a conversation all belong to one member, because only that member
-//! knows when its writes have ended.
+//! transports of kv-local, then of kv-nixl, kv-ucx or kv-fabric, and last of kv-tcp, in this order. What this
+//! crate is not: a bond of several connections. A transfer is not striped over members, and a conversation
+//! does not move to another member when its own fails: the frames, posts, permissions and write fences of a
+//! conversation all belong to one member, because only that member knows when its writes have ended.
 //!
 //! * **How peers meet.** Each member has an [offer](kv_core::TransportOffer) of its own in the rank record
 //!   and in hellos. So a worker with several transports can meet a worker that has only one of them, which
-//!   does not need this crate. The decode side chooses the transport, in the order of its list of members,
-//!   but members that recommend one direction only (NIXL over TCP) come last; the prefill side answers over
-//!   the transport that the hello names. A member that cannot reach the peer, because the peer is on another
-//!   host, refuses to connect, and the next common one is tried.
+//!   does not need this crate. The decode side chooses, in the order of its list: the first member that both
+//!   sides have, that leads to the peer, and that both writes and reads; if none does both (NIXL over TCP only
+//!   writes), the first that leads to the peer. The prefill side answers over the transport that the hello
+//!   names. A member that cannot reach the peer, because the peer is on another host, refuses to connect, and
+//!   the next common one is tried.
 //! * **When a member fails.** A conversation stays with its member. The worker's machine leaves a member that has
 //!   failed for a peer alone for a while, lets new requests go by the next common member, and returns to the
 //!   preferred one once the peer answers there again. [`Standing`] counts what has failed, and over which member

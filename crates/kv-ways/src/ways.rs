@@ -39,8 +39,8 @@ pub struct Ways {
 impl Ways {
     /// A transport over 1 to [`MAX_MEMBERS`] members with different names, the preferred one first.
     ///
-    /// Of the members that a peer has too, the first that both writes and reads is the peer's way; if none
-    /// does both, the first common one.
+    /// The decode side chooses, in the order of its list: the first member that both sides have, that leads to
+    /// the peer, and that both writes and reads; if none does both, the first that leads to the peer.
     ///
     /// # Errors
     ///

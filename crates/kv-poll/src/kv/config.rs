@@ -16,8 +16,8 @@ pub struct WorkerConfig {
     pub args: KvArgs,
     /// The worker's part in the service: prefill, decode or encode.
     pub role: WorkerRole,
-    /// The bootstrap server (`host:port`, an IPv6 address in brackets: `[fd00::1]:8998`) with which the worker registers; `None` for a worker that does not
-    /// register. Prefill workers must register, and so must decode workers whose pages are read on the next
+    /// The bootstrap server (`host:port`, an IPv6 address in brackets: `[fd00::1]:8998`) with which the worker
+    /// registers; `None` for a worker that does not register. Prefill workers must register, and so must decode workers whose pages are read on the next
     /// turn of a chat.
     pub bootstrap: Option<String>,
     /// Deadlines, intervals and retries of the protocol.

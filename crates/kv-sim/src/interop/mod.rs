@@ -3,8 +3,9 @@
 //!
 //! A world is a few engines of one or two ranks. First comes a phase of faults: engines are killed and come back
 //! at the same addresses, hosts are stopped and continued, ways are parted, connections break, posts fail or last
-//! long, threads of side channels end in engines that live, schedulers abort and are slow. Then the world is healed, and must serve requests. At the end all prefill
-//! engines are restarted: whatever waited for the end of a process must then come back.
+//! long, threads of side channels end in engines that live, schedulers abort and are slow. Then the world is healed,
+//! and must serve requests. At the end all prefill engines are restarted: whatever waited for the end of a process must
+//! then come back.
 //!
 //! | promise | in words |
 //! |---|---|
@@ -29,9 +30,9 @@
 //!   old when the reader opens its session; the router of these worlds drops older ones.
 //! - vLLM push: no message takes a registration back. The pages of a receiver that has failed stay in quarantine
 //!   until the sender has written them after all, or until its process has ended.
-//! - vLLM push: an engine whose side channel has ended with its thread or its first process, and to whose agents the network then loses the way,
-//!   cannot be told from a dead one. In these worlds, no way to the agents of such an engine is lost while the engine
-//!   lives.
+//! - vLLM push: an engine whose side channel has ended with its thread or its first process, and to whose agents the
+//!   network then loses the way, cannot be told from a dead one. In these worlds, no way to the agents of such an engine
+//!   is lost while the engine lives.
 //! - Both engines: the death of a process is looked for only once another process is at its port, or a side channel
 //!   has ended that was open. Pages that a dead process may have written stay in quarantine until one of both is
 //!   seen.
