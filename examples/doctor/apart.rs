@@ -2,11 +2,14 @@
 
 use std::process::Command;
 
-/// Runs this program with this variable. It prints what it finds.
-pub fn run(variable: &str) {
-    let program = std::env::current_exe();
-    let tried = program.and_then(|program| Command::new(program).env(variable, "trial").status());
-    if !tried.is_ok_and(|status| status.success()) {
-        println!("  not usable, for the reason that is printed above");
+use crate::Error;
+
+/// Runs this program with this variable, for the trial of this library. It prints what it finds.
+pub fn run(library: &str, variable: &str) -> Result<(), Error> {
+    let status = Command::new(std::env::current_exe()?).env(variable, "trial").status()?;
+    if status.success() {
+        return Ok(());
     }
+    println!("  not usable, for the reason that is printed above");
+    Err(format!("{library} is not usable").into())
 }

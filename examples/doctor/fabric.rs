@@ -11,10 +11,11 @@ pub fn role() -> Option<Result<(), super::Error>> {
 
 /// Prints why there is nothing to say.
 #[cfg(not(feature = "fabric"))]
-pub fn report() {
+pub fn report() -> Result<(), super::Error> {
     println!("libfabric: not looked for, because this example was built without `--features fabric`. Try");
     println!("  scripts/setup-fabric.sh && source target/fabric/env.sh");
     println!("  cargo run --release --features fabric --example doctor");
+    Ok(())
 }
 
 #[cfg(feature = "fabric")]
@@ -36,9 +37,9 @@ mod there {
     }
 
     /// Starts the process that prints what it finds.
-    pub fn report() {
+    pub fn report() -> Result<(), Error> {
         println!("libfabric");
-        apart::run(ROLE);
+        apart::run("libfabric", ROLE)
     }
 
     fn side() -> Result<(FabricTransport, HostMemory), Error> {

@@ -16,7 +16,7 @@
 //! | NIXL (`--features nixl`) | the library, backends, settings of UCX; what UCX has chosen and the speed between two processes, whose bytes are compared |
 //!
 //! UCX and libfabric are tried in processes of their own because NIXL brings other copies of them. The exit status is 1
-//! if the program was built for NIXL, and NIXL cannot be loaded or its trial fails.
+//! if a library for which the program was built cannot be loaded, or its trial fails.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
 use std::process::ExitCode;
@@ -53,10 +53,12 @@ fn report() -> Result<(), Error> {
     println!();
     host::report();
     println!();
-    ucx::report();
+    let ucx = ucx::report();
     println!();
-    fabric::report();
+    let fabric = fabric::report();
     println!();
     // Last, because NIXL must be loaded while there is one thread: those of the trials have ended.
-    nixl::report()
+    let failed = [ucx, fabric, nixl::report()].into_iter().filter_map(Result::err);
+    let failed: Vec<String> = failed.map(|error| error.to_string()).collect();
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\nerror: ").into()) }
 }

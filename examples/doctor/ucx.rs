@@ -12,10 +12,11 @@ pub fn role() -> Option<Result<(), super::Error>> {
 
 /// Prints why there is nothing to say.
 #[cfg(not(feature = "ucx"))]
-pub fn report() {
+pub fn report() -> Result<(), super::Error> {
     println!("UCX: not looked for, because this example was built without `--features ucx`. Try");
     println!("  scripts/setup-ucx.sh && source target/ucx/env.sh");
     println!("  cargo run --release --features ucx --example doctor");
+    Ok(())
 }
 
 #[cfg(feature = "ucx")]
@@ -35,9 +36,9 @@ mod there {
     }
 
     /// Starts the process that prints what it finds.
-    pub fn report() {
+    pub fn report() -> Result<(), Error> {
         println!("UCX");
-        apart::run(ROLE);
+        apart::run("UCX", ROLE)
     }
 
     fn side(ucx: Ucx) -> Result<(UcxTransport, HostMemory), Error> {
