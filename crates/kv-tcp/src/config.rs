@@ -36,9 +36,9 @@ pub struct TcpConfig {
     /// then is discarded by its receiver and sent again. This bounds how long a cancelled post to a
     /// peer that does not answer can take to end.
     pub slice_time: Duration,
-    /// Size of each connection's send buffer in bytes; `None` (the default) leaves that to the kernel.
+    /// Size of each connection's send buffer in bytes, 4096 to 2^30; `None` (the default) leaves that to the kernel.
     pub send_buffer: Option<usize>,
-    /// Size of each connection's receive buffer in bytes; `None` (the default) leaves that to the kernel.
+    /// Size of each connection's receive buffer in bytes, 4096 to 2^30; `None` (the default) leaves that to the kernel.
     pub receive_buffer: Option<usize>,
     /// A peer whose host has answered nothing for this long is lost (default 20 s, 1 s to 1 day): bytes that
     /// nobody acknowledges (`TCP_USER_TIMEOUT`), or an idle connection without an answer to keepalive
