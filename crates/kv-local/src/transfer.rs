@@ -23,6 +23,8 @@ const SCRAP: usize = 64 << 10;
 pub(crate) struct Transfer {
     pub(crate) link: LinkId,
     pub(crate) notify: Option<Bytes>,
+    /// True if the bytes go past the processor's caches.
+    pub(crate) streams: bool,
     op: Op,
     descriptors: Vec<Descriptor>,
     /// Position of the next descriptor.
@@ -42,8 +44,9 @@ pub(crate) enum Progress {
 
 impl Transfer {
     /// A transfer whose descriptors have been [checked](kv_host::check::descriptors).
-    pub(crate) fn new(link: LinkId, post: Post) -> Transfer {
-        Transfer { link, notify: post.notify, op: post.op, descriptors: post.descriptors, next: 0, done: 0 }
+    pub(crate) fn new(link: LinkId, post: Post, streams: bool) -> Transfer {
+        let Post { op, descriptors, notify, .. } = post;
+        Transfer { link, notify, streams, op, descriptors, next: 0, done: 0 }
     }
 
     /// The direction of the post: write or read.
@@ -71,10 +74,16 @@ impl Transfer {
                 PeerRegion::Mapped { memory, .. } => {
                     let here = local.get(descriptor.local_region as usize).ok_or(UNREACHABLE)?;
                     let at = descriptor.local_offset as usize + self.done;
-                    self.fetch_next(local, remote);
-                    let copied = match self.op {
-                        Op::Write => here.copy_to(at, memory, peer_at, len),
-                        Op::Read => memory.copy_to(peer_at, here, at, len),
+                    let (from, from_at, to, to_at) = match self.op {
+                        Op::Write => (here, at, memory, peer_at),
+                        Op::Read => (memory, peer_at, here, at),
+                    };
+                    let next = self.next_source(local, remote).unwrap_or((from, from_at, 0));
+                    let copied = if self.streams {
+                        from.stream_to(from_at, to, to_at, len, next)
+                    } else {
+                        next.0.fetch(next.1, next.2);
+                        from.copy_to(from_at, to, to_at, len)
                     };
                     copied.map_err(|_| UNREACHABLE)?;
                     self.advance(len);
@@ -86,21 +95,20 @@ impl Transfer {
         Ok(Progress::Complete)
     }
 
-    /// Fetches the beginning of what is copied after the current descriptor.
+    /// The memory, the offset and the length of what is copied after the current descriptor.
     #[inline]
-    fn fetch_next(&self, local: &[Memory], remote: &PeerMemory) {
-        let Some(next) = self.descriptors.get(self.next + 1) else { return };
-        match (self.op, remote.region(next.remote_region)) {
-            (Op::Write, _) => {
-                if let Some(here) = local.get(next.local_region as usize) {
-                    here.fetch(next.local_offset as usize, next.len as usize);
-                }
-            }
-            (Op::Read, Some(PeerRegion::Mapped { memory, .. })) => {
-                memory.fetch(next.remote_offset as usize, next.len as usize);
-            }
-            (Op::Read, _) => {}
-        }
+    fn next_source<'a>(
+        &self,
+        local: &'a [Memory],
+        remote: &'a PeerMemory,
+    ) -> Option<(&'a Memory, usize, usize)> {
+        let next = self.descriptors.get(self.next + 1)?;
+        let (memory, at) = match (self.op, remote.region(next.remote_region)?) {
+            (Op::Write, _) => (local.get(next.local_region as usize)?, next.local_offset),
+            (Op::Read, PeerRegion::Mapped { memory, .. }) => (memory, next.remote_offset),
+            (Op::Read, PeerRegion::Adopted(_)) => return None,
+        };
+        Some((memory, at as usize, next.len as usize))
     }
 
     /// Copies one batch of consecutive descriptors in adopted memory of the peer. Returns how many bytes of

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_conformance::{Pair, Side, boottime, heard, snapshot};
+use kv_core::random::SplitMix64;
 use kv_core::{
     Descriptor, MAX_FRAME, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Transport,
     TransportError, TransportEvent, TransportWait, WayEnd,
@@ -60,6 +61,54 @@ fn a_small_post_overtakes_large_posts_of_other_peers() {
             pair.until("all end", |pair| pair.a_events.len() == 3);
             assert_eq!(ended(&pair.a_events)[0], 3, "{a:?} {b:?} {op:?}");
         }
+    }
+}
+
+/// The posts copy more bytes in one burst than the processor's caches hold, and so past the caches.
+#[test]
+fn a_long_burst_of_pieces_of_all_lengths_arrives_byte_for_byte() {
+    for (seed, op) in [Op::Write, Op::Read].into_iter().enumerate() {
+        println!("seed {seed}");
+        let mut random = SplitMix64::new(seed as u64);
+        let mut pair = pair(Place::Arena, Place::Arena, &[LARGE]);
+        let bytes: Vec<u8> = (0..LARGE / 8).flat_map(|_| random.bits().to_le_bytes()).collect();
+        let from = if op == Op::Write { &pair.a } else { &pair.b };
+        from.memory.write(0, 0, &bytes);
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        while at < LARGE {
+            let most = [100, 5000, 9000, 400_000][random.below(4) as usize];
+            let len = (1 + random.below(most)).min((LARGE - at) as u64);
+            pieces.push((at, len));
+            at += len as usize;
+        }
+        for at in (1..pieces.len()).rev() {
+            pieces.swap(at, random.below(at as u64 + 1) as usize);
+        }
+        let (mut to, mut wanted) = (0, Vec::new());
+        let mut descriptors = Vec::new();
+        for (at, len) in pieces {
+            wanted.extend_from_slice(&bytes[at..at + len as usize]);
+            let (local_offset, remote_offset) =
+                if op == Op::Write { (at as u64, to) } else { (to, at as u64) };
+            descriptors.push(Descriptor {
+                local_region: 0,
+                remote_region: 0,
+                local_offset,
+                remote_offset,
+                len,
+            });
+            to += len;
+        }
+        let posts = descriptors.chunks(descriptors.len() / 9);
+        for (id, descriptors) in posts.clone().enumerate() {
+            let post = Post { id: PostId(id as u64), op, descriptors: descriptors.to_vec(), notify: None };
+            pair.a.transport.post(PEER, post).unwrap();
+        }
+        pair.until("all end", |pair| pair.a_events.len() == posts.len());
+        assert_eq!(pair.a.transport.stats().posts_completed, posts.len() as u64);
+        let got = snapshot(if op == Op::Write { &pair.b } else { &pair.a });
+        assert!(got[0] == wanted, "{op:?}");
     }
 }
 

@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use super::inside;
 use super::mapping::Mapping;
+use super::stream::{LINE, prefetch, stream};
 use crate::check;
 use crate::error::MemoryError;
 
 const PAGE: usize = 4096;
-const LINE: usize = 64;
 /// How far [`Memory::fetch`] goes.
 const FETCHED: usize = 2 * PAGE;
 /// Bytes that are fetched of each page; the processor goes on by itself once the copy has begun.
 const FETCHED_OF_PAGE: usize = 8 * LINE;
+/// Fewer bytes than these are not streamed: the copy would wait for them to arrive in memory.
+const STREAMED: usize = PAGE;
 
 /// A range of this host's memory that this process may read and write. The range is either a part of a
 /// [`Mapping`], which stays mapped for as long as a clone or a part of the range lives, or memory that the
@@ -105,13 +107,33 @@ impl Memory {
         to_offset: usize,
         len: usize,
     ) -> Result<(), MemoryError> {
-        let (from, to) = (self.checked(offset, len)?, to.checked(to_offset, len)?);
-        if from.abs_diff(to) < len {
-            return Err(MemoryError::Overlap { from: from as u64, to: to as u64, len });
-        }
+        let (from, to) = self.distinct(offset, to, to_offset, len)?;
         // SAFETY: both ranges are readable and writable (that is what a `Memory` is) and distinct;
         // no reference to them exists, and the bytes are only moved, never looked at.
-        unsafe { ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+        unsafe { ptr::copy_nonoverlapping(from, to, len) };
+        Ok(())
+    }
+
+    /// Like [`copy_to`](Memory::copy_to), for bytes that are not read before so many others are copied that the
+    /// processor's caches do not hold them any more: they go past the caches, which takes less time. While they are
+    /// copied, the beginning of what is copied next is fetched: `next_len` bytes from `next_offset` of `next` on.
+    #[inline]
+    pub fn stream_to(
+        &self,
+        offset: usize,
+        to: &Memory,
+        to_offset: usize,
+        len: usize,
+        (next, next_offset, next_len): (&Memory, usize, usize),
+    ) -> Result<(), MemoryError> {
+        if len < STREAMED {
+            next.fetch(next_offset, next_len);
+            return self.copy_to(offset, to, to_offset, len);
+        }
+        let (from, to) = self.distinct(offset, to, to_offset, len)?;
+        let next_len = next_len.min(next.len.saturating_sub(next_offset));
+        // SAFETY: as for `copy_to`.
+        unsafe { stream(from, to, len, (next.addr as *const u8).wrapping_add(next_offset), next_len) };
         Ok(())
     }
 
@@ -123,7 +145,7 @@ impl Memory {
         let len = len.min(FETCHED).min(self.len.saturating_sub(offset));
         for start in (0..len).step_by(PAGE) {
             for line in (start..len.min(start + FETCHED_OF_PAGE)).step_by(LINE) {
-                prefetch(self.addr + offset + line);
+                prefetch((self.addr + offset + line) as *const u8);
             }
         }
     }
@@ -153,6 +175,22 @@ impl Memory {
         Ok(unsafe { slice::from_raw_parts_mut(addr as *mut u8, len) })
     }
 
+    /// The addresses of two ranges that share no byte, the second one in `to`.
+    #[inline]
+    fn distinct(
+        &self,
+        offset: usize,
+        to: &Memory,
+        to_offset: usize,
+        len: usize,
+    ) -> Result<(*const u8, *mut u8), MemoryError> {
+        let (from, to) = (self.checked(offset, len)?, to.checked(to_offset, len)?);
+        if from.abs_diff(to) < len {
+            return Err(MemoryError::Overlap { from: from as u64, to: to as u64, len });
+        }
+        Ok((from as *const u8, to as *mut u8))
+    }
+
     /// The address of the range, if the range is inside this memory.
     #[inline]
     fn checked(&self, offset: usize, size: usize) -> Result<usize, MemoryError> {
@@ -163,19 +201,6 @@ impl Memory {
         }
     }
 }
-
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn prefetch(addr: usize) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: the instruction is a hint, which neither reads nor writes as far as the program can tell, and is ignored
-    // for an address that is not mapped.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(addr as *const i8) };
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
-fn prefetch(_: usize) {}
 
 #[cfg(test)]
 mod tests {
@@ -227,6 +252,35 @@ mod tests {
         let (from, to) = (here.addr(), here.addr() + 4);
         assert_eq!(here.copy_to(0, &here, 4, 5), Err(MemoryError::Overlap { from, to, len: 5 }));
         assert_eq!(here.copy_to(0, &here, 5, 5), Ok(()));
+    }
+
+    #[test]
+    fn a_streamed_copy_has_the_bytes_of_its_range_and_touches_no_others() {
+        const LEN: usize = 40_000;
+        let (from, to) = (memory(LEN), memory(LEN));
+        let bytes: Vec<u8> = (0..LEN).map(|at| (at * 7 % 251) as u8).collect();
+        from.write(0, &bytes).unwrap();
+        let lens = [0, 1, STREAMED - 1, STREAMED, STREAMED + 1, 4222, 8192, 8255, 12_345, 32 << 10];
+        let places = [(0, 0), (1, 0), (0, 1), (64, 63), (33, 47), (4096, 100)];
+        for (len, (at, to_at)) in lens.into_iter().flat_map(|len| places.map(|place| (len, place))) {
+            for next in
+                [(&from, 0, 0), (&from, at + len, len), (&to, LEN - 1, usize::MAX), (&to, usize::MAX, 9)]
+            {
+                to.write(0, &[255; LEN]).unwrap();
+                from.stream_to(at, &to, to_at, len, next).unwrap();
+                let mut out = vec![0; LEN];
+                to.read(0, &mut out).unwrap();
+                let mut wanted = vec![255; LEN];
+                wanted[to_at..to_at + len].copy_from_slice(&bytes[at..at + len]);
+                assert!(out == wanted, "{len} bytes from {at} to {to_at}");
+            }
+        }
+        let (here, there) = (from.addr(), from.addr() + 8191);
+        let error = MemoryError::Overlap { from: here, to: there, len: 8192 };
+        assert_eq!(from.stream_to(0, &from, 8191, 8192, (&from, 0, 0)), Err(error));
+        let error = MemoryError::OutOfBounds { len: LEN, offset: LEN - 8191, size: 8192 };
+        assert_eq!(from.stream_to(0, &to, LEN - 8191, 8192, (&from, 0, 0)), Err(error));
+        assert_eq!(from.stream_to(LEN - 8191, &to, 0, 8192, (&from, 0, 0)), Err(error));
     }
 
     #[test]

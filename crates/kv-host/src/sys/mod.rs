@@ -10,6 +10,7 @@ mod mapping;
 mod memory;
 mod printed;
 mod socket;
+mod stream;
 
 pub use mapping::Mapping;
 pub use memory::Memory;
