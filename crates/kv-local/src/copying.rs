@@ -19,8 +19,8 @@ const COPY_TIME: Duration = Duration::from_micros(500);
 /// How often waiting messages are written while copies go on, among them the notify frames of posts that have
 /// ended. A write wakes the peer, which costs both sides as much as copying some 64 KiB.
 const FLUSH_AFTER: Duration = Duration::from_micros(150);
-/// With more posts than this in line, messages wait until the end of the call: they are late by less than the posts
-/// behind them, and a peer that is woken for each few of them takes the processor from the copies.
+/// With more posts than this in line at the beginning, messages wait until the end of the call: they are late by less
+/// than the posts behind them, and a peer that is woken for each few of them takes the processor from the copies.
 const LINE: usize = 16;
 /// Longest time that a slice of a write is assumed to take, with much to spare. No slice begins this close to
 /// the end of the permission.
@@ -36,6 +36,7 @@ impl LocalTransport {
     pub(crate) fn copy_some(&mut self) {
         let mut start = None;
         let mut flush_at = None;
+        let is_long = self.posts.in_line() > LINE;
         while let Some((id, transfer)) = self.posts.next() {
             let start = *start.get_or_insert_with(Instant::now);
             let Some(link) = self.links.get_mut(transfer.link) else {
@@ -61,7 +62,7 @@ impl LocalTransport {
                 break;
             }
             // What waited before the first slice goes with what that slice has ended.
-            if self.posts.in_line() <= LINE && flush_at.is_none_or(|at| at <= now) {
+            if !is_long && flush_at.is_none_or(|at| at <= now) {
                 self.flush_all();
                 flush_at = Some(now + FLUSH_AFTER);
             }
