@@ -127,6 +127,11 @@ impl<K: Numbered, V> InOrder<K, V> {
         self.line.front().map(|(key, _)| *key)
     }
 
+    /// The last entry.
+    pub fn last(&self) -> Option<(K, &V)> {
+        self.line.back().and_then(|(key, value)| Some((*key, value.as_ref()?)))
+    }
+
     /// The key of the first entry that is not below this one.
     pub fn first_from(&self, key: K) -> Option<K> {
         let (Ok(place) | Err(place)) = self.find(key);
@@ -214,6 +219,7 @@ mod tests {
                 }
                 assert_eq!((map.len(), map.is_empty()), (tree.len(), tree.is_empty()));
                 assert_eq!(map.first(), tree.keys().next().copied());
+                assert_eq!(map.last(), tree.last_key_value().map(|(key, value)| (*key, value)));
                 assert!(map.line.len() <= 2 * map.len() + SPARE, "{} places", map.line.len());
             }
             assert!(map.values().eq(tree.values()));

@@ -41,24 +41,27 @@ pub(super) enum Timer {
 /// The timers that are set, by key and by time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Timers {
-    /// The deadlines, of which each session that has not ended has one.
+    /// Deadlines that are due in the order of their sessions, as those are that are equally long: they need no other
+    /// order.
     deadlines: InOrder<SessionId, Time>,
-    /// The timers of all other kinds.
+    /// All other timers.
     others: BTreeMap<Timer, Time>,
+    /// The timers of `others`.
     order: BTreeSet<(Time, Timer)>,
 }
 
 impl Timers {
     /// Sets a timer. A timer with the same key is replaced.
     pub(super) fn arm(&mut self, timer: Timer, at: Time) {
-        let before = match timer {
-            Timer::Deadline(session) => self.deadlines.insert(session, at),
-            other => self.others.insert(other, at),
-        };
-        if let Some(before) = before {
-            self.order.remove(&(before, timer));
+        self.cancel(timer);
+        if let Timer::Deadline(session) = timer
+            && self.deadlines.last().is_none_or(|(last, due)| last < session && *due <= at)
+        {
+            self.deadlines.insert(session, at);
+        } else {
+            self.others.insert(timer, at);
+            self.order.insert((at, timer));
         }
-        self.order.insert((at, timer));
     }
 
     /// Sets a timer, unless a timer with the same key is set.
@@ -75,52 +78,102 @@ impl Timers {
 
     /// Removes a timer, if it is set.
     pub(super) fn cancel(&mut self, timer: Timer) {
-        if let Some(at) = self.take(timer) {
+        if let Timer::Deadline(session) = timer
+            && self.deadlines.remove(session).is_some()
+        {
+            return;
+        }
+        if let Some(at) = self.others.remove(&timer) {
             self.order.remove(&(at, timer));
         }
     }
 
     /// When this timer is due; `None` if it is not set.
     pub(super) fn at(&self, timer: Timer) -> Option<Time> {
-        match timer {
-            Timer::Deadline(session) => self.deadlines.get(session).copied(),
-            other => self.others.get(&other).copied(),
-        }
+        let deadline = match timer {
+            Timer::Deadline(session) => self.deadlines.get(session),
+            _ => None,
+        };
+        deadline.or_else(|| self.others.get(&timer)).copied()
     }
 
     /// When the next timer is due; `None` if no timer is set.
     pub(super) fn next(&self) -> Option<Time> {
-        self.order.first().map(|&(at, _)| at)
+        self.first().map(|(at, _)| at)
     }
 
     /// Takes the next timer that is due at `now`.
     pub(super) fn pop_due(&mut self, now: Time) -> Option<Timer> {
-        let &(at, timer) = self.order.first()?;
-        if at > now {
-            return None;
-        }
-        self.order.remove(&(at, timer));
-        self.take(timer);
+        let (_, timer) = self.first().filter(|(at, _)| *at <= now)?;
+        self.cancel(timer);
         Some(timer)
     }
 
     /// How many timers are set.
     pub(super) fn len(&self) -> usize {
-        self.order.len()
+        self.deadlines.len() + self.order.len()
     }
 
-    /// Removes a timer from those by key. Returns when it was due.
-    fn take(&mut self, timer: Timer) -> Option<Time> {
-        match timer {
-            Timer::Deadline(session) => self.deadlines.remove(session),
-            other => self.others.remove(&other),
-        }
+    /// The next timer, and when it is due.
+    fn first(&self) -> Option<(Time, Timer)> {
+        let deadline = self.deadlines.iter().next().map(|(session, at)| (*at, Timer::Deadline(session)));
+        deadline.into_iter().chain(self.order.first().copied()).min()
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::print_stdout)]
 mod tests {
     use super::*;
+    use crate::random::SplitMix64;
+
+    /// Deadlines in the order of their sessions and out of it, and timers of other kinds.
+    #[test]
+    fn timers_come_in_the_order_of_their_times_whatever_they_were_set_for() {
+        for seed in 0..200 {
+            println!("seed {seed}");
+            let mut random = SplitMix64::new(seed);
+            let (mut timers, mut wanted) = (Timers::default(), BTreeMap::new());
+            // So many deadlines are as long as the one before.
+            let equal = 1 + random.below(20);
+            let mut now = 0;
+            for session in 1..300 {
+                now += random.below(3);
+                let deadline = if random.below(equal) == 0 { random.below(400) } else { 200 };
+                let other = SessionId(1 + random.below(session));
+                for (timer, at) in [
+                    (Timer::Deadline(SessionId(session)), now + deadline),
+                    (Timer::Repeat(other), now + random.below(100)),
+                    (Timer::Deadline(other), now + random.below(400)),
+                    (Timer::Lease(other), now + 200),
+                ] {
+                    let at = Time::from_nanos(at);
+                    match random.below(4) {
+                        0 => timers.arm_once(timer, *wanted.entry(timer).or_insert(at)),
+                        1 => {
+                            timers.cancel(timer);
+                            wanted.remove(&timer);
+                        }
+                        _ => {
+                            timers.arm(timer, at);
+                            wanted.insert(timer, at);
+                        }
+                    }
+                    assert_eq!(timers.at(timer), wanted.get(&timer).copied());
+                    assert_eq!(timers.len(), wanted.len());
+                }
+                loop {
+                    let first = wanted.iter().map(|(timer, at)| (*at, *timer)).min();
+                    assert_eq!(timers.next(), first.map(|(at, _)| at));
+                    let due = first.filter(|(at, _)| *at <= Time::from_nanos(now));
+                    assert_eq!(timers.pop_due(Time::from_nanos(now)), due.map(|(_, timer)| timer));
+                    let Some((_, timer)) = due else { break };
+                    wanted.remove(&timer);
+                    assert!(!timers.is_armed(timer));
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_latest_setting_of_a_key_counts() {
