@@ -51,6 +51,10 @@ pub(crate) struct Remote {
     pub(crate) parked: Parked,
     /// When something was sent last, or the connection was tried out.
     pub(crate) spoke: Instant,
+    /// This end copies to the agent's memory or from it.
+    pub(crate) copies: bool,
+    /// Frames were sent since UCX was last told to have what it has sent confirmed.
+    pub(crate) unflushed: bool,
 }
 
 /// The life of a connection.
@@ -101,6 +105,8 @@ impl Remote {
             speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
             parked: Parked::default(),
             spoke: Instant::now(),
+            copies: false,
+            unflushed: false,
         }
     }
 

@@ -16,6 +16,8 @@ use crate::transport::NixlTransport;
 
 /// How long a connection may be silent before it is tried out, if the peer's death cannot be seen otherwise.
 pub(crate) const PROBE: Duration = Duration::from_secs(1);
+/// After this time without a word to a peer, the exchange of frames that was under way is over.
+const CALM: Duration = Duration::from_micros(200);
 /// How many foreign agents are tried out at once: each attempt takes some 15 µs.
 const TRIED: usize = 16;
 
@@ -64,6 +66,10 @@ impl NixlTransport {
         };
         remote.spoke = Instant::now();
         if self.engine.notify(&remote.name, bytes).is_ok() {
+            if remote.copies && remote.route == Route::Memory && !remote.unflushed {
+                remote.unflushed = true;
+                self.unflushed.push(id);
+            }
             return true;
         }
         self.break_off(id);
@@ -156,6 +162,32 @@ impl NixlTransport {
         })
     }
 
+    /// Has UCX ask for a confirmation of what was sent to peers of this host, once the exchange of frames is over.
+    /// UCX sends frames over TCP, and calls a copy between processes over only when the peer's UCX has confirmed
+    /// what was sent before the copy. Without this, the next copy waits until the peer has looked, although its
+    /// bytes are in place at once.
+    ///
+    /// Only the end that copies does so: UCX asks for a confirmation of its own confirmations too.
+    pub(crate) fn flush_ahead(&mut self, now: Instant) {
+        let mut index = 0;
+        while let Some(id) = self.unflushed.get(index).copied() {
+            let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else {
+                self.unflushed.swap_remove(index);
+                continue;
+            };
+            if remote.requests > 0 || now.saturating_duration_since(remote.spoke) < CALM {
+                index += 1;
+                continue;
+            }
+            remote.unflushed = false;
+            self.unflushed.swap_remove(index);
+            // Trying the connection out is a transfer of nothing, which ends as every transfer does.
+            if self.has_lost(id) {
+                self.break_off(id);
+            }
+        }
+    }
+
     /// Rings at peers to which requests are on their way: over some transports, TCP for one, the peer must
     /// take part.
     pub(crate) fn ring_for_requests(&mut self, now: Instant) {
@@ -178,6 +210,42 @@ impl NixlTransport {
             peers.filter_map(|(id, remote)| Some((*id, remote.dialogue()?.theirs?))).collect();
         for (id, proof) in proofs {
             self.notify(id, Kind::Farewell(proof), id.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{Op, Time, Transport};
+
+    use super::*;
+    use crate::config::NixlConfig;
+    use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker_with};
+
+    /// The kernel copies, so nobody at the other end need be awake.
+    #[test]
+    fn a_copy_ends_while_the_peer_sleeps_once_earlier_frames_are_confirmed() {
+        let Some(nixl) = nixl() else { return };
+        let worker = || worker_with(nixl, NixlConfig::default());
+        let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        if here.route(PEER) != Some(Route::Memory) {
+            return println!("skipped: the kernel does not copy between processes here");
+        }
+        here.permit(PEER, Time::MAX);
+        for round in 1..=3 {
+            ours.write(0, &vec![round; LEN]).unwrap();
+            here.post(PEER, whole(u64::from(round), Op::Write)).unwrap();
+            if round == 1 {
+                until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+            } else {
+                until(&mut [&mut here], "a copy to a peer that sleeps", |_, events| !events.is_empty());
+            }
+            assert_eq!(others(&theirs, round), 0, "round {round}");
+            here.send(PEER, Bytes::from_static(b"a frame")).unwrap();
+            let heard = until(&mut [&mut there, &mut here], "the frame", |_, events| !events.is_empty());
+            assert!(matches!(&heard[..], [TransportEvent::Frame { frame, .. }] if frame == "a frame"));
+            pass(&mut [&mut here, &mut there], 10 * CALM);
         }
     }
 }

@@ -89,6 +89,7 @@ impl NixlTransport {
                 return;
             }
         };
+        remote.copies = true;
         self.stats.requests += 1;
         self.stats.requests_by_number += u64::from(made.by_number);
         self.stats.descriptors += made.descriptors;

@@ -176,6 +176,7 @@ impl Transport for NixlTransport {
         self.check_requests();
         self.start_requests();
         self.ring_for_requests(begun);
+        self.flush_ahead(begun);
         self.probe(begun);
         self.end_connections(begun);
         if !self.events.is_empty() {

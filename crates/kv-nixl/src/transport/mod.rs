@@ -91,6 +91,8 @@ pub struct NixlTransport {
     pub(crate) arrivals: Arrivals,
     /// Raw notifications of foreign agents.
     pub(crate) inbox: Inbox,
+    /// Connections with [`unflushed`](Remote::unflushed) frames.
+    pub(crate) unflushed: Vec<RemoteId>,
     pub(crate) probe_at: Instant,
     pub(crate) events: Vec<TransportEvent>,
     pub(crate) pace: Pace,
@@ -166,6 +168,7 @@ impl NixlTransport {
             ending: Vec::new(),
             arrivals: Arrivals::default(),
             inbox: Inbox::new(config.foreign_bytes),
+            unflushed: Vec::new(),
             probe_at: Instant::now(),
             events: Vec::new(),
             pace: Pace::new(config.idle_poll),
