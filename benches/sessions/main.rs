@@ -7,12 +7,15 @@
 //!
 //! One table is printed: how long the requests take over each transport, beside what limits them, measured in the same
 //! rounds: memcpy of the same pieces, and a relay of as many wake-ups between the same number of threads and processes, with
-//! a memcpy on the way. The ratios are medians over the rounds.
+//! a memcpy on the way. Single requests over NIXL also stand beside NIXL itself: the same messages and copy, by plain calls
+//! that poll without a pause. The ratios are medians over the rounds.
 
 #![allow(clippy::print_stdout)]
 
 mod far;
 mod limits;
+#[cfg(feature = "nixl")]
+mod plain;
 mod relay;
 mod rows;
 mod side;
@@ -35,6 +38,13 @@ fn main() -> Result<(), Error> {
         let mut of_kind = named.iter().filter(|named| kind.contains(&named.as_str())).peekable();
         of_kind.peek().is_none() || of_kind.any(|named| named == name)
     };
+    #[cfg(feature = "nixl")]
+    if let Some(told) = std::env::var_os(plain::PLAIN) {
+        return match &Way::all(|name| name == "nixl")[..] {
+            [Way::Nixl(nixl)] => plain::serve(nixl, &told.to_string_lossy()),
+            _ => Err("NIXL is not found any more".into()),
+        };
+    }
     let order = Order::of_this_process()?;
     // First: NIXL sets the environment, while there is one thread.
     let ways = Way::all(|name| match &order {

@@ -8,6 +8,8 @@ use kv_transfer::prelude::*;
 use crate::Error;
 use crate::far::Far;
 use crate::limits::Memcpy;
+#[cfg(feature = "nixl")]
+use crate::plain::Plain;
 use crate::relay::Relay;
 use crate::side::{Shape, Side};
 use crate::table::{Goal, line, median};
@@ -126,6 +128,12 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
     let pairs = ways.iter().zip(&sides).map(|(way, near)| Pair::start(way, &shape, near));
     let mut pairs: Vec<Pair<'_>> = pairs.collect::<Result<_, _>>()?;
     let mut rounds = vec![[Vec::new(), Vec::new()]; ways.len()];
+    #[cfg(feature = "nixl")]
+    let nixl = ways.iter().position(|way| way.name() == "nixl");
+    #[cfg(feature = "nixl")]
+    let mut plain = nixl.map(|nixl| Ok::<_, Error>((nixl, Plain::start(&shape)?))).transpose()?;
+    #[cfg(feature = "nixl")]
+    let mut beside = [Vec::new(), Vec::new()];
     let pause = || std::thread::sleep(Duration::from_millis(2));
     for round in 0..=extent.rounds {
         let times = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<f64, Error> {
@@ -145,6 +153,14 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
                 }
             }
         }
+        #[cfg(feature = "nixl")]
+        if let Some((nixl, plain)) = &mut plain {
+            let limits = [times(&mut || plain.sent())?, times(&mut || plain.asked())?];
+            for ((beside, rounds), limit) in beside.iter_mut().zip(&rounds[*nixl]).zip(limits) {
+                let last = rounds.last().filter(|_| round > 0);
+                beside.extend(last.map(|measured| Measured { limit, ..*measured }));
+            }
+        }
     }
     for (at, hops) in [("receiver first", 3), ("sender first", 4)].into_iter().enumerate() {
         for (way, rounds) in ways.iter().zip(&rounds) {
@@ -156,6 +172,16 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
             let (work, limit) =
                 (format!("256 KiB, warm, {}", hops.0), format!("{} wake-ups and a memcpy", hops.1));
             line(&work, way.name(), &limit, goal, &rounds[at]);
+        }
+        #[cfg(feature = "nixl")]
+        if plain.is_some() {
+            line(
+                &format!("256 KiB, warm, {}", hops.0),
+                "nixl",
+                "plain NIXL, no sleep",
+                Goal::Open,
+                &beside[at],
+            );
         }
     }
     Ok(())
