@@ -17,6 +17,13 @@
 //! - UCX may do a whole copy inside the call that posts the copy. Posts are therefore cut into slices of
 //!   about a millisecond at the measured speed, and posts take turns; short posts to the same peer share a
 //!   request.
+//! - Between processes of one host, UCX copies pages by the kernel, and sends frames over TCP: its shared memory has
+//!   no way to tell the end of a peer, unless `UCX_POSIX_ERROR_HANDLING=y` or its like says otherwise. That takes 50 to
+//!   90 µs off a request of 200 µs, but is not for servers: all local senders share a receiver's one queue, and a
+//!   sender that is killed in the middle of a frame stops the queue for all of them for good. In a trial that killed
+//!   senders which sent without a pause, it took 13, 1, 54 and 7 kills.
+//! - UCX calls a copy over when its earlier frames are confirmed, too. The transport has them confirmed ahead, after
+//!   the last frame of an exchange, so that the next copy does not wait for the peer to look.
 //! - Descriptors of single items (pages, or layers' shares of pages) are named by their numbers in lists that
 //!   NIXL prepares when a peer is connected. Preparing is one call, in which no heartbeat is answered, so
 //!   only caches of at most [`NixlConfig::prepared_items`] have lists. The binding has no strided lists.
