@@ -14,6 +14,9 @@ use crate::way::WayId;
 /// How long one call of `poll` goes on while there is something to do.
 const SHARE: Duration = Duration::from_micros(700);
 
+/// How long a connection may be in use without the keepalive.
+const NEW: Duration = Duration::from_secs(1);
+
 /// Whose an operation of libfabric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flight {
@@ -40,8 +43,10 @@ impl FabricTransport {
         self.receive_again();
         let blocked = std::mem::take(&mut self.blocked);
         self.stirred.extend(blocked);
+        let mut came = false;
         loop {
             let more = self.take_completions();
+            came |= more;
             self.answer_guests();
             self.fill_stirred(|| begun.elapsed() >= SHARE);
             if !more || begun.elapsed() >= SHARE {
@@ -50,6 +55,20 @@ impl FabricTransport {
         }
         self.now = clock::now();
         self.serve_timers();
+        self.keep_alive(came);
+    }
+
+    /// Gives the keepalive to connections by which something has come or gone, a moment later: until one end of a
+    /// connection has ended, libfabric refuses the other end another connection.
+    fn keep_alive(&mut self, came: bool) {
+        if came {
+            self.keep_alive_at.get_or_insert(self.now + NEW);
+        }
+        if self.keep_alive_at.is_some_and(|at| at <= self.now) {
+            self.keep_alive_at = None;
+            let silence = self.config.silence;
+            self.devices.all_mut().for_each(|device| device.endpoint.keep_alive(silence));
+        }
     }
 
     /// Takes some completions of each device; false if there were none.

@@ -129,7 +129,8 @@ impl Transport for FabricTransport {
         let receives = self.devices.all().all(|device| device.unreceived.is_empty());
         let waits = !self.blocked.is_empty() || !self.unanswered.is_empty() || !receives;
         let retry = (waits || !descriptor).then_some(RETRY);
-        let timer = self.timers.first().map(|(at, _)| at.since(clock::now()));
+        let timers = [self.timers.first().map(|(at, _)| *at), self.keep_alive_at];
+        let timer = timers.into_iter().flatten().min().map(|at| at.since(clock::now()));
         match retry.into_iter().chain(timer).min() {
             None => TransportWait::Readable(watch),
             Some(after) => TransportWait::ReadableOrAfter(watch, after),

@@ -36,6 +36,12 @@
 //!   [lost](kv_core::WayEnd::Lost). Nothing is proven about a process of another host.
 //! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.
 //!
+//! libfabric refuses a peer another connection while it takes the last one for open (`FI_EALREADY`). When a link was cut and
+//! the kernel of one end only has given the connection up, that could last for ever: the other end has nothing to send. So
+//! the sockets of connections get the kernel's keepalive, a second after their first use: such an end is found within
+//! [`FabricConfig::silence`] after the link is mended. The keepalive ends no connection to a process that is only stopped,
+//! and none with bytes under way; what is under way to an end that is gone ends when the kernel sends it again.
+//!
 //! Posts to a peer end before its end is reported. Slices that are under way to a host that is gone end when the kernel
 //! gives their connection up (some fifteen minutes): libfabric cannot be told to close one connection of an endpoint.
 //!

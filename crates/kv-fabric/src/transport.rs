@@ -51,6 +51,8 @@ pub struct FabricTransport {
     pub(crate) filled: WayId,
     /// Ways by the time at which they are looked at.
     pub(crate) timers: BTreeSet<(Time, WayId)>,
+    /// When the keepalive is given to new connections, if there may be some.
+    pub(crate) keep_alive_at: Option<Time>,
     pub(crate) done: Vec<Completion<Flight>>,
     pub(crate) scratch: Vec<u8>,
     /// The number that was given to a way or guest last.
@@ -112,6 +114,7 @@ impl FabricTransport {
             blocked: BTreeSet::new(),
             filled: 0,
             timers: BTreeSet::new(),
+            keep_alive_at: None,
             done: Vec::new(),
             scratch: vec![0; MESSAGE],
             last_id: 0,

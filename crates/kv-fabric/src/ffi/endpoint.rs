@@ -1,16 +1,19 @@
 //! [`Endpoint`]: an endpoint with its message buffers, registered memory and operations under way, as a safe interface.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 use std::ptr;
+use std::time::Duration;
 
 use kv_host::{HostMemory, Memory};
 
 use super::contexts::Contexts;
 use super::fabric::{Address, Objects, Promises};
+use super::sockets::{self, Keepalive};
 use super::{Library, call, sys};
 use crate::error::FabricError;
 use crate::topology::{Location, SYS};
@@ -100,6 +103,8 @@ pub(crate) struct Endpoint<T> {
     pub(super) idle_moves: Vec<usize>,
     name: Vec<u8>,
     promises: Promises,
+    /// Connections that have the keepalive, by descriptor and inode.
+    kept_alive: BTreeSet<(RawFd, u64)>,
 }
 
 // SAFETY: the descriptor of the buffers belongs to the endpoint, which moves along. All else is `Send`.
@@ -124,6 +129,7 @@ impl<T: Copy> Endpoint<T> {
             idle_moves: (SENDS..SENDS + MOVES).rev().collect(),
             name,
             promises,
+            kept_alive: BTreeSet::new(),
         };
         if promises.modes & u64::from(sys::FI_MR_LOCAL) != 0 {
             let access = sys::FI_SEND as u64 | sys::FI_RECV as u64;
@@ -322,6 +328,18 @@ impl<T: Copy> Endpoint<T> {
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the completion queue keeps the descriptor open, and this value keeps the queue.
         self.objects.fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Gives the keepalive to the connections that have been opened since the last call, where they are sockets.
+    pub(crate) fn keep_alive(&mut self, silence: Duration) {
+        if let Some(fd) = self.objects.fd.filter(|_| self.promises.copies)
+            && let Ok(new) = sockets::new_connections(fd, &mut self.kept_alive)
+        {
+            // A connection without it ends when the kernel gives it up.
+            for fd in new {
+                let _ = Keepalive::within(silence).set(fd);
+            }
+        }
     }
 
     /// True if the owner may sleep on the descriptor: the provider has nothing to do at once, and has been told to

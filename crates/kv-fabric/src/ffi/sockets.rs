@@ -1,29 +1,78 @@
 //! The sockets of an endpoint's connections, as the kernel lists them. libfabric gives out neither the sockets nor a call
-//! that ends a connection.
+//! that ends a connection, and sets no keepalive.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::fs;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+/// How many probes of the kernel must stay without an answer until an idle connection has ended.
+const PROBES: u32 = 4;
+/// Most seconds that the kernel takes for [`Keepalive::idle`] and [`Keepalive::interval`].
+const LONGEST: u64 = 32_767;
 
 /// The connections over TCP that this epoll set watches, or one of the sets that it watches.
 pub(super) fn connections(set: RawFd) -> io::Result<Vec<RawFd>> {
+    new_connections(set, &mut BTreeSet::new())
+}
+
+/// The same without those that are `known`, by their descriptors and inodes. Then they all are, and nothing else is.
+pub(super) fn new_connections(set: RawFd, known: &mut BTreeSet<(RawFd, u64)>) -> io::Result<Vec<RawFd>> {
     let (mut sets, mut seen, mut found) = (vec![set], BTreeSet::new(), Vec::new());
+    let mut open = BTreeSet::new();
     while let Some(set) = sets.pop() {
         for (fd, inode) in watched(&fs::read_to_string(format!("/proc/thread-self/fdinfo/{set}"))?) {
             if !seen.insert(fd) {
+                continue;
+            }
+            if known.contains(&(fd, inode)) {
+                open.insert((fd, inode));
                 continue;
             }
             let Ok(what) = fs::read_link(format!("/proc/thread-self/fd/{fd}")) else { continue };
             if what.as_os_str() == "anon_inode:[eventpoll]" {
                 sets.push(fd);
             } else if what.as_os_str() == format!("socket:[{inode}]").as_str() && is_connection(fd) {
+                open.insert((fd, inode));
                 found.push(fd);
             }
         }
     }
+    *known = open;
     Ok(found)
+}
+
+/// When the kernel asks whether the other end of an idle connection is still there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Keepalive {
+    idle: Duration,
+    interval: Duration,
+}
+
+impl Keepalive {
+    /// The last of the questions is without an answer within this time, or within five seconds: the kernel counts whole
+    /// ones.
+    pub(super) fn within(silence: Duration) -> Keepalive {
+        let bounded = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, LONGEST));
+        Keepalive { idle: bounded(silence / 2), interval: bounded(silence / (2 * PROBES)) }
+    }
+
+    /// Has the kernel ask on this connection, which ends when the other kernel does not know it any more, or does not
+    /// answer. A process that is stopped does not matter: its kernel answers.
+    pub(super) fn set(self, fd: RawFd) -> Result<(), Errno> {
+        // SAFETY: libfabric's epoll set watches the descriptor, and nobody closes it meanwhile: libfabric does so only in
+        // calls of the endpoint, of which this is one.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        sockopt::set_tcp_keepidle(socket, self.idle)?;
+        sockopt::set_tcp_keepintvl(socket, self.interval)?;
+        sockopt::set_tcp_keepcnt(socket, PROBES)?;
+        sockopt::set_socket_keepalive(socket, true)
+    }
 }
 
 /// The descriptors that an epoll set watches, with the inodes that they had when they were added.
@@ -73,6 +122,36 @@ mod tests {
             epoll::add(&set, member.as_fd(), EventData::new_u64(0), EventFlags::IN).unwrap();
         }
         set
+    }
+
+    #[test]
+    fn each_connection_is_new_once_and_its_descriptor_is_new_again_with_another() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (first, second) = (connect(), connect());
+        let outer = set([&first as &dyn AsFd, &listener]);
+        let mut known = BTreeSet::new();
+        let mut found = || new_connections(outer.as_raw_fd(), &mut known).unwrap();
+        assert_eq!(found(), [first.as_raw_fd()]);
+        assert_eq!(found(), []);
+        let mut first = OwnedFd::from(first);
+        rustix::io::dup2(&second, &mut first).unwrap();
+        epoll::add(&outer, &first, EventData::new_u64(0), EventFlags::IN).unwrap();
+        assert_eq!(found(), [first.as_raw_fd()], "the descriptor of another connection");
+        assert_eq!(found(), []);
+    }
+
+    #[test]
+    fn an_idle_connection_is_asked_for_within_the_silence_and_never_more_often_than_the_kernel_can() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        for (silence, idle, interval) in [(1, 1, 1), (20, 10, 2), (86_400, 32_767, 10_800)] {
+            Keepalive::within(Duration::from_secs(silence)).set(stream.as_raw_fd()).unwrap();
+            assert_eq!(sockopt::socket_keepalive(&stream), Ok(true));
+            assert_eq!(sockopt::tcp_keepidle(&stream), Ok(Duration::from_secs(idle)));
+            assert_eq!(sockopt::tcp_keepintvl(&stream), Ok(Duration::from_secs(interval)));
+            assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(PROBES));
+        }
     }
 
     #[test]
