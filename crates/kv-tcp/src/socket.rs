@@ -14,6 +14,8 @@ use rustix::net::{
 use crate::config::TcpConfig;
 
 const BACKLOG: i32 = 1024;
+/// The longest times that the kernel takes for its keepalive.
+const LONGEST: Duration = Duration::from_secs(32_767);
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
 
 fn open(address: &SocketAddr) -> Result<OwnedFd, Errno> {
@@ -78,10 +80,10 @@ fn set_options(socket: &OwnedFd, config: &TcpConfig) -> Result<(), Errno> {
     sockopt::set_tcp_user_timeout(socket, silence)?;
     // An idle connection: the first probe after half of the time; with a user timeout, the kernel counts no
     // probes.
-    let second = Duration::from_secs(1);
+    let bounded = |time: Duration| time.clamp(Duration::from_secs(1), LONGEST);
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, (config.silence / 2).max(second))?;
-    sockopt::set_tcp_keepintvl(socket, (config.silence / 8).max(second))?;
+    sockopt::set_tcp_keepidle(socket, bounded(config.silence / 2))?;
+    sockopt::set_tcp_keepintvl(socket, bounded(config.silence / 8))?;
     Ok(())
 }
 
@@ -136,9 +138,12 @@ mod tests {
 
     #[test]
     fn dialed_and_accepted_connections_have_the_time_of_silence_and_the_chosen_buffers() {
-        for address in ["127.0.0.1:0", "[::1]:0"] {
+        // A day is the longest time that the configuration allows, and longer than the kernel's longest.
+        for (address, silence, idle, interval) in
+            [("127.0.0.1:0", 8, 4, 1), ("[::1]:0", 8, 4, 1), ("127.0.0.1:0", 86_400, 32_767, 10_800)]
+        {
             let config = TcpConfig::new(address.parse().unwrap()).with(|config| {
-                config.silence = Duration::from_secs(8);
+                config.silence = Duration::from_secs(silence);
                 (config.send_buffer, config.receive_buffer) = (Some(8 << 10), Some(16 << 10));
             });
             let (listener, bound) = listener(&config).unwrap();
@@ -150,10 +155,10 @@ mod tests {
                 }
             };
             for socket in [dialed, accepted] {
-                assert_eq!(sockopt::tcp_user_timeout(&socket), Ok(8000));
+                assert_eq!(sockopt::tcp_user_timeout(&socket), Ok(1000 * silence as u32));
                 assert_eq!(sockopt::socket_keepalive(&socket), Ok(true));
-                assert_eq!(sockopt::tcp_keepidle(&socket), Ok(Duration::from_secs(4)));
-                assert_eq!(sockopt::tcp_keepintvl(&socket), Ok(Duration::from_secs(1)));
+                assert_eq!(sockopt::tcp_keepidle(&socket), Ok(Duration::from_secs(idle)));
+                assert_eq!(sockopt::tcp_keepintvl(&socket), Ok(Duration::from_secs(interval)));
                 assert_eq!(sockopt::tcp_nodelay(&socket), Ok(true));
                 // The kernel doubles what it is asked for, to have room for its own records.
                 assert_eq!(sockopt::socket_send_buffer_size(&socket), Ok(16 << 10));
