@@ -51,7 +51,7 @@ pub(crate) struct Remote {
     pub(crate) parked: Parked,
     /// When something was sent last, or the connection was tried out.
     pub(crate) spoke: Instant,
-    /// This end copies to the agent's memory or from it.
+    /// This end has the kernel copy to the agent's memory, or from it; both are host memory.
     pub(crate) copies: bool,
     /// Frames were sent since UCX was last told to have what it has sent confirmed.
     pub(crate) unflushed: bool,

@@ -66,7 +66,7 @@ impl NixlTransport {
         };
         remote.spoke = Instant::now();
         if self.engine.notify(&remote.name, bytes).is_ok() {
-            if remote.copies && remote.route == Route::Memory && !remote.unflushed {
+            if remote.copies && !remote.unflushed {
                 remote.unflushed = true;
                 self.unflushed.push(id);
             }
@@ -171,19 +171,21 @@ impl NixlTransport {
     pub(crate) fn flush_ahead(&mut self, now: Instant) {
         let mut index = 0;
         while let Some(id) = self.unflushed.get(index).copied() {
-            let Some(remote) = self.remotes.get_mut(&id).filter(|remote| remote.is_open()) else {
+            let Some(remote) = self.remotes.get_mut(&id) else {
                 self.unflushed.swap_remove(index);
                 continue;
             };
-            if remote.requests > 0 || now.saturating_duration_since(remote.spoke) < CALM {
+            let calm = remote.requests == 0 && now.saturating_duration_since(remote.spoke) >= CALM;
+            if remote.is_open() && !calm {
                 index += 1;
                 continue;
             }
             remote.unflushed = false;
             self.unflushed.swap_remove(index);
-            // Trying the connection out is a transfer of nothing, which ends as every transfer does.
-            if self.has_lost(id) {
-                self.break_off(id);
+            if remote.is_open() {
+                // A read of nothing asks for the confirmation as every transfer does. If the connection is lost, the
+                // next frame or request shows it.
+                let _ = self.has_lost(id);
             }
         }
     }
