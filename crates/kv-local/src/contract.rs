@@ -77,6 +77,7 @@ impl Transport for LocalTransport {
             link.waiting.push(post.id);
         }
         self.posts.accept(link_id, post);
+        self.crowded_until = Time::ZERO;
         Ok(())
     }
 
@@ -137,8 +138,9 @@ impl Transport for LocalTransport {
         if busy {
             return TransportWait::Now;
         }
-        let watch = vec![self.watch.fd().as_raw_fd()];
-        let timer = [self.next_timer(), self.populate_at()].into_iter().flatten().min();
+        let pause = self.pause();
+        let watch = if pause.is_some() { Vec::new() } else { vec![self.watch.fd().as_raw_fd()] };
+        let timer = [self.next_timer(), self.populate_at(), pause].into_iter().flatten().min();
         let timer = timer.map(|at| at.since(self.now));
         match timer.into_iter().chain(self.pacing.next()).min() {
             None => TransportWait::Readable(watch),

@@ -89,6 +89,11 @@ impl Pacing {
         }
     }
 
+    /// True if there are several connections: messages of one may wait for those of another.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.accounts.len() > 1
+    }
+
     /// Notes that bytes were read from a connection.
     pub(crate) fn note_bytes(&mut self, id: LinkId, bytes: usize) {
         self.of(id).bytes += bytes;
@@ -103,7 +108,7 @@ impl Pacing {
 
     fn of(&mut self, id: LinkId) -> &mut Read {
         if self.read.is_empty() {
-            self.counts = self.accounts.len() > 1;
+            self.counts = self.is_shared();
             self.begun = self.time();
         }
         let at = match self.read.iter().rposition(|read| read.id == id) {

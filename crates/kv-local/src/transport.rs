@@ -42,6 +42,8 @@ pub struct LocalTransport {
     /// Mappings that are being unmapped bit by bit.
     pub(crate) retired: Vec<Mapping>,
 
+    /// Until when messages do not wake the owner.
+    pub(crate) crowded_until: Time,
     pub(crate) dial_at: Time,
     pub(crate) sweep_at: Time,
     pub(crate) listen_at: Option<Time>,
@@ -96,6 +98,7 @@ impl LocalTransport {
             unwatched: Vec::new(),
             populating: VecDeque::new(),
             retired: Vec::new(),
+            crowded_until: Time::ZERO,
             dial_at: Time::ZERO,
             sweep_at: Time::MAX,
             listen_at: None,

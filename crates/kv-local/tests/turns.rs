@@ -156,6 +156,39 @@ fn rest(pair: &mut Pair<LocalTransport>) {
 }
 
 #[test]
+fn many_messages_are_followed_by_pauses_until_they_end_or_this_side_posts() {
+    let mut pair = pair(Place::Arena, Place::Arena, &[1 << 20]);
+    let crowd = |pair: &mut Pair<LocalTransport>, messages: usize| {
+        rest(pair);
+        pair.b_events.clear();
+        for _ in 0..messages {
+            pair.a.transport.send(PEER, Bytes::from_static(b"done")).unwrap();
+        }
+        pair.turn();
+        assert_eq!(pair.b_events.len(), messages);
+        pair.b.transport.wait()
+    };
+    let is_pause = |wait| matches!(wait, TransportWait::ReadableOrAfter(fds, _) if fds.is_empty());
+    assert!(!is_pause(crowd(&mut pair, 15)));
+    assert!(is_pause(crowd(&mut pair, 16)));
+    std::thread::sleep(Duration::from_millis(3));
+    pair.turn();
+    assert!(!is_pause(pair.b.transport.wait()), "the crowd is over");
+    assert!(is_pause(crowd(&mut pair, 16)));
+    pair.b.transport.post(PeerId(22), post(1, Op::Read, 4096, 4096)).unwrap();
+    rest(&mut pair);
+    assert!(!is_pause(pair.b.transport.wait()), "answers of the peer are not to wait");
+    let mut other = worker(Place::Arena, &[4096]);
+    other.transport.connect(PEER, &pair.b.transport.metadata().unwrap()).unwrap();
+    for _ in 0..20 {
+        other.transport.poll(boottime(), &mut Vec::new());
+        pair.turn();
+    }
+    std::thread::sleep(Duration::from_millis(3));
+    assert!(!is_pause(crowd(&mut pair, 16)), "messages of other peers are not to wait");
+}
+
+#[test]
 fn an_idle_transport_sleeps_until_a_frame_a_connection_or_a_death() {
     let mut pair = pair(Place::Arena, Place::Adopted, &[1 << 20]);
     rest(&mut pair);

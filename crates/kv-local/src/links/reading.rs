@@ -1,6 +1,8 @@
 //! Reading the messages of peers, in bounded shares.
 
-use kv_core::{Origin, TransportEvent};
+use std::time::Duration;
+
+use kv_core::{Origin, Time, TransportEvent};
 use rustix::event::epoll::EventFlags;
 
 use crate::framing::Message;
@@ -17,6 +19,14 @@ const READ_SHARE: usize = 256 << 10;
 pub(super) const MESSAGE_BUDGET: usize = 2048;
 /// Most messages taken from one link in one call of `poll`.
 pub(super) const MESSAGE_SHARE: usize = 256;
+/// So many messages in one call of `poll` are a crowd, which is followed by others.
+const CROWD: usize = 16;
+/// For so long after a crowd, unless this side posts or has several connections, messages are looked for at pauses and do not wake the owner. Each
+/// write of a peer that copies would wake it, which costs both sides; and a kernel that wakes it on the processor of
+/// that peer takes the processor from the copies, even while another one is idle.
+const CROWD_LASTS: Duration = Duration::from_millis(2);
+/// How long messages are not looked for.
+const CROWD_PAUSE: Duration = Duration::from_micros(250);
 
 /// How much one call of `poll` may still read.
 struct Budget {
@@ -46,6 +56,14 @@ impl LocalTransport {
                 Woken::Socket(id, flags) => self.socket_ready(id, flags, &mut budget),
             }
         }
+        if MESSAGE_BUDGET - budget.messages >= CROWD && !self.pacing.is_shared() {
+            self.crowded_until = self.now + CROWD_LASTS;
+        }
+    }
+
+    /// Until when messages are not looked for; `None` if they wake the owner.
+    pub(crate) fn pause(&self) -> Option<Time> {
+        (self.now < self.crowded_until).then_some(self.now + CROWD_PAUSE)
     }
 
     fn socket_ready(&mut self, id: LinkId, flags: EventFlags, budget: &mut Budget) {
