@@ -21,9 +21,9 @@ pub(super) const MESSAGE_BUDGET: usize = 2048;
 pub(super) const MESSAGE_SHARE: usize = 256;
 /// So many messages in one call of `poll` are a crowd, which is followed by others.
 const CROWD: usize = 16;
-/// For so long after a crowd, unless this side posts or has several connections, messages are looked for at pauses and do not wake the owner. Each
-/// write of a peer that copies would wake it, which costs both sides; and a kernel that wakes it on the processor of
-/// that peer takes the processor from the copies, even while another one is idle.
+/// For so long after a crowd, unless this side posts or has several connections, messages are looked for at pauses and do
+/// not wake the owner. Each write of a peer that copies would wake it, which costs both sides; and a kernel that wakes it
+/// on the processor of that peer takes the processor from the copies, even while another one is idle.
 const CROWD_LASTS: Duration = Duration::from_millis(2);
 /// How long messages are not looked for.
 const CROWD_PAUSE: Duration = Duration::from_micros(250);
