@@ -38,7 +38,7 @@ pub(crate) fn listener(config: &TcpConfig) -> Result<(OwnedFd, SocketAddr), OsEr
     Ok((socket, bound))
 }
 
-/// Accepts a connection.
+/// Accepts a connection, which gets the options that every connection has.
 pub(crate) fn accept(listener: &OwnedFd, config: &TcpConfig) -> Result<OwnedFd, Errno> {
     let socket = accept_with(listener, FLAGS)?;
     set_options(&socket, config)?;
