@@ -13,7 +13,7 @@ use kv_conformance::needed;
 use kv_transfer::params::TransferParams;
 use kv_transfer::prelude::*;
 use support::host::Host;
-#[cfg(any(feature = "nixl", feature = "ucx"))]
+#[cfg(feature = "ucx")]
 use support::netns::has_own_sys;
 use support::netns::{Beyond, enter, far, near};
 use support::process::{Kind, Process, reader};
