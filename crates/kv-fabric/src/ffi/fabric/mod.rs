@@ -1,13 +1,18 @@
 //! [`Objects`]: what libfabric makes for one transport (fabric, domain, address table, completion queue and
 //! endpoint), and what the provider promises.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+mod closing;
+mod providers;
+
+use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
-use std::time::{Duration, Instant};
 
-use super::{Library, Settings, call, sockets, sys};
+use super::{Library, Settings, call, sys};
 use crate::error::FabricError;
+use providers::{ask, device, text};
+
+pub(crate) use providers::{Usable, usable};
 
 /// A peer's endpoint in the address table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -64,8 +69,6 @@ const MODES: u32 = sys::FI_MR_LOCAL
 const QUEUE: usize = 16 << 10;
 /// Longest name of an endpoint.
 const NAME: usize = 256;
-/// How long the ends of an endpoint's connections are awaited. What is in their sockets takes no time but this process's.
-const ENDING: Duration = Duration::from_secs(5);
 
 /// The objects of one endpoint. Each is null until it is made.
 #[derive(Debug)]
@@ -235,224 +238,5 @@ impl Objects {
             return Ok(());
         }
         Err(FabricError::Call { call, status: self.library.text(result), code: result.wrapping_abs() })
-    }
-}
-
-impl Drop for Objects {
-    fn drop(&mut self) {
-        if self.copies && !self.ep.is_null() && !self.end_connections() {
-            // What is left stays open until the process ends. Nothing touches any memory without progress.
-            return;
-        }
-        // SAFETY: each object is closed once, users before what they use; nothing has the pointers afterwards.
-        unsafe {
-            if self.regions_first {
-                self.close_regions();
-            }
-            close(self.ep.cast());
-            self.close_regions();
-            close(self.av.cast());
-            close(self.cq.cast());
-            close(self.domain.cast());
-            close(self.fabric.cast());
-            if !self.info.is_null() {
-                (self.library.freeinfo)(self.info);
-            }
-        }
-    }
-}
-
-impl Objects {
-    /// Ends the endpoint's connections, as if the peers had; false if some are still open after a while.
-    ///
-    /// libfabric 1.17 crashes when it closes a connection by which half of a peer's write with data has come, or half of
-    /// the answer to a read: it reports the end of an operation without a context. It does not if it reads the end of the
-    /// connection. So the sockets are shut down, and libfabric reads what is in them.
-    fn end_connections(&mut self) -> bool {
-        let Some(fd) = self.fd else { return false };
-        let begun = Instant::now();
-        loop {
-            match sockets::connections(fd) {
-                Ok(open) if open.is_empty() => return true,
-                Ok(open) if begun.elapsed() < ENDING => open.into_iter().for_each(sockets::shut_down),
-                _ => return false,
-            }
-            // SAFETY: the queue is open. There is room for one entry in its format; the error's entry is zeroed, so that
-            // the provider copies no data into a buffer.
-            unsafe {
-                let mut done: sys::fi_cq_data_entry = std::mem::zeroed();
-                let count = call!(self.cq => ops, read(self.cq, (&raw mut done).cast(), 1));
-                if count == -(sys::FI_EAVAIL as isize) {
-                    let mut error: sys::fi_cq_err_entry = std::mem::zeroed();
-                    call!(self.cq => ops, readerr(self.cq, &raw mut error, 0));
-                }
-            }
-        }
-    }
-
-    /// Closes the region that was made last. Nobody knows it yet.
-    pub(super) fn close_last(&mut self) {
-        if let Some(region) = self.regions.pop() {
-            // SAFETY: open, and forgotten here; no operation has been begun with it.
-            unsafe { close(region.as_ptr().cast()) };
-        }
-    }
-
-    /// # Safety
-    ///
-    /// No operation of this side uses the regions any more, or the endpoint's end ends them.
-    unsafe fn close_regions(&mut self) {
-        for region in self.regions.drain(..) {
-            // SAFETY: open, and forgotten here.
-            unsafe { close(region.as_ptr().cast()) };
-        }
-    }
-}
-
-/// Asks libfabric for endpoints that have what a transport needs: those of these settings, or all. They are the caller's
-/// to free.
-fn ask(library: &Library, settings: Option<&Settings>, immediate: usize) -> Result<*mut sys::fi_info, i32> {
-    let text = |text: &str| CString::new(text).map_err(|_| libc::EINVAL);
-    let provider = settings.map(|settings| text(&settings.provider)).transpose()?;
-    let device = settings.and_then(|settings| settings.device.as_deref()).map(text).transpose()?;
-    let address = settings.and_then(|settings| settings.address);
-    let node = address.map(|address| text(&address.to_string())).transpose()?;
-    // SAFETY: the hints are libfabric's own, complete and zeroed; strings in them are freed with them, by `free`.
-    unsafe {
-        let hints = (library.dupinfo)(ptr::null());
-        if hints.is_null() {
-            return Err(libc::ENOMEM);
-        }
-        (*hints).caps = u64::from(sys::FI_MSG | sys::FI_RMA);
-        (*hints).mode = sys::FI_CONTEXT as u64 | sys::FI_CONTEXT2 as u64;
-        (*(*hints).ep_attr).type_ = sys::FI_EP_RDM;
-        if let Some(provider) = &provider {
-            (*(*hints).fabric_attr).prov_name = libc::strdup(provider.as_ptr());
-        }
-        (*(*hints).tx_attr).msg_order = sys::FI_ORDER_SAS as u64;
-        (*(*hints).rx_attr).msg_order = sys::FI_ORDER_SAS as u64;
-        (*(*hints).tx_attr).op_flags = sys::FI_DELIVERY_COMPLETE as u64;
-        let domain = (*hints).domain_attr;
-        (*domain).mr_mode = MODES as i32;
-        (*domain).threading = sys::FI_THREAD_DOMAIN;
-        (*domain).control_progress = sys::FI_PROGRESS_MANUAL;
-        (*domain).data_progress = sys::FI_PROGRESS_MANUAL;
-        (*domain).resource_mgmt = sys::FI_RM_ENABLED;
-        (*domain).cq_data_size = immediate;
-        if let Some(device) = &device {
-            (*domain).name = libc::strdup(device.as_ptr());
-        }
-        let (node, flags) =
-            node.as_ref().map_or((ptr::null(), 0), |node| (node.as_ptr(), sys::FI_SOURCE as u64));
-        let mut info = ptr::null_mut();
-        let found = (library.getinfo)(library.interface(), node, ptr::null(), flags, hints, &raw mut info);
-        (library.freeinfo)(hints);
-        let info = device.as_ref().map_or(info, |device| only(library, info, device));
-        match found {
-            0 if !info.is_null() => {
-                // Asked for to learn that writes may have it. Messages need no such proof.
-                (*(*info).tx_attr).op_flags = 0;
-                Ok(info)
-            }
-            0 => Err(libc::ENODATA),
-            code => Err(-code),
-        }
-    }
-}
-
-/// The endpoint of a list that is of this device, and null if none is: providers that stand on others, as `ofi_rxm`
-/// does, offer all devices, whichever was asked for.
-///
-/// # Safety
-///
-/// Null, or libfabric's list, of which nothing else is used.
-unsafe fn only(library: &Library, list: *mut sys::fi_info, device: &CStr) -> *mut sys::fi_info {
-    let mut info = list;
-    // SAFETY: libfabric's list, whose names end with a zero; a copy of one entry stands by itself.
-    unsafe {
-        while !info.is_null() {
-            let name = (*(*info).domain_attr).name;
-            if !name.is_null() && CStr::from_ptr(name) == device {
-                break;
-            }
-            info = (*info).next;
-        }
-        let found = if info.is_null() { info } else { (library.dupinfo)(info) };
-        if !list.is_null() {
-            (library.freeinfo)(list);
-        }
-        found
-    }
-}
-
-/// A provider that has what a transport needs, on one of its devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Usable {
-    pub(crate) provider: String,
-    pub(crate) device: String,
-    /// The device's PCI function, if the provider tells it.
-    pub(crate) pci: Option<String>,
-}
-
-/// The providers that have what a transport needs, each with its devices, in libfabric's order.
-pub(crate) fn usable(library: &Library) -> Vec<Usable> {
-    let mut found = Vec::new();
-    for immediate in WANTED {
-        let Ok(first) = ask(library, None, immediate) else { continue };
-        let mut info = first;
-        // SAFETY: libfabric's list, whose names end with a zero, and which is freed once, at the end.
-        unsafe {
-            while !info.is_null() {
-                let (provider, (device, pci)) = (text((*(*info).fabric_attr).prov_name), device(info));
-                let usable = Usable { provider, device, pci };
-                if !found.contains(&usable) {
-                    found.push(usable);
-                }
-                info = (*info).next;
-            }
-            (library.freeinfo)(first);
-        }
-    }
-    found
-}
-
-/// The name of a device, and its PCI function, if the provider tells it.
-///
-/// # Safety
-///
-/// libfabric has filled the info in.
-unsafe fn device(info: *const sys::fi_info) -> (String, Option<String>) {
-    // SAFETY: pointers of an info are null or lead to what libfabric has filled in, and its names end with a zero. The
-    // attributes of a bus of PCI are those of PCI.
-    unsafe {
-        let nic = (*info).nic;
-        let bus = if nic.is_null() { ptr::null() } else { (*nic).bus_attr.cast_const() };
-        let pci = (!bus.is_null() && (*bus).bus_type == sys::FI_BUS_PCI).then(|| (*bus).attr.pci);
-        let pci = pci.map(|pci| {
-            let sys::fi_pci_attr { domain_id, bus_id, device_id, function_id } = pci;
-            format!("{domain_id:04x}:{bus_id:02x}:{device_id:02x}.{function_id:x}")
-        });
-        (text((*(*info).domain_attr).name), pci)
-    }
-}
-
-/// # Safety
-///
-/// Null, or a string that ends with a zero.
-unsafe fn text(text: *const c_char) -> String {
-    match text.is_null() {
-        true => String::new(),
-        // SAFETY: not null.
-        false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
-    }
-}
-
-/// # Safety
-///
-/// Null, or an object that is open, and that is not used again.
-unsafe fn close(object: *mut sys::fid) {
-    if !object.is_null() {
-        // SAFETY: every object begins with its `fid`.
-        unsafe { call!(object => ops, close(object)) };
     }
 }
