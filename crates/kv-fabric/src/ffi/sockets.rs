@@ -27,7 +27,8 @@ pub(super) fn new_connections(set: RawFd, known: &mut BTreeSet<(RawFd, u64)>) ->
     let mut open = BTreeSet::new();
     while let Some(set) = sets.pop() {
         for (fd, inode) in watched(&fs::read_to_string(format!("/proc/thread-self/fdinfo/{set}"))?) {
-            if !seen.insert(fd) {
+            // A child may keep an ended connection in the set, whose descriptor is now that of another one.
+            if !seen.insert((fd, inode)) {
                 continue;
             }
             if known.contains(&(fd, inode)) {
@@ -59,7 +60,8 @@ impl Keepalive {
     /// ones.
     pub(super) fn within(silence: Duration) -> Keepalive {
         let bounded = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, LONGEST));
-        Keepalive { idle: bounded(silence / 2), interval: bounded(silence / (2 * PROBES)) }
+        let interval = bounded(silence / (2 * PROBES));
+        Keepalive { idle: bounded(silence.saturating_sub(PROBES * interval)), interval }
     }
 
     /// Has the kernel ask on this connection, which ends when the other kernel does not know it any more, or does not
@@ -141,11 +143,41 @@ mod tests {
         assert_eq!(found(), []);
     }
 
+    /// A child that has inherited the socket of an ended connection keeps it in the set.
+    #[test]
+    fn a_connection_is_found_beside_an_ended_one_with_its_descriptor_that_a_child_keeps() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        // The kernel lists the two in the order of addresses of its own.
+        for round in 0..20 {
+            let mut descriptor = OwnedFd::from(connect());
+            let outer = set([&descriptor as &dyn AsFd]);
+            let mut known = BTreeSet::new();
+            let mut found = || new_connections(outer.as_raw_fd(), &mut known).unwrap();
+            assert_eq!(found(), [descriptor.as_raw_fd()]);
+            let (kept, next) = (descriptor.try_clone().unwrap(), connect());
+            rustix::io::dup2(&next, &mut descriptor).unwrap();
+            assert_eq!(found(), [], "round {round}: only the ended one is watched");
+            epoll::add(&outer, &descriptor, EventData::new_u64(0), EventFlags::IN).unwrap();
+            assert_eq!(found(), [descriptor.as_raw_fd()], "round {round}");
+            assert_eq!(connections(outer.as_raw_fd()).unwrap(), [descriptor.as_raw_fd()], "round {round}");
+            assert_eq!(found(), []);
+            drop((descriptor, kept));
+            assert_eq!(found(), []);
+            assert_eq!(known, BTreeSet::new(), "what has ended is forgotten");
+        }
+    }
+
     #[test]
     fn an_idle_connection_is_asked_for_within_the_silence_and_never_more_often_than_the_kernel_can() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        for (silence, idle, interval) in [(1, 1, 1), (20, 10, 2), (86_400, 32_767, 10_800)] {
+        for silence in (1000..20_000).step_by(100).chain([86_399_999]).map(Duration::from_millis) {
+            let Keepalive { idle, interval } = Keepalive::within(silence);
+            let last = idle + PROBES * interval;
+            assert!(last <= silence.max(Duration::from_secs(5)), "{silence:?}: {last:?}");
+        }
+        for (silence, idle, interval) in [(1, 1, 1), (20, 12, 2), (86_400, 32_767, 10_800)] {
             Keepalive::within(Duration::from_secs(silence)).set(stream.as_raw_fd()).unwrap();
             assert_eq!(sockopt::socket_keepalive(&stream), Ok(true));
             assert_eq!(sockopt::tcp_keepidle(&stream), Ok(Duration::from_secs(idle)));
