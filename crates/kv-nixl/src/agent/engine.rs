@@ -282,19 +282,19 @@ impl Engine {
         }
     }
 
-    /// Whether the backend has given up the connection to an agent: the backend then refuses even a read of
-    /// no bytes. The agent hears nothing of the attempt, and no memory is touched. Kinds and addresses are
-    /// those of registered memory on both sides.
-    pub(crate) fn has_lost(
+    /// Starts a read of no bytes, which the backend refuses if it has given up the connection to the agent. The
+    /// agent's owner hears nothing of the attempt, and no memory is touched. Kinds and addresses are those of
+    /// registered memory on both sides. `None` if no such read can be made.
+    pub(crate) fn try_out(
         &self,
         kinds: (MemoryKind, MemoryKind),
         local: (u64, u64),
         remote: (u64, u64),
         name: &str,
-    ) -> bool {
+    ) -> Option<Started> {
         let nothing = Piece { local, remote, len: 0 };
         let read = self.create((Op::Read, kinds.0, kinds.1), &[nothing], name);
-        read.is_ok_and(|read| matches!(self.start(read), Started::Failed(_)))
+        read.ok().map(|read| self.start(read))
     }
 
     /// Makes progress, and returns the state of a request.

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kv_core::{MemoryKind, TransportEvent};
 use kv_host::Life;
 
+use crate::agent::engine::{Progress, Started};
 use crate::connections::id::RemoteId;
 use crate::connections::remote::Remote;
 use crate::connections::route::Route;
@@ -151,15 +152,15 @@ impl NixlTransport {
     /// Whether the connection to a foreign agent has failed, as far as UCX shows that without a word to the
     /// agent: UCX refuses a read of no bytes then. Both sides must have regions.
     pub(crate) fn has_lost(&self, id: RemoteId) -> bool {
-        let Some(remote) = self.remotes.get(&id) else { return true };
-        if self.config.backend != "UCX" {
-            return false;
-        }
-        let here = self.regions.iter().find(|region| region.kind() != MemoryKind::File);
-        here.zip(remote.regions.first()).is_some_and(|(here, there)| {
-            let (local, remotely) = ((here.addr(), here.device()), (there.addr, there.device));
-            self.engine.has_lost((here.kind(), there.kind), local, remotely, &remote.name)
-        })
+        !self.remotes.contains_key(&id) || matches!(self.try_out(id), Some(Started::Failed(_)))
+    }
+
+    fn try_out(&self, id: RemoteId) -> Option<Started> {
+        let remote = self.remotes.get(&id).filter(|_| self.config.backend == "UCX")?;
+        let here = self.regions.iter().find(|region| region.kind() != MemoryKind::File)?;
+        let there = remote.regions.first()?;
+        let (local, remotely) = ((here.addr(), here.device()), (there.addr, there.device));
+        self.engine.try_out((here.kind(), there.kind), local, remotely, &remote.name)
     }
 
     /// Has UCX ask for a confirmation of what was sent to peers of this host, once the exchange of frames is over.
@@ -167,27 +168,37 @@ impl NixlTransport {
     /// what was sent before the copy. Without this, the next copy waits until the peer has looked, although its
     /// bytes are in place at once.
     ///
-    /// Only the end that copies does so: UCX asks for a confirmation of its own confirmations too.
+    /// Only the end that copies does so: UCX asks for a confirmation of its own confirmations too. And it does so
+    /// once at a time: UCX keeps memory for each confirmation that a peer owes.
     pub(crate) fn flush_ahead(&mut self, now: Instant) {
+        self.check_confirmations();
         let mut index = 0;
         while let Some(id) = self.unflushed.get(index).copied() {
             let Some(remote) = self.remotes.get_mut(&id) else {
                 self.unflushed.swap_remove(index);
                 continue;
             };
-            let calm = remote.requests == 0 && now.saturating_duration_since(remote.spoke) >= CALM;
+            let waits = remote.requests > 0 || self.confirming.iter().any(|(other, _)| *other == id);
+            let calm = !waits && now.saturating_duration_since(remote.spoke) >= CALM;
             if remote.is_open() && !calm {
                 index += 1;
                 continue;
             }
             remote.unflushed = false;
             self.unflushed.swap_remove(index);
-            if remote.is_open() {
-                // A read of nothing asks for the confirmation as every transfer does. If the connection is lost, the
-                // next frame or request shows it.
-                let _ = self.has_lost(id);
+            // A read of nothing asks for the confirmation as every transfer does. If the connection is lost, the next
+            // frame or request shows it.
+            if remote.is_open()
+                && let Some(Started::InFlight(request)) = self.try_out(id)
+            {
+                self.confirming.push((id, request));
             }
         }
+    }
+
+    /// Forgets the confirmations that have come, or cannot come any more.
+    pub(crate) fn check_confirmations(&mut self) {
+        self.confirming.retain(|(_, request)| self.engine.progress(request) == Progress::InFlight);
     }
 
     /// Rings at peers to which requests are on their way: over some transports, TCP for one, the peer must
@@ -218,7 +229,7 @@ impl NixlTransport {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Op, Time, Transport};
+    use kv_core::{Op, PostId, Time, Transport, WayEnd};
 
     use super::*;
     use crate::config::NixlConfig;
@@ -249,5 +260,96 @@ mod tests {
             assert!(matches!(&heard[..], [TransportEvent::Frame { frame, .. }] if frame == "a frame"));
             pass(&mut [&mut here, &mut there], 10 * CALM);
         }
+    }
+
+    /// The peer leaves with a copy on its way, and comes back before the copy has ended: the connection is the same.
+    #[test]
+    fn a_peer_that_comes_back_in_the_middle_of_a_copy_has_its_frames_confirmed_again() {
+        let Some(nixl) = nixl() else { return };
+        let worker = || worker_with(nixl, NixlConfig::default());
+        let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
+        let metadata = there.metadata().unwrap();
+        here.connect(PEER, &metadata).unwrap();
+        if here.route(PEER) != Some(Route::Memory) {
+            return println!("skipped: the kernel does not copy between processes here");
+        }
+        here.permit(PEER, Time::MAX);
+        here.post(PEER, whole(1, Op::Write)).unwrap();
+        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        here.send(PEER, Bytes::from_static(b"not confirmed")).unwrap();
+        here.post(PEER, whole(2, Op::Write)).unwrap();
+        until(&mut [&mut here], "a copy on its way", |here, _| !here.requests.is_empty());
+        here.disconnect(PEER);
+        pass(&mut [&mut here], CALM);
+        assert!(!here.requests.is_empty(), "the copy waits for the confirmation");
+        here.connect(PEER, &metadata).unwrap();
+        here.permit(PEER, Time::MAX);
+        until(&mut [&mut here, &mut there], "the end of the copy", |here, _| here.requests.is_empty());
+
+        here.send(PEER, Bytes::from_static(b"confirmed")).unwrap();
+        pass(&mut [&mut here, &mut there], 100 * CALM);
+        ours.write(0, &[3; LEN]).unwrap();
+        here.post(PEER, whole(3, Op::Write)).unwrap();
+        let copied = TransportEvent::Posted { post: PostId(3), result: Ok(()) };
+        until(&mut [&mut here], "a copy to a peer that sleeps", |_, events| events.contains(&copied));
+        assert_eq!(others(&theirs, 3), 0);
+    }
+
+    /// A peer whose UCX confirms something to an end that is gone has lost what it had not taken in.
+    #[test]
+    fn a_peer_that_was_busy_hears_the_last_frames_of_a_dropped_transport_and_its_farewell() {
+        let Some(nixl) = nixl() else { return };
+        let worker = || worker_with(nixl, NixlConfig::default());
+        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
+        let (our_metadata, their_metadata) = (here.metadata().unwrap(), there.metadata().unwrap());
+        here.connect(PEER, &their_metadata).unwrap();
+        there.connect(PEER, &our_metadata).unwrap();
+        if here.route(PEER) != Some(Route::Memory) {
+            return println!("skipped: the kernel does not copy between processes here");
+        }
+        here.permit(PEER, Time::MAX);
+        here.post(PEER, whole(1, Op::Write)).unwrap();
+        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        pass(&mut [&mut here, &mut there], 10 * CALM);
+        here.send(PEER, Bytes::from_static(b"to be confirmed")).unwrap();
+        pass(&mut [&mut here], 10 * CALM);
+        let long = Bytes::from(vec![7; 60_000]);
+        for _ in 0..20 {
+            here.send(PEER, long.clone()).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(here));
+            std::thread::sleep(Duration::from_millis(100));
+            let gone = |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { .. });
+            let heard = until(&mut [&mut there], "the farewell", |_, events| events.iter().any(gone));
+            let whole = |event: &&TransportEvent| matches!(event, TransportEvent::Frame { frame, .. } if *frame == long);
+            assert_eq!(heard.iter().filter(whole).count(), 20);
+            let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+            assert_eq!(heard.last(), Some(&TransportEvent::PeerGone { peer: PEER, end }));
+        });
+    }
+
+    /// UCX keeps memory for each confirmation that is awaited.
+    #[test]
+    fn a_peer_that_never_looks_owes_one_confirmation_whatever_it_is_sent() {
+        let Some(nixl) = nixl() else { return };
+        let worker = || worker_with(nixl, NixlConfig::default());
+        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        if here.route(PEER) != Some(Route::Memory) {
+            return println!("skipped: the kernel does not copy between processes here");
+        }
+        here.permit(PEER, Time::MAX);
+        here.post(PEER, whole(1, Op::Write)).unwrap();
+        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        pass(&mut [&mut here, &mut there], 10 * CALM);
+        for _ in 0..50 {
+            here.send(PEER, Bytes::from_static(b"a frame")).unwrap();
+            pass(&mut [&mut here], 2 * CALM);
+        }
+        assert_eq!((here.confirming.len(), here.unflushed.len()), (1, 1));
+        until(&mut [&mut here, &mut there], "all confirmed", |here, _| {
+            here.confirming.is_empty() && here.unflushed.is_empty()
+        });
     }
 }
