@@ -226,8 +226,8 @@ impl NixlTransport {
 }
 
 impl Drop for NixlTransport {
-    /// Waits up to two seconds for requests and confirmations on their way, and tells the peers. Requests that are still on
-    /// their way then keep the agent, and the memory that they may touch, until the process ends.
+    /// Waits up to two seconds for requests and confirmations on their way, and tells the peers. Requests that are
+    /// still on their way then keep the agent, and the memory that they may touch, until the process ends.
     fn drop(&mut self) {
         if self.shutdown(FAREWELL) {
             self.say_farewell();
