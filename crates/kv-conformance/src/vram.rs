@@ -89,11 +89,15 @@ impl Gpu {
     }
 
     /// Copies blocks of `len` bytes from the first address of each pair to the second, and returns when they are there:
-    /// what CUDA itself takes, for benches. The addresses are of this GPU's memory, or of [pinned](Gpu::pin) memory.
-    pub fn copy(&self, len: usize, blocks: impl IntoIterator<Item = (u64, u64)>) {
+    /// what CUDA itself takes, for benches.
+    ///
+    /// # Safety
+    ///
+    /// The blocks lie in this GPU's memory or in [pinned](Gpu::pin) memory, and nothing else uses those that are written.
+    pub unsafe fn copy(&self, len: usize, blocks: impl IntoIterator<Item = (u64, u64)>) {
         self.make_current();
         for (from, into) in blocks {
-            // SAFETY: the driver refuses addresses that it does not know.
+            // SAFETY: the caller's.
             let status = unsafe { (self.driver.copy)(into, from, len, ptr::null_mut()) };
             assert_eq!(status, 0, "cuMemcpyAsync");
         }

@@ -7,14 +7,14 @@ use kv_host::{Limit, check};
 
 use crate::error::UcxError;
 
-/// Settings that the transport makes unless the environment has them: names without the prefix `UCX_`, and values.
-///
-/// - UCX 1.22 puts over TCP without a copy, and by the kernel within a host, only if rendezvous is switched off, which this
-///   transport never uses; otherwise a put is a message that the peer's processor copies.
-/// - With its cache, UCX keeps its mappings of a peer's GPU memory after the peer has ended, and may write to them when a
-///   later peer has the same process number. A UCX that has not loaded its CUDA module refuses this setting, and does not
-///   need it.
-const USUAL: [(&str, &str); 2] = [("RNDV_THRESH", "inf"), ("CUDA_IPC_CACHE", "n")];
+/// A setting that the transport makes unless the environment has it: a name without the prefix `UCX_`, and a value. UCX
+/// 1.22 puts over TCP without a copy, and by the kernel within a host, only if rendezvous is switched off, which this
+/// transport never uses; otherwise a put is a message that the peer's processor copies.
+const RENDEZVOUS: (&str, &str) = ("RNDV_THRESH", "inf");
+/// The same, for a UCX that has loaded its CUDA module; others refuse the setting, and do not need it. With its cache, UCX
+/// keeps its mappings of a peer's GPU memory after the peer has ended, and may write to them when a later peer has the same
+/// process number.
+const IPC_CACHE: (&str, &str) = ("CUDA_IPC_CACHE", "n");
 
 /// Devices, settings and limits of a [`UcxTransport`](crate::UcxTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,15 +85,13 @@ impl UcxConfig {
     }
 
     /// The settings that UCX is given first, if it knows them.
-    pub(crate) fn usual_settings() -> Vec<(String, String)> {
-        let is_missing = |(name, _): &(&str, &str)| std::env::var_os(format!("UCX_{name}")).is_none();
-        let usual = USUAL.into_iter().filter(is_missing);
-        usual.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    pub(crate) fn settings_if_known() -> Vec<(String, String)> {
+        missing(IPC_CACHE).into_iter().collect()
     }
 
-    /// The settings of the owner that UCX is given after these, in their order.
-    pub(crate) fn own_settings(&self) -> Vec<(String, String)> {
-        let mut all = Vec::new();
+    /// The settings that UCX is given after these, in their order.
+    pub(crate) fn all_settings(&self) -> Vec<(String, String)> {
+        let mut all: Vec<_> = missing(RENDEZVOUS).into_iter().collect();
         for (name, list) in [("NET_DEVICES", &self.devices), ("TLS", &self.transports)] {
             if !list.is_empty() {
                 all.push((name.to_owned(), list.join(",")));
@@ -128,6 +126,12 @@ impl UcxConfig {
     }
 }
 
+/// The setting, unless the environment has it.
+fn missing((name, value): (&str, &str)) -> Option<(String, String)> {
+    let is_set = std::env::var_os(format!("UCX_{name}")).is_some();
+    (!is_set).then(|| (name.to_owned(), value.to_owned()))
+}
+
 /// The names of this host's network devices and cards; empty if the kernel does not tell.
 fn devices() -> Vec<String> {
     let class = |path| std::fs::read_dir(path).into_iter().flatten().flatten();
@@ -150,9 +154,10 @@ mod tests {
             config.settings = vec![("TLS".to_owned(), "all".to_owned())];
         });
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let wanted = [pair("NET_DEVICES", "eth0,lo"), pair("TLS", "tcp"), pair("TLS", "all")];
-        assert_eq!(config.own_settings(), wanted);
-        assert_eq!(UcxConfig::default().own_settings(), []);
+        let first = pair("RNDV_THRESH", "inf");
+        let wanted = [first.clone(), pair("NET_DEVICES", "eth0,lo"), pair("TLS", "tcp"), pair("TLS", "all")];
+        assert_eq!(config.all_settings(), wanted);
+        assert_eq!(UcxConfig::default().all_settings(), [first]);
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl UcxTransport {
     pub fn new(ucx: Ucx, config: UcxConfig) -> Result<UcxTransport, UcxError> {
         config.check()?;
         config.check_devices()?;
-        let settings = config.own_settings();
+        let settings = config.all_settings();
         let call = |Failure { call, status }: Failure| UcxError::Call {
             call,
             status: status.words(ucx.api),
@@ -108,8 +108,8 @@ impl UcxTransport {
             devices: config.devices.clone(),
             transports: config.transports.clone(),
         };
-        let engine =
-            Engine::new(ucx.api, &UcxConfig::usual_settings(), &settings).map_err(|(failure, setting)| {
+        let engine = Engine::new(ucx.api, &UcxConfig::settings_if_known(), &settings).map_err(
+            |(failure, setting)| {
                 let setting = setting.and_then(|index| settings.get(index));
                 setting.map_or_else(
                     || call(failure),
@@ -118,7 +118,8 @@ impl UcxTransport {
                         UcxError::Setting { name, value, status: failure.status.words(ucx.api) }
                     },
                 )
-            })?;
+            },
+        )?;
         let address = engine.address().map_err(call)?;
         kv_host::check::limits([("the length of UCX's address", address.len(), 1, MAX_ADDRESS)])?;
         let watch = Watch::new(engine.event_fd().map_err(call)?)?;

@@ -75,11 +75,11 @@ pub(crate) struct Engine {
 unsafe impl Send for Engine {}
 
 impl Engine {
-    /// A context with these settings of UCX, and a worker. Of the usual ones, UCX may refuse some; one of `settings` that
-    /// UCX refuses is named in the error.
+    /// A context with these settings of UCX, and a worker. UCX may refuse those of `if_known`; one of `settings` that UCX
+    /// refuses is named in the error.
     pub(crate) fn new(
         api: &'static Api,
-        usual: &[(String, String)],
+        if_known: &[(String, String)],
         settings: &[(String, String)],
     ) -> Result<Engine, (Failure, Option<usize>)> {
         let plain = |failure| (failure, None);
@@ -87,7 +87,7 @@ impl Engine {
         // SAFETY: UCX makes a configuration at the given place.
         let status = unsafe { api.ucp.ucp_config_read(ptr::null(), ptr::null(), &raw mut config) };
         check("ucp_config_read", status).map_err(plain)?;
-        for (name, value) in usual {
+        for (name, value) in if_known {
             let _ = modify(api, config, name, value);
         }
         let context = configured(api, config, settings);
