@@ -14,6 +14,14 @@ use crate::{Error, Moves, timed};
 
 /// The variable that tells the child its library and its memory, the length of that, and the metadata of its parent.
 const PEER: &str = "KV_BENCH_GPU_PEER";
+/// The variable that tells a process of this bench which library to measure.
+const LIBRARY: &str = "KV_BENCH_GPU_LIBRARY";
+const LIBRARIES: &[&str] = &[
+    #[cfg(feature = "nixl")]
+    "nixl",
+    #[cfg(feature = "ucx")]
+    "ucx",
+];
 const OTHER: PeerId = PeerId(1);
 /// Pairs of measurements behind each ratio.
 const ROUNDS: usize = 9;
@@ -22,9 +30,13 @@ pub(crate) fn is_peer() -> bool {
     std::env::var_os(PEER).is_some()
 }
 
+/// True if this process is to measure GPU memory alone.
+pub(crate) fn is_asked_for() -> bool {
+    std::env::var_os(LIBRARY).is_some() || std::env::args().skip(1).any(|arg| arg == "gpu")
+}
+
 /// Prints the table of each library; or why there is none.
 pub(crate) fn tables(region: usize) -> Result<(), Error> {
-    let name = "KV_BENCH_GPU_LIBRARY";
     let gpu = match Gpu::first() {
         Ok(gpu) => gpu,
         Err(reason) => {
@@ -32,13 +44,13 @@ pub(crate) fn tables(region: usize) -> Result<(), Error> {
             return Ok(());
         }
     };
-    if let Ok(library) = std::env::var(name) {
+    if let Ok(library) = std::env::var(LIBRARY) {
         return table(gpu, &library, region);
     }
     // A process has one copy of UCX, and NIXL brings its own.
-    for library in ["nixl", "ucx"] {
+    for library in LIBRARIES {
         let arguments = std::env::args().skip(1);
-        let status = Command::new(std::env::current_exe()?).args(arguments).env(name, library).status()?;
+        let status = Command::new(std::env::current_exe()?).args(arguments).env(LIBRARY, library).status()?;
         if !status.success() {
             return Err(format!("the figures of {library} failed: {status}").into());
         }

@@ -51,7 +51,7 @@ fn main() -> Result<(), Error> {
         return gpu::serve();
     }
     #[cfg(any(feature = "nixl", feature = "ucx"))]
-    if std::env::args().skip(1).any(|arg| arg == "gpu") {
+    if gpu::is_asked_for() {
         return gpu::tables(if kv_benches::is_trial() { 8 << 20 } else { REGION });
     }
     // Without NIXL, which brings another copy of UCX.
@@ -113,6 +113,8 @@ fn main() -> Result<(), Error> {
     }
     #[cfg(feature = "ucx")]
     ucx::in_a_process_of_its_own()?;
+    #[cfg(any(feature = "nixl", feature = "ucx"))]
+    gpu::tables(region)?;
     criterion.final_summary();
     Ok(())
 }
