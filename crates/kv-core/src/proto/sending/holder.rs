@@ -190,8 +190,15 @@ impl Sending {
         (Extended { leases: alive, lease_ms }, others)
     }
 
-    /// A reader does not need the pages any more.
-    pub(super) fn reader_released(&mut self, cx: &mut Context, session: SessionId, index: usize) {
+    /// A reader does not need the pages any more. If it has not told how its read has ended, the session fails with
+    /// `untold`. A release before the lease was granted breaks the protocol.
+    pub(super) fn reader_released(
+        &mut self,
+        cx: &mut Context,
+        session: SessionId,
+        index: usize,
+        untold: Option<Cause>,
+    ) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let granted = sender.pinned_until.is_some();
         let failed = sender.standing.failure().is_some();
@@ -199,11 +206,13 @@ impl Sending {
         if let Some(reads) = target.reads_mut() {
             reads.released = true;
         }
-        if granted && !failed {
+        if failed {
+            self.reader_let_go(cx, session, index);
+        } else if let Some(cause) = untold {
+            self.fail(cx, session, cause);
+        } else if granted {
             target.end();
             self.settle(cx, session);
-        } else if failed {
-            self.reader_let_go(cx, session, index);
         } else {
             self.fail(cx, session, Cause::Protocol("the lease was released before it was granted"));
         }

@@ -40,7 +40,7 @@ impl Sending {
             {
                 left -= 1;
                 next = Attempt(attempt.0 + 1);
-                self.end_attempt(cx, id, attempt);
+                self.end_attempt(cx, id, attempt, None);
             }
             let Some(peer) = cx.peers.get_mut(id) else { return };
             if peer.incoming().first_live(next..end).is_some() {
@@ -57,15 +57,16 @@ impl Sending {
         }
     }
 
-    /// The peer says that the attempt is over.
-    pub(super) fn end_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt) {
+    /// The peer says that the attempt is over. If it does not say how, and this side does not know, the session fails with
+    /// `untold`.
+    fn end_attempt(&mut self, cx: &mut Context, id: PeerId, attempt: Attempt, untold: Option<Cause>) {
         self.take_registration(cx, id, attempt);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let active = match peer.incoming().get(attempt) {
             Some(&Incoming::Active(session, index)) => Some((session, index)),
             Some(&Incoming::Reading { session, target, .. }) => {
                 peer.incoming_mut().close(attempt);
-                return self.reader_released(cx, session, target);
+                return self.reader_released(cx, session, target, untold);
             }
             _ => None,
         };
@@ -73,11 +74,8 @@ impl Sending {
         let Some((session, index)) = active else { return };
         let target = self.sessions.get(&session).and_then(|sender| sender.targets.get(index));
         if target.and_then(Target::written).is_some_and(|written| !written.is_posted()) {
-            self.fail(
-                cx,
-                session,
-                Cause::Protocol("the receiver released the pages before everything was sent"),
-            );
+            let broken = Cause::Protocol("the receiver released the pages before everything was sent");
+            self.fail(cx, session, untold.unwrap_or(broken));
         }
     }
 
@@ -104,7 +102,9 @@ impl Sending {
             else {
                 return;
             };
-            self.end_attempt(cx, id, attempt);
+            // A read's end is told until it is acknowledged, unless that was in vain for very long: the peer then tells
+            // no more than that nothing is left of it.
+            self.end_attempt(cx, id, attempt, Some(Cause::WayLost));
         }
         cx.fx.arm(Timer::Sweep(id), cx.fx.now() + Duration::from_nanos(1));
     }

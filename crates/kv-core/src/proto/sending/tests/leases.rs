@@ -167,6 +167,24 @@ fn a_release_before_the_grant_fails_the_session() {
 }
 
 #[test]
+fn a_read_whose_end_is_told_no_more_fails_before_and_after_the_grant() {
+    for granted in [false, true] {
+        let mut alone = Alone::new();
+        alone.open(TransferMode::Pull, LEASE);
+        alone.sending.on_register(&mut alone.cx, alone.peer, acquire(ATTEMPT, None));
+        if granted {
+            alone.give(&[6]);
+        }
+        alone.outputs();
+        alone.sending.on_low_watermark(&mut alone.cx, alone.peer, Attempt(ATTEMPT.0 + 1));
+        let said = alone.outputs();
+        assert!(said.contains(&Out::Fails(Cause::WayLost)), "{said:?}");
+        assert_eq!(said.contains(&Out::Back(vec![6])), granted, "nobody reads the pages any more: {said:?}");
+        alone.assert_over();
+    }
+}
+
+#[test]
 fn a_session_that_fails_in_the_turn_that_completes_it_pins_nothing() {
     let mut alone = Alone::new();
     alone.open(TransferMode::Auto, LEASE);
