@@ -1,10 +1,12 @@
 //! What NIXL itself takes: the messages and the copy of a request, by plain calls of NIXL's API in two processes that
 //! poll without a pause. There are no sessions, no other threads, and no wake-ups.
 
+use kv_benches::nixl::Whole;
+use kv_benches::{bytes, hex};
 use kv_transfer::nixl::{HostMemory, Nixl};
 use nixl_sys::{
-    Agent, AgentConfig, Backend, MemType, MemoryRegion, NixlDescriptor, NotificationMap, OptArgs,
-    RegistrationHandle, XferDescList, XferOp, XferStatus,
+    Agent, AgentConfig, Backend, MemType, NotificationMap, OptArgs, RegistrationHandle, XferDescList, XferOp,
+    XferStatus,
 };
 
 use crate::Error;
@@ -153,39 +155,5 @@ impl End {
             while self.agent.get_xfer_status(&write)? == XferStatus::InProgress {}
         }
         Ok(())
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn bytes(hex: &str) -> Result<Vec<u8>, Error> {
-    let byte = |at| u8::from_str_radix(hex.get(at..at + 2).unwrap_or_default(), 16);
-    Ok((0..hex.len()).step_by(2).map(byte).collect::<Result<_, _>>()?)
-}
-
-/// The memory in the form that `nixl-sys` registers.
-#[derive(Debug)]
-struct Whole(HostMemory);
-
-impl MemoryRegion for Whole {
-    #[allow(unsafe_code)]
-    unsafe fn as_ptr(&self) -> *const u8 {
-        self.0.addr() as *const u8
-    }
-
-    fn size(&self) -> usize {
-        self.0.len()
-    }
-}
-
-impl NixlDescriptor for Whole {
-    fn mem_type(&self) -> MemType {
-        MemType::Dram
-    }
-
-    fn device_id(&self) -> u64 {
-        0
     }
 }

@@ -4,12 +4,12 @@
 use std::io::Write;
 use std::process::Command;
 
+use kv_benches::{bytes, hex};
 use kv_conformance::{Gpu, Vram, boottime};
 use kv_transfer::unstable::{Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{MemoryKind, PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::peer::{bytes, hex};
 use crate::{Error, Moves, timed};
 
 /// The variable that tells the child its library and its memory, the length of that, and the metadata of its parent.

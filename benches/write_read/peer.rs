@@ -7,6 +7,8 @@ use kv_transfer::local::{Arena, LocalConfig, LocalTransport};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
+use kv_benches::{bytes, hex};
+
 use crate::child::{Served, end_with_the_parent};
 use crate::{Error, fill};
 
@@ -137,13 +139,4 @@ impl Pair {
     fn cause(&mut self, seen: String) -> Error {
         format!("{seen}; {}", self.child.state()).into()
     }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn bytes(hex: &str) -> Result<Vec<u8>, Error> {
-    let byte = |at| u8::from_str_radix(hex.get(at..at + 2).unwrap_or_default(), 16);
-    Ok((0..hex.len()).step_by(2).map(byte).collect::<Result<_, _>>()?)
 }

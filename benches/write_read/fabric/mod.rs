@@ -11,13 +11,13 @@ mod raw;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
+use kv_benches::{bytes, hex};
 use kv_conformance::boottime;
 use kv_transfer::fabric::{FabricConfig, FabricError, FabricTransport, HostMemory, installed};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, heard};
-use crate::peer::{bytes, hex};
 use crate::{Error, Moves, timed};
 use raw::Raw;
 

@@ -8,12 +8,12 @@ use std::ffi::{CString, c_void};
 use std::mem;
 use std::ptr;
 
+use kv_benches::{bytes, hex};
 use kv_fabric::raw::*;
 use kv_transfer::fabric::HostMemory;
 use kv_transfer::unstable::{Descriptor, Op};
 
 use crate::Error;
-use crate::peer::{bytes, hex};
 
 /// Completions that are read at once.
 const TAKEN: usize = 32;

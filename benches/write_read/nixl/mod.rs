@@ -13,6 +13,7 @@ use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use kv_benches::{bytes, hex};
 use kv_transfer::nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
@@ -20,7 +21,6 @@ use nixl_sys::NotificationMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::peer::{bytes, hex};
 use crate::{Error, Moves};
 use raw::Raw;
 

@@ -1,10 +1,11 @@
 //! Plain `nixl-sys` code, with which the transport is compared.
 
+use kv_benches::nixl::Whole;
 use kv_transfer::nixl::HostMemory;
 use kv_transfer::unstable::{Descriptor, Op};
 use nixl_sys::{
-    Agent, AgentConfig, MemType, MemoryRegion, NixlDescriptor, NotificationMap, OptArgs, RegistrationHandle,
-    XferDescList, XferOp, XferStatus,
+    Agent, AgentConfig, MemType, NotificationMap, OptArgs, RegistrationHandle, XferDescList, XferOp,
+    XferStatus,
 };
 
 use super::Route;
@@ -63,30 +64,5 @@ impl Raw {
             while self.agent.get_xfer_status(&request)? == XferStatus::InProgress {}
         }
         Ok(())
-    }
-}
-
-/// A pool in the form that `nixl-sys` registers.
-#[derive(Debug)]
-struct Whole(HostMemory);
-
-impl MemoryRegion for Whole {
-    #[allow(unsafe_code)]
-    unsafe fn as_ptr(&self) -> *const u8 {
-        self.0.addr() as *const u8
-    }
-
-    fn size(&self) -> usize {
-        self.0.len()
-    }
-}
-
-impl NixlDescriptor for Whole {
-    fn mem_type(&self) -> MemType {
-        MemType::Dram
-    }
-
-    fn device_id(&self) -> u64 {
-        0
     }
 }

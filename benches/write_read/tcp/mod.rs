@@ -9,13 +9,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
+use kv_benches::{bytes, hex};
 use kv_conformance::{boottime, rest};
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::peer::{bytes, hex};
 use crate::{Error, Moves, timed};
 
 /// The variable that tells the child the length of its region and the metadata of its parent.

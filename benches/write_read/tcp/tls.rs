@@ -3,6 +3,7 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use kv_benches::{bytes, hex};
 use kv_transfer::tcp::{TcpConfig, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -14,7 +15,6 @@ use rustls::{
 
 use super::Plain;
 use crate::Error;
-use crate::peer::{bytes, hex};
 
 const HERE: &str = "127.0.0.1";
 
@@ -30,7 +30,7 @@ pub(super) fn certificates() -> Result<String, Error> {
 }
 
 fn texts(told: &str) -> Result<[Vec<u8>; 3], Error> {
-    let texts: Result<Vec<_>, Error> = told.split(',').map(bytes).collect();
+    let texts: Result<Vec<_>, Error> = told.split(',').map(|word| Ok(bytes(word)?)).collect();
     texts?.try_into().map_err(|_| "three texts are told".into())
 }
 

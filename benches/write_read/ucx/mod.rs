@@ -9,13 +9,13 @@ mod raw;
 use std::io::Write;
 use std::process::Command;
 
+use kv_benches::{bytes, hex};
 use kv_conformance::boottime;
 use kv_transfer::ucx::{HostMemory, Ucx, UcxConfig, UcxTransport};
 use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::peer::{bytes, hex};
 use crate::{Error, Moves, timed};
 use raw::Raw;
 

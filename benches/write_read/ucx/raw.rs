@@ -6,12 +6,12 @@ use std::mem;
 use std::ptr;
 use std::slice;
 
+use kv_benches::{bytes, hex};
 use kv_transfer::ucx::{HostMemory, Ucx};
 use kv_transfer::unstable::Descriptor;
 use kv_ucx::raw::*;
 
 use crate::Error;
-use crate::peer::{bytes, hex};
 
 pub(super) struct Raw {
     ucp: &'static Ucp,

@@ -230,22 +230,39 @@ impl NixlTransport {
 #[cfg(test)]
 mod tests {
     use kv_core::{Op, PostId, Time, Transport, WayEnd};
+    use kv_host::HostMemory;
 
     use super::*;
     use crate::config::NixlConfig;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker_with};
 
+    /// Two transports, of which the first has connected the second and may write to it, with their memory. `None` if the
+    /// kernel does not copy between them here.
+    fn copying() -> Option<[(NixlTransport, HostMemory); 2]> {
+        let nixl = nixl()?;
+        let worker = || worker_with(nixl, NixlConfig::default());
+        let ((mut here, ours), (there, theirs)) = (worker(), worker());
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        if here.route(PEER) != Some(Route::Memory) {
+            println!("skipped: the kernel does not copy between processes here");
+            return None;
+        }
+        here.permit(PEER, Time::MAX);
+        Some([(here, ours), (there, theirs)])
+    }
+
+    /// The same once the first has copied: from then on it has its frames confirmed ahead.
+    fn copied() -> Option<[(NixlTransport, HostMemory); 2]> {
+        let [(mut here, ours), (mut there, theirs)] = copying()?;
+        here.post(PEER, whole(1, Op::Write)).unwrap();
+        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        Some([(here, ours), (there, theirs)])
+    }
+
     /// The kernel copies, so nobody at the other end need be awake.
     #[test]
     fn a_copy_ends_while_the_peer_sleeps_once_earlier_frames_are_confirmed() {
-        let Some(nixl) = nixl() else { return };
-        let worker = || worker_with(nixl, NixlConfig::default());
-        let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
-        here.connect(PEER, &there.metadata().unwrap()).unwrap();
-        if here.route(PEER) != Some(Route::Memory) {
-            return println!("skipped: the kernel does not copy between processes here");
-        }
-        here.permit(PEER, Time::MAX);
+        let Some([(mut here, ours), (mut there, theirs)]) = copying() else { return };
         for round in 1..=3 {
             ours.write(0, &vec![round; LEN]).unwrap();
             here.post(PEER, whole(u64::from(round), Op::Write)).unwrap();
@@ -265,17 +282,8 @@ mod tests {
     /// The peer leaves with a copy on its way, and comes back before the copy has ended: the connection is the same.
     #[test]
     fn a_peer_that_comes_back_in_the_middle_of_a_copy_has_its_frames_confirmed_again() {
-        let Some(nixl) = nixl() else { return };
-        let worker = || worker_with(nixl, NixlConfig::default());
-        let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
+        let Some([(mut here, ours), (mut there, theirs)]) = copied() else { return };
         let metadata = there.metadata().unwrap();
-        here.connect(PEER, &metadata).unwrap();
-        if here.route(PEER) != Some(Route::Memory) {
-            return println!("skipped: the kernel does not copy between processes here");
-        }
-        here.permit(PEER, Time::MAX);
-        here.post(PEER, whole(1, Op::Write)).unwrap();
-        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
         here.send(PEER, Bytes::from_static(b"not confirmed")).unwrap();
         here.post(PEER, whole(2, Op::Write)).unwrap();
         until(&mut [&mut here], "a copy on its way", |here, _| !here.requests.is_empty());
@@ -298,18 +306,8 @@ mod tests {
     /// A peer whose UCX confirms something to an end that is gone has lost what it had not taken in.
     #[test]
     fn a_peer_that_was_busy_hears_the_last_frames_of_a_dropped_transport_and_its_farewell() {
-        let Some(nixl) = nixl() else { return };
-        let worker = || worker_with(nixl, NixlConfig::default());
-        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
-        let (our_metadata, their_metadata) = (here.metadata().unwrap(), there.metadata().unwrap());
-        here.connect(PEER, &their_metadata).unwrap();
-        there.connect(PEER, &our_metadata).unwrap();
-        if here.route(PEER) != Some(Route::Memory) {
-            return println!("skipped: the kernel does not copy between processes here");
-        }
-        here.permit(PEER, Time::MAX);
-        here.post(PEER, whole(1, Op::Write)).unwrap();
-        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copied() else { return };
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
         pass(&mut [&mut here, &mut there], 10 * CALM);
         here.send(PEER, Bytes::from_static(b"to be confirmed")).unwrap();
         pass(&mut [&mut here], 10 * CALM);
@@ -322,8 +320,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
             let gone = |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { .. });
             let heard = until(&mut [&mut there], "the farewell", |_, events| events.iter().any(gone));
-            let whole = |event: &&TransportEvent| matches!(event, TransportEvent::Frame { frame, .. } if *frame == long);
-            assert_eq!(heard.iter().filter(whole).count(), 20);
+            let whole = heard.iter().filter(|event| match event {
+                TransportEvent::Frame { frame, .. } => *frame == long,
+                _ => false,
+            });
+            assert_eq!(whole.count(), 20);
             let end = WayEnd::Dead { quiet_after: Duration::ZERO };
             assert_eq!(heard.last(), Some(&TransportEvent::PeerGone { peer: PEER, end }));
         });
@@ -332,16 +333,7 @@ mod tests {
     /// UCX keeps memory for each confirmation that is awaited.
     #[test]
     fn a_peer_that_never_looks_owes_one_confirmation_whatever_it_is_sent() {
-        let Some(nixl) = nixl() else { return };
-        let worker = || worker_with(nixl, NixlConfig::default());
-        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
-        here.connect(PEER, &there.metadata().unwrap()).unwrap();
-        if here.route(PEER) != Some(Route::Memory) {
-            return println!("skipped: the kernel does not copy between processes here");
-        }
-        here.permit(PEER, Time::MAX);
-        here.post(PEER, whole(1, Op::Write)).unwrap();
-        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copied() else { return };
         pass(&mut [&mut here, &mut there], 10 * CALM);
         for _ in 0..50 {
             here.send(PEER, Bytes::from_static(b"a frame")).unwrap();
