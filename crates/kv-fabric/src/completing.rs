@@ -8,6 +8,7 @@ use kv_host::{TransferId, clock};
 use crate::ffi::{Attempt, Completion};
 use crate::guest::GuestId;
 use crate::message::Immediate;
+use crate::silence::Silence;
 use crate::transport::FabricTransport;
 use crate::way::WayId;
 
@@ -172,7 +173,7 @@ impl FabricTransport {
                 let Some(lane) = way.lanes.get_mut(lane) else { return };
                 lane.end(op, bytes);
                 if result.is_ok() {
-                    way.heard = self.now;
+                    way.silence = Silence::from(self.now);
                     lane.is_heard(self.now);
                     lane.latency.note(self.now.since(begun), self.now);
                     if let Some(device) = self.devices.get(lane.device) {

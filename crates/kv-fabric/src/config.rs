@@ -28,8 +28,8 @@ pub struct FabricConfig {
     pub slice_bytes: usize,
     /// Most bytes of slices that are under way to one peer over one device (default 4 MiB, 4 KiB to 1 GiB).
     pub window_bytes: usize,
-    /// A peer that has answered nothing for this long is lost (default 20 s, 1 s to 1 day). The end of a peer's process
-    /// on this host is seen at once, whatever this says. An idle connection over TCP whose other end does not answer the
+    /// A peer that has answered nothing for this long is lost (default 20 s, 1 s to 1 day), not counting pauses in which
+    /// this side has not polled. The end of a peer's process on this host is seen at once, whatever this says. An idle connection over TCP whose other end does not answer the
     /// kernel's keepalive for as long is closed.
     pub silence: Duration,
     /// How long the way to a peer may take to open (default 5 s, 10 ms to 1 minute).

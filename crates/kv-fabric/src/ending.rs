@@ -168,7 +168,7 @@ impl FabricTransport {
         match way.stage {
             Stage::Greeting { until } if until <= self.now => self.break_way(id, Some(WayEnd::Lost)),
             Stage::Greeting { .. } => self.greet(id),
-            Stage::Open if self.now.since(way.heard) >= self.config.silence => {
+            Stage::Open if way.silence.reaches(self.config.silence, self.now) => {
                 self.break_way(id, Some(WayEnd::Lost))
             }
             Stage::Open => {

@@ -8,6 +8,7 @@ use crate::guest::{Guest, GuestId, Reply, Unanswered};
 use crate::incoming::{ANNOUNCED, Incoming};
 use crate::message::{Header, Hello, Kind};
 use crate::pairing::MAX_LANES;
+use crate::silence::Silence;
 use crate::transport::FabricTransport;
 use crate::way::Stage;
 
@@ -143,7 +144,7 @@ impl FabricTransport {
         let id = *self.keys.get(&header.key)?;
         let way = self.ways.get_mut(&id)?;
         let lane = way.lanes.get_mut(header.sequence as usize)?;
-        way.heard = self.now;
+        way.silence = Silence::from(self.now);
         lane.is_heard(self.now);
         // No more than was sent, and no less than was known.
         let (new, unknown) =
@@ -179,7 +180,7 @@ impl FabricTransport {
             self.break_way(id, Some(WayEnd::Lost));
             return Some(());
         }
-        way.heard = self.now;
+        way.silence = Silence::from(self.now);
         (way.slot, way.guest) = (header.sequence, header.count);
         if let Stage::Greeting { .. } = way.stage {
             way.stage = Stage::Open;
@@ -237,6 +238,34 @@ mod tests {
             serve(from);
             serve(to);
         }
+    }
+
+    /// As when the process is stopped for a while: what the peer would have answered was not asked for.
+    #[test]
+    fn a_transport_that_pauses_for_longer_than_the_silence_finds_its_way_as_it_was() {
+        let silence = Duration::from_secs(1);
+        let config = FabricConfig::new("127.0.0.1".parse().unwrap()).with(|config| config.silence = silence);
+        let (mut pauses, mut peer) = (FabricTransport::new(config).unwrap(), transport());
+        connects(&mut pauses, &mut peer);
+        let (id, resumed) = (*pauses.ways.keys().next().unwrap(), Instant::now() + 2 * silence);
+        while Instant::now() < resumed {
+            serve(&mut peer);
+        }
+        let mut events = Vec::new();
+        let begun = Instant::now();
+        while begun.elapsed() < 2 * silence {
+            pauses.poll(kv_host::clock::now(), &mut events);
+            serve(&mut peer);
+        }
+        assert_eq!(events, []);
+        assert_eq!(pauses.ways.get(&id).map(|way| way.stage), Some(Stage::Open));
+        // And a peer that says nothing is lost, as before.
+        let begun = Instant::now();
+        while events.is_empty() {
+            assert!(begun.elapsed() < 10 * silence, "a silent peer is not lost");
+            pauses.poll(kv_host::clock::now(), &mut events);
+        }
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost }]);
     }
 
     #[test]

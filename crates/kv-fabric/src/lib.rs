@@ -152,6 +152,7 @@ mod pairing;
 #[doc(hidden)]
 pub mod raw;
 mod sending;
+mod silence;
 mod slicing;
 mod topology;
 mod transfer;

@@ -10,6 +10,7 @@ use crate::ffi::Address;
 use crate::lane::{Lane, Link, Probe, Reach};
 use crate::message::Header;
 use crate::metadata::{Identity, Metadata, Place};
+use crate::silence::Silence;
 use crate::transfer::Transfer;
 
 /// Number of a way; never used again.
@@ -99,8 +100,9 @@ pub(crate) struct Way {
     /// Messages under way; and questions whether lanes lead to the peer, which may wait behind what is stuck there.
     pub(crate) messages: usize,
     pub(crate) asks: usize,
-    /// When the peer was heard last, and when the next greeting is due.
-    pub(crate) heard: Time,
+    /// Since when nothing was heard from the peer.
+    pub(crate) silence: Silence,
+    /// When the next greeting is due.
     pub(crate) greet_at: Time,
     /// When the way is looked at again, if nothing happens before.
     pub(crate) due: Option<Time>,
@@ -145,7 +147,7 @@ impl Way {
             asked: 0,
             messages: 0,
             asks: 0,
-            heard: now,
+            silence: Silence::from(now),
             greet_at: now,
             due: None,
         }
