@@ -212,7 +212,7 @@ fn short(id: GuestId) -> u32 {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use kv_core::{PeerId, Transport};
+    use kv_core::{PeerId, Transport, TransportWait};
     use kv_host::Token;
 
     use super::*;
@@ -266,6 +266,23 @@ mod tests {
             pauses.poll(kv_host::clock::now(), &mut events);
         }
         assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost }]);
+    }
+
+    /// Its own timers, greetings for one, are seconds away.
+    #[test]
+    fn a_worker_with_a_new_connection_sleeps_no_longer_than_until_its_keepalive_is_due() {
+        let (mut host, mut guest) = (transport(), transport());
+        connects(&mut guest, &mut host);
+        let begun = Instant::now();
+        let slept = |transport: &FabricTransport| match transport.wait() {
+            TransportWait::ReadableOrAfter(_, after) => Some(after),
+            _ => None,
+        };
+        while slept(&host).is_none_or(|after| after < Duration::from_millis(100)) {
+            assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", host.wait());
+            serve(&mut host);
+        }
+        assert!(slept(&host).unwrap() <= Duration::from_secs(1), "{:?}", host.wait());
     }
 
     #[test]

@@ -141,6 +141,7 @@ mod tests {
         epoll::add(&outer, &first, EventData::new_u64(0), EventFlags::IN).unwrap();
         assert_eq!(found(), [first.as_raw_fd()], "the descriptor of another connection");
         assert_eq!(found(), []);
+        assert_eq!(known.len(), 1, "connections that have ended are forgotten");
     }
 
     /// A child that has inherited the socket of an ended connection keeps it in the set.
