@@ -173,7 +173,7 @@ fn what_cannot_be_a_region_is_refused_and_the_error_names_the_values() {
     let device = Region::dram(RegionRole::Kv, 4096, 4096, 4096).memory(MemoryKind::Vram, 3);
     // SAFETY: as above.
     let refused = unsafe { transport.adopt_regions([&device]) };
-    assert_eq!(refused, Err(LocalError::Device { region: 0, memory: MemoryKind::Vram, device: 3 }));
+    assert_eq!(refused, Err(LocalError::Kind { region: 0, memory: MemoryKind::Vram, device: 3 }));
 
     let built = |regions: [Region; 2]| {
         let [first, second] = regions;

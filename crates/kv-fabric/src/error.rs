@@ -108,7 +108,7 @@ pub enum FabricError {
     /// A region lies in a device's memory or in a file, and this transport moves host memory only. Use NIXL, or UCX
     /// with its CUDA module, for memory of a GPU.
     #[error("regions[{region}] is in {memory:?} of device {device}; kv-fabric reaches Dram only")]
-    Device {
+    Kind {
         /// Position of the region in the list.
         region: usize,
         /// The kind of the region's memory.

@@ -54,7 +54,7 @@ impl LocalTransport {
     ///
     /// # Errors
     ///
-    /// [`LocalError::Device`] for a region that is not in host memory; otherwise as [`adopt`](LocalTransport::adopt).
+    /// [`LocalError::Kind`] for a region that is not in host memory; otherwise as [`adopt`](LocalTransport::adopt).
     /// Regions before the one at fault are adopted.
     ///
     /// # Safety
@@ -67,7 +67,7 @@ impl LocalTransport {
         for (index, region) in regions.into_iter().enumerate() {
             let Region { memory, device, addr, len, .. } = *region;
             if memory != MemoryKind::Dram {
-                return Err(LocalError::Device { region: index, memory, device });
+                return Err(LocalError::Kind { region: index, memory, device });
             }
             // SAFETY: the caller promises this for each region.
             unsafe { self.adopt(addr, len) }?;

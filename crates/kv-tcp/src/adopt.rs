@@ -31,7 +31,7 @@ impl TcpTransport {
     ///
     /// # Errors
     ///
-    /// [`TcpError::Device`] for a region that is not in host memory; otherwise as [`adopt`](TcpTransport::adopt).
+    /// [`TcpError::Kind`] for a region that is not in host memory; otherwise as [`adopt`](TcpTransport::adopt).
     /// Regions before the one at fault are adopted.
     ///
     /// # Safety
@@ -44,7 +44,7 @@ impl TcpTransport {
         for (index, region) in regions.into_iter().enumerate() {
             let Region { memory, device, addr, len, .. } = *region;
             if memory != MemoryKind::Dram {
-                return Err(TcpError::Device { region: index, memory, device });
+                return Err(TcpError::Kind { region: index, memory, device });
             }
             // SAFETY: the caller promises this for each region.
             unsafe { self.adopt(addr, len) }?;

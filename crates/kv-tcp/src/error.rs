@@ -32,7 +32,7 @@ pub enum TcpError {
     /// A region lies in a device's memory or in a file, and this transport moves host memory only. NIXL
     /// and UCX move a device's memory, and NIXL moves files.
     #[error("regions[{region}] is in {memory:?} of device {device}; kv-tcp reaches Dram only")]
-    Device {
+    Kind {
         /// Position of the region in the list.
         region: usize,
         /// The kind of the region's memory.

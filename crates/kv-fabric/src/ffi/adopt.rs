@@ -30,7 +30,7 @@ impl FabricTransport {
     ///
     /// # Errors
     ///
-    /// [`FabricError::Device`] for a region that is not in host memory; otherwise as [`adopt`](FabricTransport::adopt).
+    /// [`FabricError::Kind`] for a region that is not in host memory; otherwise as [`adopt`](FabricTransport::adopt).
     /// Regions before the one at fault are adopted.
     ///
     /// # Safety
@@ -43,7 +43,7 @@ impl FabricTransport {
         for (index, region) in regions.into_iter().enumerate() {
             let Region { memory, device, addr, len, .. } = *region;
             if memory != MemoryKind::Dram {
-                return Err(FabricError::Device { region: index, memory, device });
+                return Err(FabricError::Kind { region: index, memory, device });
             }
             // SAFETY: the caller promises this for each region.
             unsafe { self.adopt(addr, len) }?;
