@@ -6,6 +6,8 @@
 //!
 //! The benches are a package of their own, so that the examples build without criterion.
 
+#[cfg(feature = "fabric")]
+pub mod fabric;
 #[cfg(feature = "nixl")]
 pub mod nixl;
 

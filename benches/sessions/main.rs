@@ -7,14 +7,14 @@
 //!
 //! One table is printed: how long the requests take over each transport, beside what limits them, measured in the same
 //! rounds: memcpy of the same pieces, and a relay of as many wake-ups between the same number of threads and processes, with
-//! a memcpy on the way. Single requests over NIXL also stand beside NIXL itself: the same messages and copy, by plain calls
-//! that poll without a pause. The ratios are medians over the rounds.
+//! a memcpy on the way. Single requests over NIXL and libfabric also stand beside the library itself: the same messages and
+//! copy, by plain calls that poll without a pause. So does the first request to a new peer, for which the library opens
+//! connections. The ratios are medians over the rounds.
 
 #![allow(clippy::print_stdout)]
 
 mod far;
 mod limits;
-#[cfg(feature = "nixl")]
 mod plain;
 mod relay;
 mod rows;
@@ -38,11 +38,11 @@ fn main() -> Result<(), Error> {
         let mut of_kind = named.iter().filter(|named| kind.contains(&named.as_str())).peekable();
         of_kind.peek().is_none() || of_kind.any(|named| named == name)
     };
-    #[cfg(feature = "nixl")]
     if let Some(told) = std::env::var_os(plain::PLAIN) {
-        return match &Way::all(|name| name == "nixl")[..] {
-            [Way::Nixl(nixl)] => plain::serve(nixl, &told.to_string_lossy()),
-            _ => Err("NIXL is not found any more".into()),
+        let told = told.to_string_lossy();
+        return match &Way::all(|name| name == plain::way_of(&told))[..] {
+            [way] => plain::serve(way, &told),
+            _ => Err("the library is not found any more".into()),
         };
     }
     let order = Order::of_this_process()?;

@@ -8,7 +8,6 @@ use kv_transfer::prelude::*;
 use crate::Error;
 use crate::far::Far;
 use crate::limits::Memcpy;
-#[cfg(feature = "nixl")]
 use crate::plain::Plain;
 use crate::relay::Relay;
 use crate::side::{Shape, Side};
@@ -128,12 +127,9 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
     let pairs = ways.iter().zip(&sides).map(|(way, near)| Pair::start(way, &shape, near));
     let mut pairs: Vec<Pair<'_>> = pairs.collect::<Result<_, _>>()?;
     let mut rounds = vec![[Vec::new(), Vec::new()]; ways.len()];
-    #[cfg(feature = "nixl")]
-    let nixl = ways.iter().position(|way| way.name() == "nixl");
-    #[cfg(feature = "nixl")]
-    let mut plain = nixl.map(|nixl| Ok::<_, Error>((nixl, Plain::start(&shape)?))).transpose()?;
-    #[cfg(feature = "nixl")]
-    let mut beside = [Vec::new(), Vec::new()];
+    let plains = ways.iter().map(|way| Plain::start(way, &shape));
+    let mut plains: Vec<Option<Plain>> = plains.collect::<Result<_, _>>()?;
+    let mut beside = vec![[Vec::new(), Vec::new()]; ways.len()];
     let pause = || std::thread::sleep(Duration::from_millis(2));
     for round in 0..=extent.rounds {
         let times = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<f64, Error> {
@@ -153,10 +149,10 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
                 }
             }
         }
-        #[cfg(feature = "nixl")]
-        if let Some((nixl, plain)) = &mut plain {
+        for ((plain, beside), rounds) in plains.iter_mut().zip(&mut beside).zip(&rounds) {
+            let Some(plain) = plain else { continue };
             let limits = [times(&mut || plain.sent())?, times(&mut || plain.asked())?];
-            for ((beside, rounds), limit) in beside.iter_mut().zip(&rounds[*nixl]).zip(limits) {
+            for ((beside, rounds), limit) in beside.iter_mut().zip(rounds).zip(limits) {
                 let last = rounds.last().filter(|_| round > 0);
                 beside.extend(last.map(|measured| Measured { limit, ..*measured }));
             }
@@ -173,15 +169,9 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
                 (format!("256 KiB, warm, {}", hops.0), format!("{} wake-ups and a memcpy", hops.1));
             line(&work, way.name(), &limit, goal, &rounds[at]);
         }
-        #[cfg(feature = "nixl")]
-        if plain.is_some() {
-            line(
-                &format!("256 KiB, warm, {}", hops.0),
-                "nixl",
-                "plain NIXL, no sleep",
-                Goal::Open,
-                &beside[at],
-            );
+        for (way, beside) in ways.iter().zip(&beside).filter(|(_, beside)| !beside[at].is_empty()) {
+            let work = format!("256 KiB, warm, {}", hops.0);
+            line(&work, way.name(), "plain calls, no sleep", Goal::Open, &beside[at]);
         }
     }
     Ok(())
@@ -202,8 +192,11 @@ fn large(ways: &[Way], extent: &Extent) -> Result<(), Error> {
         fresh: Vec<Measured>,
     }
     let mut rounds = vec![Rounds::default(); ways.len()];
+    let pages = Shape { pages: 16, regions: 1, item: 256 << 10 };
+    let plains = ways.iter().map(|way| Plain::start(way, &pages));
+    let mut plains: Vec<Option<Plain>> = plains.collect::<Result<_, _>>()?;
     for _ in 0..extent.rounds {
-        for ((way, near), rounds) in ways.iter().zip(&sides).zip(&mut rounds) {
+        for (((way, near), rounds), plain) in ways.iter().zip(&sides).zip(&mut rounds).zip(&mut plains) {
             let memcpy = copy.run(0, 1, all)?;
             let fresh = copy.fresh()?;
             let mut pair = Pair::start(way, &shape, near)?;
@@ -211,7 +204,8 @@ fn large(ways: &[Way], extent: &Extent) -> Result<(), Error> {
             std::thread::sleep(extent.early);
             let early = pair.asked(1, all)?;
             let warm = median((0..3).map(|_| pair.asked(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
-            rounds.met.push(Measured { took: met, limit: pair.asked(1, 4)? });
+            let first = plain.as_mut().map_or(Ok(0.0), Plain::first)?;
+            rounds.met.push(Measured { took: met, limit: pair.asked(1, 4)? + first });
             rounds.early.push(Measured { took: early, limit: warm });
             rounds.warm.push(Measured { took: warm, limit: memcpy });
             drop(pair);
@@ -223,12 +217,17 @@ fn large(ways: &[Way], extent: &Extent) -> Result<(), Error> {
         }
     }
     let size = (all * shape.item) >> 20;
-    for (way, rounds) in ways.iter().zip(&rounds) {
+    for ((way, rounds), plain) in ways.iter().zip(&rounds).zip(&plains) {
+        let late = "a later one";
+        let (limit, goal) = match (plain, way.name()) {
+            (Some(_), _) => ("a later one, and plain calls' first", Goal::Beyond(0.010)),
+            (None, "ucx") => (late, Goal::Open),
+            (None, _) => (late, Goal::Beyond(0.010)),
+        };
+        line("the first 256 KiB to a new peer", way.name(), limit, goal, &rounds.met);
         let line = |work: &str, limit: &str, goal, rounds: &[Measured]| {
             line(work, way.name(), limit, only_local(way, goal), rounds);
         };
-        let late = "a later one";
-        line("the first 256 KiB to a new peer", late, Goal::Beyond(0.010), &rounds.met);
         line(&format!("{size} MiB, first, peer met early"), late, Goal::AtLeast(0.8), &rounds.early);
         line(&format!("{size} MiB, first, peer met just then"), late, Goal::AtLeast(0.5), &rounds.just_then);
         line(

@@ -18,7 +18,7 @@ pub(crate) enum Goal {
 
 pub(crate) fn heading() {
     println!(
-        "{:<44} {:>6} {:>10} {:>34} {:>10} {:>7} {:>9}",
+        "{:<44} {:>6} {:>10} {:>35} {:>10} {:>7} {:>9}",
         "work", "way", "ms", "limit", "ms", "ratio", "goal"
     );
 }
@@ -38,7 +38,7 @@ pub(crate) fn line(work: &str, way: &str, limit: &str, goal: Goal, rounds: &[Mea
         Goal::Open => (String::new(), true),
     };
     println!(
-        "{work:<44} {way:>6} {:>10.3} {limit:>34} {:>10.3} {ratio:>7.2} {goal:>9} {}",
+        "{work:<44} {way:>6} {:>10.3} {limit:>35} {:>10.3} {ratio:>7.2} {goal:>9} {}",
         median(rounds.iter().map(|measured| measured.took)) * 1e3,
         median(rounds.iter().map(|measured| measured.limit)) * 1e3,
         if is_met { "" } else { "missed" },

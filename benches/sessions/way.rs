@@ -12,6 +12,10 @@ use kv_transfer::ucx::{Ucx, UcxConfig, UcxTransport};
 
 use crate::Error;
 
+/// The address at which libfabric is measured.
+#[cfg(feature = "fabric")]
+pub(crate) const ADDRESS: &str = "127.0.0.1";
+
 /// A transport.
 pub(crate) enum Way {
     Local,
@@ -100,7 +104,7 @@ impl Way {
             #[cfg(feature = "fabric")]
             Way::Fabric => {
                 let memory = HostMemory::new(len)?.memory().clone();
-                let mut transport = FabricTransport::new(FabricConfig::new("127.0.0.1".parse()?))?;
+                let mut transport = FabricTransport::new(FabricConfig::new(ADDRESS.parse()?))?;
                 transport.add_memory(&memory)?;
                 Ok((Worker::start(config(&memory)?, transport, client)?, memory))
             }

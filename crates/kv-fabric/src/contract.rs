@@ -125,7 +125,8 @@ impl Transport for FabricTransport {
         if endpoints().any(|endpoint| endpoint.fd().is_some() && !endpoint.may_sleep()) {
             return TransportWait::Now;
         }
-        let watch = vec![self.watch.fd().as_raw_fd()];
+        let completions = endpoints().filter_map(|endpoint| endpoint.fd());
+        let watch = completions.chain([self.watch.fd()]).map(|fd| fd.as_raw_fd()).collect();
         let receives = self.devices.all().all(|device| device.unreceived.is_empty());
         let waits = !self.blocked.is_empty() || !self.unanswered.is_empty() || !receives;
         let retry = (waits || !descriptor).then_some(RETRY);

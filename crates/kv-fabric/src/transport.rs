@@ -98,7 +98,7 @@ impl FabricTransport {
         };
         let ports = devices.all().map(port).collect();
         let given = Given::new(config.provider.clone(), ports, devices.promises().immediate)?;
-        let watch = Watch::new(devices.all().filter_map(|device| device.endpoint.fd()))?;
+        let watch = Watch::new()?;
         Ok(FabricTransport {
             config,
             devices,

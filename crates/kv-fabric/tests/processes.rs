@@ -104,8 +104,8 @@ fn the_receiver_counts_the_writes_of_posts_with_a_frame_and_no_others() {
     pair.a.transport.post(A_KNOWS_B, whole(2, Op::Write, len, Some(b"written"))).unwrap();
     pair.until("a post with a frame", |pair| heard(&pair.b_events, b"written"));
     assert!(snapshot(&pair.b)[0].iter().all(|byte| *byte == 7), "told before the bytes were there");
-    // Slices of 1 MiB.
-    assert_eq!(pair.b.transport.stats().counted, 8);
+    // Slices of 640 KiB.
+    assert_eq!(pair.b.transport.stats().counted, 13);
     pair.until("its end", |pair| pair.a_events.contains(&ended(2)));
     assert_eq!(pair.b.transport.stats().stray, 0);
 }

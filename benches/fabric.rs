@@ -1,5 +1,5 @@
-//! Plain calls of libfabric: an endpoint, its address table and completion queue, registered memory, and the address of
-//! the endpoint of the other process.
+//! Plain calls of libfabric, for benches beside them: an endpoint, its address table and completion queue, registered
+//! memory, and the address of the endpoint of the other process.
 #![allow(unsafe_code)]
 // A flag of libfabric has the type that its value needs, and is used as 64 bits.
 #![allow(clippy::unnecessary_cast)]
@@ -7,13 +7,15 @@
 use std::ffi::{CString, c_void};
 use std::mem;
 use std::ptr;
+use std::time::{Duration, Instant};
 
-use kv_benches::{bytes, hex};
 use kv_fabric::raw::*;
 use kv_transfer::fabric::HostMemory;
 use kv_transfer::unstable::{Descriptor, Op};
 
-use crate::Error;
+use crate::{bytes, hex};
+
+type Error = Box<dyn std::error::Error>;
 
 /// Completions that are read at once.
 const TAKEN: usize = 32;
@@ -21,8 +23,16 @@ const TAKEN: usize = 32;
 const KEY: u64 = 77;
 /// There is no room now, or no completion: `-FI_EAGAIN`.
 const AGAIN: isize = -(rustix::io::Errno::AGAIN.raw_os_error() as isize);
+/// `FI_ADDR_UNSPEC`: a message may come from every peer.
+const ANYBODY: u64 = u64::MAX;
+/// Bytes of a message: as many as a frame of a session has.
+const MESSAGE: usize = 64;
+/// How long a message may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(super) struct Raw {
+/// An endpoint of one process, with one piece of registered memory.
+#[derive(Debug)]
+pub struct Raw {
     functions: Functions,
     info: *mut fi_info,
     fabric: *mut fid_fabric,
@@ -39,6 +49,7 @@ pub(super) struct Raw {
     peer: u64,
     /// Lent to libfabric, one for each operation.
     contexts: Vec<fi_context2>,
+    message: Box<[u8; MESSAGE]>,
 }
 
 /// Calls a function of an object's table: what libfabric's inline functions do.
@@ -56,7 +67,12 @@ fn check(call: &str, result: i32) -> Result<(), Error> {
 }
 
 impl Raw {
-    pub(super) fn new(provider: &str, address: &str, pool: &HostMemory) -> Result<Raw, Error> {
+    /// An endpoint of this provider and address, which has registered the pool.
+    ///
+    /// # Errors
+    ///
+    /// If libfabric is not found, or a call of it fails.
+    pub fn new(provider: &str, address: &str, pool: &HostMemory) -> Result<Raw, Error> {
         let mut raw = Raw {
             functions: functions()?,
             info: ptr::null_mut(),
@@ -71,6 +87,7 @@ impl Raw {
             key: 0,
             peer: 0,
             contexts: Vec::new(),
+            message: Box::new([0; MESSAGE]),
         };
         let (provider, address) = (CString::new(provider)?, CString::new(address)?);
         // SAFETY: libfabric's functions are called as its manual says, in the order of the objects; the pool is mapped as
@@ -124,7 +141,11 @@ impl Raw {
     }
 
     /// What the other process must know: the endpoint's name, and the place and the key of the memory.
-    pub(super) fn describe(&self) -> Result<String, Error> {
+    ///
+    /// # Errors
+    ///
+    /// If libfabric does not tell the name.
+    pub fn describe(&self) -> Result<String, Error> {
         let mut name = [0_u8; 256];
         let mut len = name.len();
         // SAFETY: the endpoint is enabled, and the buffer is as long as is said.
@@ -138,7 +159,11 @@ impl Raw {
     }
 
     /// Connects the endpoint that has described itself so.
-    pub(super) fn connect(&mut self, described: &str) -> Result<(), Error> {
+    ///
+    /// # Errors
+    ///
+    /// If it is not such a description, or libfabric refuses it.
+    pub fn connect(&mut self, described: &str) -> Result<(), Error> {
         let [name, place, key] = described.split(' ').collect::<Vec<_>>()[..] else {
             return Err("the child has told too little".into());
         };
@@ -152,7 +177,11 @@ impl Raw {
     }
 
     /// Lets libfabric work. Returns how many operations have ended.
-    pub(super) fn progress(&self) -> Result<usize, Error> {
+    ///
+    /// # Errors
+    ///
+    /// If libfabric reports an error.
+    pub fn progress(&self) -> Result<usize, Error> {
         // SAFETY: there is room for as many entries as are asked for, in the format of the queue.
         let count = unsafe {
             let mut entries: [fi_cq_data_entry; TAKEN] = mem::zeroed();
@@ -166,7 +195,11 @@ impl Raw {
     }
 
     /// Writes or reads the blocks, and returns when all are in place.
-    pub(super) fn run(&mut self, op: Op, descriptors: &[Descriptor]) -> Result<(), Error> {
+    ///
+    /// # Errors
+    ///
+    /// If libfabric reports an error.
+    pub fn run(&mut self, op: Op, descriptors: &[Descriptor]) -> Result<(), Error> {
         let missing = descriptors.len().saturating_sub(self.contexts.len());
         // SAFETY: a `fi_context2` is a few pointers, which may be null. Nothing is under way that has lent one.
         self.contexts.extend((0..missing).map(|_| unsafe { mem::zeroed::<fi_context2>() }));
@@ -210,6 +243,45 @@ impl Raw {
         }
         while ended < descriptors.len() {
             ended += self.progress()?;
+        }
+        Ok(())
+    }
+
+    /// Sends a message, for which the first one opens the connection.
+    ///
+    /// # Errors
+    ///
+    /// If libfabric reports an error, or the connection takes longer than a minute.
+    pub fn say(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
+        loop {
+            let (from, len) = (self.message.as_ptr().cast(), self.message.len());
+            // SAFETY: libfabric copies the message before it returns. The address was inserted.
+            match unsafe { call!(self.ep => msg, inject(self.ep, from, len, self.peer)) } {
+                0 => return Ok(()),
+                AGAIN if begun.elapsed() < PATIENCE => self.progress()?,
+                code => return Err(format!("fi_inject failed with {code}").into()),
+            };
+        }
+    }
+
+    /// Waits for a message, while no write or read is under way.
+    ///
+    /// # Errors
+    ///
+    /// If libfabric reports an error, or none has come within a minute.
+    pub fn hear(&mut self) -> Result<(), Error> {
+        let (begun, nothing) = (Instant::now(), ptr::null_mut());
+        let (to, len) = (self.message.as_mut_ptr().cast(), self.message.len());
+        // SAFETY: the buffer lives as long as this value, which closes the endpoint before it goes.
+        let code = unsafe { call!(self.ep => msg, recv(self.ep, to, len, nothing, ANYBODY, nothing)) };
+        if code != 0 {
+            return Err(format!("fi_recv failed with {code}").into());
+        }
+        while self.progress()? == 0 {
+            if begun.elapsed() > PATIENCE {
+                return Err("no message has come in a minute".into());
+            }
         }
         Ok(())
     }
