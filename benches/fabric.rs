@@ -7,6 +7,7 @@
 use std::ffi::{CString, c_void};
 use std::mem;
 use std::ptr;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kv_fabric::raw::*;
@@ -262,6 +263,7 @@ impl Raw {
                 AGAIN if begun.elapsed() < PATIENCE => self.progress()?,
                 code => return Err(format!("fi_inject failed with {code}").into()),
             };
+            thread::yield_now();
         }
     }
 
@@ -279,6 +281,8 @@ impl Raw {
             return Err(format!("fi_recv failed with {code}").into());
         }
         while self.progress()? == 0 {
+            // The other process may have been woken on this core.
+            thread::yield_now();
             if begun.elapsed() > PATIENCE {
                 return Err("no message has come in a minute".into());
             }

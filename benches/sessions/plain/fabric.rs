@@ -36,13 +36,8 @@ impl End for Plain {
 
     fn copy(&mut self, place: usize, len: usize) -> Result<(), Error> {
         let (place, len) = (place as u64, len as u64);
-        let same = Descriptor {
-            local_region: 0,
-            remote_region: 0,
-            local_offset: place,
-            remote_offset: place,
-            len,
-        };
+        let same =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: place, remote_offset: place, len };
         self.0.run(Op::Write, &[same])
     }
 }

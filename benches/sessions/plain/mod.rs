@@ -32,15 +32,16 @@ trait End {
 
 /// The end of the library under this transport, if plain calls of that are measured.
 fn end(way: &Way, name: &str, memory: &HostMemory) -> Result<Option<Box<dyn End>>, Error> {
+    // Without these libraries, neither is used.
+    let _ = (name, memory);
     match way {
         #[cfg(feature = "nixl")]
         Way::Nixl(_) => Ok(Some(Box::new(nixl::Plain::new(name, memory)?))),
         #[cfg(feature = "fabric")]
         Way::Fabric => Ok(Some(Box::new(fabric::Plain::new(memory)?))),
-        _ => {
-            let _ = (name, memory);
-            Ok(None)
-        }
+        #[cfg(feature = "ucx")]
+        Way::Ucx(_) => Ok(None),
+        Way::Local | Way::Tcp => Ok(None),
     }
 }
 

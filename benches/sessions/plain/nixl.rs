@@ -35,7 +35,16 @@ impl Plain {
         args.add_backend(&backend)?;
         let registered = agent.register_memory(&Whole(memory.clone()), Some(&args))?;
         let (name, addr) = (name.to_owned(), memory.addr() as usize);
-        Ok(Plain { name, addr, other: String::new(), there: 0, args, _registered: registered, backend, agent })
+        Ok(Plain {
+            name,
+            addr,
+            other: String::new(),
+            there: 0,
+            args,
+            _registered: registered,
+            backend,
+            agent,
+        })
     }
 }
 
@@ -48,6 +57,10 @@ impl End for Plain {
         let [name, addr, metadata] = described.split(' ').collect::<Vec<_>>()[..] else {
             return Err("the other end has told too little".into());
         };
+        if !self.other.is_empty() {
+            // Its process has ended.
+            let _ = self.agent.invalidate_remote_md(&self.other);
+        }
         (self.other, self.there) = (name.to_owned(), addr.parse()?);
         self.agent.load_remote_md(&bytes(metadata)?)?;
         Ok(())
@@ -61,6 +74,8 @@ impl End for Plain {
         let (mut come, begun) = (NotificationMap::new()?, now());
         while come.is_empty()? {
             self.agent.get_notifications(&mut come, Some(&self.args))?;
+            // The other end may have been woken on this core.
+            std::thread::yield_now();
             if now() - begun > PATIENCE.as_secs_f64() {
                 return Err("no message has come in a minute".into());
             }
@@ -74,7 +89,9 @@ impl End for Plain {
         to.add_desc(self.there + place, len, 0);
         let write = self.agent.create_xfer_req(XferOp::Write, &from, &to, &self.other, Some(&self.args))?;
         if self.agent.post_xfer_req(&write, Some(&self.args))? {
-            while self.agent.get_xfer_status(&write)? == XferStatus::InProgress {}
+            while self.agent.get_xfer_status(&write)? == XferStatus::InProgress {
+                std::thread::yield_now();
+            }
         }
         Ok(())
     }
