@@ -9,7 +9,7 @@ use kv_host::random;
 pub(crate) struct RemoteId(pub(crate) u64);
 
 impl RemoteId {
-    /// A new number, which is never the number of the doorbell.
+    /// A new number, which is never the number of the datagram socket.
     pub(crate) fn random() -> Result<RemoteId, TransportError> {
         Ok(RemoteId(u64::from_le_bytes(random()?) >> 1))
     }

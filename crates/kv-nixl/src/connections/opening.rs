@@ -9,6 +9,7 @@ use crate::connections::id::RemoteId;
 use crate::connections::remote::{Remote, Stage};
 use crate::connections::route::Route;
 use crate::connections::transport_metadata::TransportMetadata;
+use crate::notifications::datagrams::PeerSocket;
 use crate::notifications::speech::Speech;
 use crate::regions::place::Place;
 use crate::regions::prepared::Grid;
@@ -63,7 +64,8 @@ impl NixlTransport {
         let mut regions = self.places().into_iter().chain(metadata.regions.iter().copied());
         let gpu = regions.any(|place| place.kind == MemoryKind::Vram);
         let route = self.reach.to(metadata.reach, near, gpu);
-        let speech = Speech::ours(metadata.token, near);
+        let socket = near.then(|| PeerSocket::new(metadata.token, self.reach.speaks_over_tcp(metadata.reach)));
+        let speech = Speech::ours(metadata.token, socket.flatten());
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);
         remote.metadata = hash;

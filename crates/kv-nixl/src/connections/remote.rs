@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_sender_waits_for_room_and_cannot_be_told_more_than_it_sent() {
-        let (speech, slice) = (Speech::ours(1, false), (Duration::ZERO, 1));
+        let (speech, slice) = (Speech::ours(1, None), (Duration::ZERO, 1));
         let mut remote = Remote::new("x".to_owned(), speech, Vec::new(), Life::Unseen, PeerId(1), slice);
         let most = 2 << 20;
         while remote.speech.has_room(1000, most) {

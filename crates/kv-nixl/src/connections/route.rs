@@ -110,6 +110,14 @@ impl Reach {
         }
     }
 
+    /// Whether UCX sends notifications to a peer on this host over TCP: where no card is open to both ends. Then the
+    /// bytes of a request are in place when UCX calls the request over, whichever way the word of it takes. A card may
+    /// call bytes written that are on their way from the card to memory, where only what comes by the card is behind
+    /// them.
+    pub(crate) fn speaks_over_tcp(self, peer: Reach) -> bool {
+        self.ucx && peer.ucx && !(self.rdma && peer.rdma)
+    }
+
     /// What ends the danger of a peer's last writes on this route. Over cards alone the danger lasts as long
     /// as the owner has said.
     pub(crate) fn write_fence(self, way: Route, bound: Option<Duration>) -> WriteFence {

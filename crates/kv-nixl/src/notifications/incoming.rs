@@ -1,4 +1,4 @@
-//! What arrives: notifications, rings, and the deaths of peers on this host.
+//! What arrives: notifications, by NIXL and as datagrams, rings, and the deaths of peers on this host.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,13 +12,12 @@ use crate::connections::id::RemoteId;
 use crate::connections::origins::Origins;
 use crate::connections::remote::Remote;
 use crate::notifications::arrivals::Arrivals;
-use crate::notifications::doorbell::Doorbell;
 use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::inbox::{Inbox, Put};
-use crate::transport::{NixlStats, NixlTransport, RINGING};
+use crate::transport::{NixlStats, NixlTransport};
 
 impl NixlTransport {
-    /// Takes the notifications that have arrived.
+    /// Takes the notifications and the rings that have arrived.
     pub(crate) fn take_notifications(&mut self) {
         let mut intake = Intake {
             token: self.token,
@@ -31,8 +30,17 @@ impl NixlTransport {
             stats: &mut self.stats,
             after: After::default(),
         };
+        let mut take_datagrams = |intake: &mut Intake<'_>| {
+            let taken = self.datagrams.as_mut().map(|it| it.take(|name, bytes| intake.take_datagram(name, &bytes)));
+            intake.after.heard |= taken == Some(true);
+        };
+        take_datagrams(&mut intake);
         // An error is of one backend's moment, and comes again if it lasts: sends will fail.
         let _ = self.engine.receive(|name, bytes| intake.take(name, bytes));
+        if !intake.after.leaving.is_empty() {
+            // What was sent before a farewell is there by now.
+            take_datagrams(&mut intake);
+        }
         let After { heard, due, confirmed, leaving } = intake.after;
         if heard {
             self.pace.stir();
@@ -57,21 +65,14 @@ impl NixlTransport {
         }
     }
 
-    /// Takes the deaths and the rings of peers on this host.
-    pub(crate) fn take_wakes(&mut self) {
+    /// Takes the deaths of peers on this host.
+    pub(crate) fn take_deaths(&mut self) {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut woken = [nothing; 16];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok(count) = epoll::wait(&self.wakes, &mut woken[..], Some(&now)) else { return };
         for event in woken.iter().take(count) {
-            let number = event.data.u64();
-            if number == RINGING {
-                if self.doorbell.as_ref().is_some_and(Doorbell::answer) {
-                    self.pace.stir();
-                }
-                continue;
-            }
-            let id = RemoteId(number);
+            let id = RemoteId(event.data.u64());
             if let Some(remote) = self.remotes.get(&id) {
                 // It stays dead; it need not be reported again.
                 if let Life::Watched(process) = &remote.life {
@@ -99,7 +100,7 @@ struct Intake<'a> {
 /// What remains to be done once all notifications have been taken.
 #[derive(Default)]
 struct After {
-    /// At least one notification was for this transport.
+    /// At least one notification was for this transport, or a peer has rung.
     heard: bool,
     /// Agents that are to be told a count: name, connection, bytes.
     due: Vec<(String, u64, u64)>,
@@ -111,8 +112,8 @@ struct After {
 
 impl Intake<'_> {
     fn take(&mut self, name: &str, bytes: Bytes) {
-        let known = self.names.get(name).and_then(|id| self.remotes.get_mut(id));
-        let foreign = known.as_ref().map(|remote| remote.is_foreign());
+        let known = self.names.get(name).and_then(|id| self.remotes.get(id));
+        let foreign = known.map(Remote::is_foreign);
         // An agent whose name no transport has is foreign, whatever the agent says: its name may have any length.
         let speaks = foreign != Some(true) && is_of_a_transport(name);
         let ours = if speaks { Notification::decode(&bytes) } else { None };
@@ -126,11 +127,28 @@ impl Intake<'_> {
             }
             return;
         };
+        self.take_ours(name, connection, kind);
+    }
+
+    /// Takes a notification that came as a datagram: all but frames and confirmations come by NIXL.
+    fn take_datagram(&mut self, name: &str, bytes: &Bytes) {
+        let foreign = self.names.get(name).and_then(|id| self.remotes.get(id)).is_some_and(Remote::is_foreign);
+        match Notification::decode(bytes) {
+            Some(Notification { to, connection, kind: kind @ (Kind::Frame(_) | Kind::Arrived(_)) })
+                if to == self.token && !foreign =>
+            {
+                self.take_ours(name, connection, kind);
+            }
+            _ => self.stats.strangers += 1,
+        }
+    }
+
+    fn take_ours(&mut self, name: &str, connection: u64, kind: Kind) {
         self.after.heard = true;
         // It may be forged, but by nobody who gains by it: a farewell that names a wrong number is
         // not believed, and the end is seen otherwise.
         let mut origin = None;
-        if let Some(remote) = known {
+        if let Some(remote) = self.names.get(name).and_then(|id| self.remotes.get_mut(id)) {
             origin = Some(remote.origin);
             if let Some(dialogue) = remote.dialogue()
                 && matches!(kind, Kind::Frame(_) | Kind::Probe)

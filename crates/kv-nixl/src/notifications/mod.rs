@@ -7,12 +7,12 @@
 //! speech                 what is said to a transport of this crate, and to a foreign agent
 //! arrivals, allowance    how much may be under way: to transports of this crate, and to foreign agents
 //! inbox                  raw notifications that wait for their reader
-//! doorbell               a peer on this host is woken
+//! datagrams              frames and rings to a peer on this host, beside NIXL
 //! ```
 
 pub(crate) mod allowance;
 pub(crate) mod arrivals;
-pub(crate) mod doorbell;
+pub(crate) mod datagrams;
 pub(crate) mod envelope;
 pub(crate) mod inbox;
 pub(crate) mod incoming;

@@ -11,6 +11,7 @@ use crate::connections::id::RemoteId;
 use crate::connections::remote::Remote;
 use crate::connections::route::Route;
 use crate::notifications::arrivals::charge;
+use crate::notifications::datagrams::{Datagrams, PeerSocket};
 use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::speech::Speech;
 use crate::transport::NixlTransport;
@@ -48,16 +49,30 @@ impl NixlTransport {
     /// connection has failed.
     fn notify(&mut self, id: RemoteId, kind: Kind, connection: u64) -> bool {
         let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return false };
+        let beside = matches!(kind, Kind::Frame(_) | Kind::Arrived(_));
         let bytes = Notification { to: dialogue.token, connection, kind }.encode();
+        if beside && self.notify_beside(id, &bytes) {
+            return true;
+        }
         if !self.notify_raw(id, &bytes) {
             return false;
         }
-        let dialogue = self.remotes.get_mut(&id).and_then(Remote::dialogue);
-        let button = dialogue.and_then(|dialogue| dialogue.button.as_mut());
-        if let (Some(doorbell), Some(button)) = (&self.doorbell, button) {
-            button.press(doorbell, Instant::now());
+        if let Some((datagrams, socket)) = self.socket_of(id) {
+            socket.ring(datagrams, Instant::now());
         }
         true
+    }
+
+    /// Sends a notification as a datagram, which is there at once. False if it cannot go, or not in this way.
+    fn notify_beside(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
+        let is_open = self.remotes.get(&id).is_some_and(Remote::is_open);
+        is_open && self.socket_of(id).is_some_and(|(datagrams, socket)| socket.send(datagrams, bytes))
+    }
+
+    /// This transport's socket and that of a peer, if the peer is on this host.
+    fn socket_of(&mut self, id: RemoteId) -> Option<(&Datagrams, &mut PeerSocket)> {
+        let socket = self.remotes.get_mut(&id)?.dialogue()?.socket.as_mut()?;
+        Some((self.datagrams.as_ref()?, socket))
     }
 
     /// Sends bytes without an envelope. False if the connection has failed.
@@ -204,13 +219,13 @@ impl NixlTransport {
     /// Rings at peers to which requests are on their way: over some transports, TCP for one, the peer must
     /// take part.
     pub(crate) fn ring_for_requests(&mut self, now: Instant) {
-        let Some(doorbell) = &self.doorbell else { return };
+        let Some(datagrams) = &self.datagrams else { return };
         if self.requests.is_empty() {
             return;
         }
         for remote in self.remotes.values_mut().filter(|remote| remote.requests > 0) {
-            if let Some(button) = remote.dialogue().and_then(|dialogue| dialogue.button.as_mut()) {
-                button.press(doorbell, now);
+            if let Some(socket) = remote.dialogue().and_then(|dialogue| dialogue.socket.as_mut()) {
+                socket.ring(datagrams, now);
             }
         }
     }

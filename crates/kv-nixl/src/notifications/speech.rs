@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::foreign::agent_metadata::Digests;
 use crate::notifications::allowance::Allowance;
 use crate::notifications::arrivals::charge;
-use crate::notifications::doorbell::Button;
+use crate::notifications::datagrams::PeerSocket;
 
 /// What is said to an agent, and what is believed of the agent's words. Nothing of [`Speech::Ours`] can be
 /// sent to a foreign agent, because the numbers that it takes are not there.
@@ -36,10 +36,9 @@ impl Speech {
         Speech::Foreign(Monologue { allowance: Allowance::new(Instant::now()), digests })
     }
 
-    /// Speech to the transport with this token; `near` if the transport is on this host.
-    pub(crate) fn ours(token: u64, near: bool) -> Speech {
-        let button = near.then(|| Button::new(token)).flatten();
-        Speech::Ours(Dialogue { token, button, theirs: None, said_farewell: false, sent: 0, confirmed: 0 })
+    /// Speech to the transport with this token, whose socket is reached if the transport is on this host.
+    pub(crate) fn ours(token: u64, socket: Option<PeerSocket>) -> Speech {
+        Speech::Ours(Dialogue { token, socket, theirs: None, said_farewell: false, sent: 0, confirmed: 0 })
     }
 }
 
@@ -56,8 +55,8 @@ pub(crate) struct Monologue {
 pub(crate) struct Dialogue {
     /// The token of the peer's transport, which every notification names.
     pub(crate) token: u64,
-    /// The button of the peer's doorbell, if the peer is on this host.
-    pub(crate) button: Option<Button>,
+    /// The peer's socket, if the peer is on this host.
+    pub(crate) socket: Option<PeerSocket>,
     /// The number of the peer's connection to this transport, from the peer's notifications: the proof, for
     /// the peer alone, that a farewell comes from here.
     pub(crate) theirs: Option<u64>,

@@ -171,7 +171,7 @@ impl Transport for NixlTransport {
 
     fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
         let begun = Instant::now();
-        self.take_wakes();
+        self.take_deaths();
         self.take_notifications();
         self.check_requests();
         self.start_requests();

@@ -39,7 +39,7 @@ use crate::error::NixlError;
 use crate::ffi::memory::Memory;
 use crate::library::discovery::Nixl;
 use crate::notifications::arrivals::Arrivals;
-use crate::notifications::doorbell::Doorbell;
+use crate::notifications::datagrams::Datagrams;
 use crate::notifications::inbox::Inbox;
 use crate::regions::place::Place;
 use crate::regions::prepared::Grid;
@@ -80,9 +80,9 @@ pub struct NixlTransport {
     /// Until when each peer permits writes.
     pub(crate) permissions: HashMap<PeerId, Permission>,
     pub(crate) origins: Origins,
-    /// Readable when a peer on this host has died, or has rung the doorbell.
+    /// Readable when a peer on this host has died, or a datagram has come.
     pub(crate) wakes: OwnedFd,
-    pub(crate) doorbell: Option<Doorbell>,
+    pub(crate) datagrams: Option<Datagrams>,
 
     pub(crate) transfers: HashMap<PostId, Transfer>,
     /// Peers with posts that have something to send, in the order of their turns.
@@ -128,8 +128,8 @@ pub struct NixlStats {
     pub unquiet: usize,
 }
 
-/// The doorbell's number in the epoll set; connections have smaller numbers.
-pub(crate) const RINGING: u64 = u64::MAX;
+/// The number of the datagram socket in the epoll set; connections have smaller numbers.
+const DATAGRAMS: u64 = u64::MAX;
 
 impl NixlTransport {
     /// Makes a transport, whose agent gets a random name.
@@ -138,10 +138,10 @@ impl NixlTransport {
         let token = u64::from_le_bytes(random()?);
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| OsError::new("epoll_create", error))?;
-        // Without one, peers' frames are seen a little later.
-        let doorbell = Doorbell::new(token).ok().filter(|doorbell| {
-            let data = epoll::EventData::new_u64(RINGING);
-            epoll::add(&wakes, doorbell, data, epoll::EventFlags::IN).is_ok()
+        // Without them, peers' frames are seen a little later.
+        let datagrams = Datagrams::new(token).ok().filter(|datagrams| {
+            let data = epoll::EventData::new_u64(DATAGRAMS);
+            epoll::add(&wakes, datagrams, data, epoll::EventFlags::IN).is_ok()
         });
         let name = if config.uuid_name { uuid_name(random()?) } else { agent_name(token) };
         let engine = Engine::new(nixl, &name, &config)?;
@@ -164,7 +164,7 @@ impl NixlTransport {
             permissions: HashMap::new(),
             origins: Origins::default(),
             wakes,
-            doorbell,
+            datagrams,
             transfers: HashMap::new(),
             requests: Vec::new(),
             line: Line::default(),
