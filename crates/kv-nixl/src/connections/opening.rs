@@ -64,7 +64,8 @@ impl NixlTransport {
         let mut regions = self.places().into_iter().chain(metadata.regions.iter().copied());
         let gpu = regions.any(|place| place.kind == MemoryKind::Vram);
         let route = self.reach.to(metadata.reach, near, gpu);
-        let socket = near.then(|| PeerSocket::new(metadata.token, self.reach.speaks_over_tcp(metadata.reach)));
+        let socket =
+            near.then(|| PeerSocket::new(metadata.token, self.reach.speaks_over_tcp(metadata.reach)));
         let speech = Speech::ours(metadata.token, socket.flatten());
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);

@@ -31,7 +31,8 @@ impl NixlTransport {
             after: After::default(),
         };
         let mut take_datagrams = |intake: &mut Intake<'_>| {
-            let taken = self.datagrams.as_mut().map(|it| it.take(|name, bytes| intake.take_datagram(name, &bytes)));
+            let taken =
+                self.datagrams.as_mut().map(|it| it.take(|name, bytes| intake.take_datagram(name, &bytes)));
             intake.after.heard |= taken == Some(true);
         };
         take_datagrams(&mut intake);
@@ -132,7 +133,8 @@ impl Intake<'_> {
 
     /// Takes a notification that came as a datagram: all but frames and confirmations come by NIXL.
     fn take_datagram(&mut self, name: &str, bytes: &Bytes) {
-        let foreign = self.names.get(name).and_then(|id| self.remotes.get(id)).is_some_and(Remote::is_foreign);
+        let foreign =
+            self.names.get(name).and_then(|id| self.remotes.get(id)).is_some_and(Remote::is_foreign);
         match Notification::decode(bytes) {
             Some(Notification { to, connection, kind: kind @ (Kind::Frame(_) | Kind::Arrived(_)) })
                 if to == self.token && !foreign =>

@@ -11,7 +11,7 @@ use crate::connections::id::RemoteId;
 use crate::connections::remote::Remote;
 use crate::connections::route::Route;
 use crate::notifications::arrivals::charge;
-use crate::notifications::datagrams::{Datagrams, PeerSocket};
+use crate::notifications::datagrams::{Datagrams, PeerSocket, parts};
 use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::speech::Speech;
 use crate::transport::NixlTransport;
@@ -51,22 +51,52 @@ impl NixlTransport {
         let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return false };
         let beside = matches!(kind, Kind::Frame(_) | Kind::Arrived(_));
         let bytes = Notification { to: dialogue.token, connection, kind }.encode();
-        if beside && self.notify_beside(id, &bytes) {
-            return true;
+        (beside && self.notify_beside(id, &bytes)) || (self.notify_raw(id, &bytes) && self.ring(id))
+    }
+
+    /// Makes a notification part of the next datagram to a peer. False if the notification must go by NIXL.
+    fn notify_beside(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
+        if self.socket_of(id).is_some_and(|(_, socket)| !socket.has_room(bytes.len())) {
+            self.send_datagram(id);
         }
-        if !self.notify_raw(id, &bytes) {
+        let is_open = self.remotes.get(&id).is_some_and(Remote::is_open);
+        let Some((_, socket)) =
+            self.socket_of(id).filter(|(_, socket)| is_open && socket.carries(bytes.len()))
+        else {
             return false;
-        }
-        if let Some((datagrams, socket)) = self.socket_of(id) {
-            socket.ring(datagrams, Instant::now());
+        };
+        if socket.put(bytes) {
+            self.unsent.push(id);
         }
         true
     }
 
-    /// Sends a notification as a datagram, which is there at once. False if it cannot go, or not in this way.
-    fn notify_beside(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
-        let is_open = self.remotes.get(&id).is_some_and(Remote::is_open);
-        is_open && self.socket_of(id).is_some_and(|(datagrams, socket)| socket.send(datagrams, bytes))
+    /// Sends the datagrams that wait: what one turn has to say to a peer goes together.
+    pub(crate) fn send_datagrams(&mut self) {
+        while let Some(id) = self.unsent.last().copied() {
+            self.send_datagram(id);
+        }
+    }
+
+    /// Sends the datagram that waits for this peer, if one does. What the peer cannot take goes by NIXL.
+    pub(crate) fn send_datagram(&mut self, id: RemoteId) {
+        let Some(index) = self.unsent.iter().position(|unsent| *unsent == id) else { return };
+        self.unsent.swap_remove(index);
+        let Some((datagrams, socket)) = self.socket_of(id) else { return };
+        if let Err(datagram) = socket.send(datagrams) {
+            let sent = parts(&datagram).all(|part| self.notify_raw(id, part));
+            if sent {
+                self.ring(id);
+            }
+        }
+    }
+
+    /// Wakes the peer if the peer is on this host. Always true.
+    fn ring(&mut self, id: RemoteId) -> bool {
+        if let Some((datagrams, socket)) = self.socket_of(id) {
+            socket.ring(datagrams, Instant::now());
+        }
+        true
     }
 
     /// This transport's socket and that of a peer, if the peer is on this host.
@@ -232,6 +262,7 @@ impl NixlTransport {
 
     /// Tells the peers that this transport ends. None of its requests is on its way any more.
     pub(crate) fn say_farewell(&mut self) {
+        self.send_datagrams();
         let peers = self.remotes.iter_mut().filter(|(_, remote)| remote.route != Route::Storage);
         // Who has not told us its number does not believe us, and sees our end otherwise.
         let proofs: Vec<(RemoteId, u64)> =

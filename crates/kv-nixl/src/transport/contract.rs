@@ -92,6 +92,7 @@ impl Transport for NixlTransport {
 
     fn disconnect(&mut self, peer: PeerId) {
         let Some(id) = self.peers.remove(&peer) else { return };
+        self.send_datagram(id);
         self.permissions.remove(&peer);
         let posts: Vec<PostId> = self
             .transfers
@@ -171,10 +172,12 @@ impl Transport for NixlTransport {
 
     fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
         let begun = Instant::now();
+        self.send_datagrams();
         self.take_deaths();
         self.take_notifications();
         self.check_requests();
         self.start_requests();
+        self.send_datagrams();
         self.ring_for_requests(begun);
         self.flush_ahead(begun);
         self.probe(begun);
@@ -187,7 +190,11 @@ impl Transport for NixlTransport {
     }
 
     fn wait(&self) -> TransportWait {
-        if !self.events.is_empty() || !self.line.is_empty() || !self.inbox.is_empty() {
+        if !(self.events.is_empty()
+            && self.line.is_empty()
+            && self.inbox.is_empty()
+            && self.unsent.is_empty())
+        {
             return TransportWait::Now;
         }
         let sleep = self.pace.sleep(!self.requests.is_empty() || !self.ending.is_empty());

@@ -92,6 +92,8 @@ pub struct NixlTransport {
     pub(crate) arrivals: Arrivals,
     /// Raw notifications of foreign agents.
     pub(crate) inbox: Inbox,
+    /// Connections with a datagram that waits to be sent.
+    pub(crate) unsent: Vec<RemoteId>,
     /// Connections with [`unflushed`](Remote::unflushed) frames.
     pub(crate) unflushed: Vec<RemoteId>,
     /// Confirmations that UCX has asked for, at most one of each connection.
@@ -171,6 +173,7 @@ impl NixlTransport {
             ending: Vec::new(),
             arrivals: Arrivals::default(),
             inbox: Inbox::new(config.foreign_bytes),
+            unsent: Vec::new(),
             unflushed: Vec::new(),
             confirming: Vec::new(),
             probe_at: Instant::now(),
