@@ -101,7 +101,7 @@ struct Intake<'a> {
 /// What remains to be done once all notifications have been taken.
 #[derive(Default)]
 struct After {
-    /// At least one notification was for this transport, or a peer has rung.
+    /// NIXL had at least one notification for this transport, or a peer has rung.
     heard: bool,
     /// Agents that are to be told a count: name, connection, bytes.
     due: Vec<(String, u64, u64)>,
@@ -128,6 +128,7 @@ impl Intake<'_> {
             }
             return;
         };
+        self.after.heard = true;
         self.take_ours(name, connection, kind);
     }
 
@@ -146,7 +147,6 @@ impl Intake<'_> {
     }
 
     fn take_ours(&mut self, name: &str, connection: u64, kind: Kind) {
-        self.after.heard = true;
         // It may be forged, but by nobody who gains by it: a farewell that names a wrong number is
         // not believed, and the end is seen otherwise.
         let mut origin = None;

@@ -111,6 +111,7 @@ impl NixlTransport {
             return false;
         };
         remote.spoke = Instant::now();
+        self.pace.stir();
         if self.engine.notify(&remote.name, bytes).is_ok() {
             if remote.copies && !remote.unflushed {
                 remote.unflushed = true;

@@ -26,7 +26,6 @@ impl NixlTransport {
                 None => {}
             }
         }
-        self.pace.stir();
     }
 
     /// Whether a request of these posts, all to one peer, may be started now.

@@ -99,13 +99,13 @@ impl NixlTransport {
         let (handle, failed) = match self.engine.start(request) {
             Started::Done => {
                 remote.speed(parts.op).measured(parts.weight, watch.took(), watch.started().elapsed());
-                self.pace.stir();
                 self.finish(&parts, None);
                 return;
             }
             Started::InFlight(handle) => (handle, false),
             Started::Failed(handle) => (handle, true),
         };
+        self.pace.stir();
         remote.requests += 1;
         remote.load += parts.load;
         remote.underway += parts.weight;

@@ -120,7 +120,6 @@ impl Transport for NixlTransport {
         if !remote.parked.is_empty() || !remote.speech.has_room(frame.len(), self.config.outbound_bytes) {
             return Err(TransportError::WouldBlock);
         }
-        self.pace.stir();
         if self.transmit(id, frame) { Ok(()) } else { Err(TransportError::PeerGone) }
     }
 
@@ -144,7 +143,6 @@ impl Transport for NixlTransport {
         let transfer = Transfer::new(id, peer, post);
         self.transfers.insert(number, transfer);
         self.enqueue(id, number);
-        self.pace.stir();
         Ok(())
     }
 
@@ -182,9 +180,6 @@ impl Transport for NixlTransport {
         self.flush_ahead(begun);
         self.probe(begun);
         self.end_connections(begun);
-        if !self.events.is_empty() {
-            self.pace.stir();
-        }
         events.append(&mut self.events);
         self.stats.longest_poll = self.stats.longest_poll.max(begun.elapsed());
     }

@@ -1,9 +1,9 @@
-//! How often to poll: NIXL has no descriptor to wait on, so sleeps are short while something is expected and
+//! How often to poll: NIXL has no descriptor to wait on, so sleeps are short while something is expected of NIXL and
 //! long otherwise.
 
 use std::time::{Duration, Instant};
 
-/// For this long after the last event the owner does not sleep while requests are in flight: transfers over
+/// For this long after NIXL was heard or spoken to the owner does not sleep while requests are in flight: transfers over
 /// shared memory or RDMA end within this time.
 const SPIN: Duration = Duration::from_micros(100);
 /// Shortest sleep. The kernel makes a sleep some 50 µs longer, unless the thread says otherwise, as a worker's does.
@@ -11,7 +11,7 @@ const SHORTEST: Duration = Duration::from_micros(20);
 /// Longest sleep while requests are in flight.
 const IN_FLIGHT: Duration = Duration::from_millis(1);
 
-/// The moment of the last event, from which the next sleep follows.
+/// The moment at which NIXL was heard or spoken to last, or a peer has rung, from which the next sleep follows.
 #[derive(Debug)]
 pub(crate) struct Pace {
     last: Instant,
@@ -24,13 +24,13 @@ impl Pace {
         Pace { last: Instant::now(), idle }
     }
 
-    /// Takes note of an event, which an answer may follow.
+    /// Takes note that something has passed NIXL, which an answer may follow.
     pub(crate) fn stir(&mut self) {
         self.last = Instant::now();
     }
 
-    /// How long to sleep. A sleep grows with the time since the last event, so that the added delay is a
-    /// small part of the time that has passed anyway.
+    /// How long to sleep. A sleep grows with the time since then, so that the added delay is a small part of the time
+    /// that has passed anyway.
     pub(crate) fn sleep(&self, in_flight: bool) -> Duration {
         pace(self.last.elapsed(), in_flight, self.idle)
     }
