@@ -129,7 +129,6 @@ impl NixlTransport {
 
     fn remove(&mut self, id: RemoteId) -> Vec<PeerId> {
         let Some(remote) = self.remotes.remove(&id) else { return Vec::new() };
-        self.confirming.retain(|(other, _)| *other != id);
         if remote.route != Route::Storage {
             self.engine.forget(&remote.name);
         }

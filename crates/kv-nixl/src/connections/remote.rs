@@ -51,10 +51,6 @@ pub(crate) struct Remote {
     pub(crate) parked: Parked,
     /// When something was sent last, or the connection was tried out.
     pub(crate) spoke: Instant,
-    /// This end has the kernel copy to the agent's memory, or from it; both are host memory.
-    pub(crate) copies: bool,
-    /// Frames were sent since UCX was last told to have what it has sent confirmed.
-    pub(crate) unflushed: bool,
 }
 
 /// The life of a connection.
@@ -105,8 +101,6 @@ impl Remote {
             speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
             parked: Parked::default(),
             spoke: Instant::now(),
-            copies: false,
-            unflushed: false,
         }
     }
 

@@ -248,6 +248,8 @@ mod tests {
         assert_eq!(all.to(all, true, true), Route::Rdma);
         assert_eq!(all.to(no_rdma, true, true), Route::Gpu);
         assert_eq!(all.to(no_rdma, false, true), Route::Tcp);
+        assert!(all.speaks_over_tcp(no_rdma) && no_rdma.speaks_over_tcp(all));
+        assert!(!all.speaks_over_tcp(all) && !no_rdma.speaks_over_tcp(Reach { ucx: false, ..all }));
         assert_eq!(Route::Gpu.directions(), Directions::WRITE);
         assert_eq!(Route::Tcp.directions(), Directions::WRITE);
         assert_eq!(Route::Memory.directions(), Directions::BOTH);

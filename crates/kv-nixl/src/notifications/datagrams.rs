@@ -155,3 +155,134 @@ fn sender(address: &SocketAddr) -> Option<String> {
     let name = std::str::from_utf8(address.as_abstract_name()?).ok()?.strip_prefix(PREFIX)?;
     is_of_a_transport(name).then(|| name.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(number: u64) -> u64 {
+        u64::from(std::process::id()) << 32 | number
+    }
+
+    fn taken(datagrams: &mut Datagrams) -> (Vec<(String, Bytes)>, bool) {
+        let mut all = Vec::new();
+        let rung = datagrams.take(|name, bytes| all.push((name.to_owned(), bytes)));
+        (all, rung)
+    }
+
+    #[test]
+    fn notifications_of_one_datagram_come_in_order_with_the_name_of_their_sender() {
+        let (here, mut there) = (Datagrams::new(token(1)).unwrap(), Datagrams::new(token(2)).unwrap());
+        let mut peer = PeerSocket::new(token(2), true).unwrap();
+        let sent: Vec<Bytes> = [0, 1, 300, 5000].map(|len| vec![len as u8; len].into()).into();
+        let firsts: Vec<bool> = sent.iter().map(|bytes| peer.put(bytes)).collect();
+        assert_eq!(firsts, [true, false, false, false]);
+        assert_eq!(peer.send(&here), Ok(()));
+        let expected = sent.into_iter().map(|bytes| (agent_name(token(1)), bytes)).collect();
+        assert_eq!(taken(&mut there), (expected, false));
+        assert!(peer.put(b"another"), "what was sent is not sent again");
+        // The longest one fills a datagram.
+        let most = LONGEST - LENGTH;
+        assert!(peer.carries(most) && !peer.carries(most + 1) && !peer.has_room(most));
+        peer.send(&here).unwrap();
+        assert!(peer.has_room(most));
+        peer.put(&vec![9; most]);
+        peer.send(&here).unwrap();
+        let lens: Vec<usize> = taken(&mut there).0.iter().map(|(_, bytes)| bytes.len()).collect();
+        assert_eq!(lens, [7, most]);
+        assert!(!PeerSocket::new(token(2), false).unwrap().carries(0));
+    }
+
+    #[test]
+    fn a_full_queue_and_an_ended_peer_give_the_notifications_back() {
+        let (here, mut there) = (Datagrams::new(token(3)).unwrap(), Datagrams::new(token(4)).unwrap());
+        let mut peer = PeerSocket::new(token(4), true).unwrap();
+        let mut sent = 0_u32;
+        let back = loop {
+            peer.put(&sent.to_le_bytes());
+            peer.put(b"beside");
+            match peer.send(&here) {
+                Ok(()) => sent += 1,
+                Err(back) => break back,
+            }
+            assert!(sent < 1 << 20, "a queue without an end");
+        };
+        assert_eq!(parts(&back).collect::<Vec<_>>(), [&sent.to_le_bytes()[..], b"beside"]);
+        let mut numbers = Vec::new();
+        while let (some, false) = taken(&mut there)
+            && !some.is_empty()
+        {
+            numbers.extend(some.into_iter().map(|(_, bytes)| bytes).filter(|bytes| *bytes != "beside"));
+        }
+        let expected: Vec<Bytes> = (0..sent).map(|number| number.to_le_bytes().to_vec().into()).collect();
+        assert_eq!(numbers, expected, "each once, and none of those that came back");
+        drop(there);
+        peer.put(b"too late");
+        assert_eq!(peer.send(&here).map_err(|back| back.len()), Err(LENGTH + 8));
+    }
+
+    #[test]
+    fn what_strangers_send_is_no_notification_and_no_ring_and_delays_nobody_for_good() {
+        let (here, mut there) = (Datagrams::new(token(5)).unwrap(), Datagrams::new(token(6)).unwrap());
+        let to = address(token(6)).unwrap();
+        let other = format!("kv-nixl-{:016x}", token(7));
+        let named =
+            |name: &str| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+        let (unnamed, named) = (UnixDatagram::unbound().unwrap(), named(&other));
+        for stranger in [&unnamed, &named] {
+            for bytes in [&[][..], RING, &[3, 0, 1, 2, 3], &[7; 1000]] {
+                stranger.send_to_addr(bytes, &to).unwrap();
+            }
+            assert_eq!(taken(&mut there), (Vec::new(), false));
+        }
+        here.socket.send_to_addr(&vec![0; LONGEST + 1], &to).unwrap();
+        assert_eq!(taken(&mut there), (Vec::new(), false), "longer than any datagram of a transport");
+
+        unnamed.set_nonblocking(true).unwrap();
+        let mut peer = PeerSocket::new(token(6), true).unwrap();
+        for round in 0..20 {
+            while unnamed.send_to_addr(&[7; 1000], &to).is_ok() {}
+            peer.put(b"a frame");
+            let back = peer.send(&here).unwrap_err();
+            assert_eq!(parts(&back).collect::<Vec<_>>(), [b"a frame"]);
+            assert_eq!(taken(&mut there), (Vec::new(), false), "round {round}");
+            peer.put(b"another");
+            peer.send(&here).unwrap();
+            assert_eq!(taken(&mut there).0.len(), 1, "round {round}");
+        }
+    }
+
+    #[test]
+    fn a_ring_is_heard_once_and_nobody_home_is_no_error() {
+        let (here, mut there) = (Datagrams::new(token(8)).unwrap(), Datagrams::new(token(9)).unwrap());
+        assert!(!taken(&mut there).1);
+        let mut peer = PeerSocket::new(token(9), false).unwrap();
+        let now = Instant::now();
+        peer.ring(&here, now);
+        peer.ring(&here, now);
+        let mut two = [0; 2];
+        assert_eq!(there.socket.recv(&mut two).unwrap(), 1);
+        assert!(there.socket.recv(&mut two).is_err(), "rung twice at once");
+        peer.ring(&here, now + AGAIN);
+        assert_eq!(taken(&mut there), (Vec::new(), true));
+        assert_eq!(taken(&mut there), (Vec::new(), false));
+        PeerSocket::new(token(10), false).unwrap().ring(&here, now);
+    }
+
+    #[test]
+    fn garbage_is_cut_into_parts_that_are_all_of_it() {
+        let mut peer = PeerSocket::new(1, true).unwrap();
+        for len in [0, 1, 255, 256, 70] {
+            peer.put(&vec![len as u8; len]);
+        }
+        let good = peer.next;
+        for len in 0..good.len() {
+            let cut = &good[..len];
+            let all: Vec<&[u8]> = parts(cut).collect();
+            let bytes: usize = all.iter().map(|part| part.len()).sum();
+            let whole = bytes + LENGTH * all.len() == len;
+            let broken = bytes + LENGTH * all.len().saturating_sub(1) == len;
+            assert!(whole || broken, "{len}: {all:?}");
+        }
+    }
+}

@@ -178,11 +178,13 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use kv_core::{Op, Origin, PeerId, PostId, Transport, WayEnd};
+    use kv_host::Process;
 
     use super::*;
     use crate::agent::engine::Engine;
     use crate::config::NixlConfig;
     use crate::connections::transport_metadata::TransportMetadata;
+    use crate::notifications::datagrams::PeerSocket;
     use crate::notifications::speech::Speech;
     use crate::testing::{LEN, PEER, nixl, others, pass, until, whole, worker};
 
@@ -249,6 +251,67 @@ mod tests {
         let events = until(&mut [&mut here, &mut victim], "the farewell", |_, events| !events.is_empty());
         let end = WayEnd::Dead { quiet_after: Duration::ZERO };
         assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
+    }
+
+    /// A farewell is the proof that no request is on its way: it comes behind the requests, by NIXL, or not at all.
+    #[test]
+    fn of_what_comes_as_datagrams_only_frames_and_confirmations_for_this_transport_are_heard() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, _), (mut there, _)) = (worker(nixl), worker(nixl));
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
+        let (id, origin) = here.remotes.iter().map(|(id, remote)| (*id, remote.origin)).next().unwrap();
+        here.send(PEER, Bytes::from_static(FRAME)).unwrap();
+        until(&mut [&mut there, &mut here], "a frame", |_, events| frames(events).len() == 1);
+        let token = here.token;
+        let frame = || Kind::Frame(Bytes::from_static(FRAME));
+        let notification = |to, connection, kind| Notification { to, connection, kind }.encode();
+        let mut socket = PeerSocket::new(token, true).unwrap();
+        for ignored in [
+            notification(token, 1, Kind::Farewell(id.0)),
+            notification(token, 1, Kind::Probe),
+            notification(token ^ 1, 1, frame()),
+            b"no notification".to_vec(),
+            notification(token, 1, frame()),
+            notification(token, id.0, Kind::Arrived(u64::MAX)),
+        ] {
+            socket.put(&ignored);
+        }
+        socket.send(there.datagrams.as_ref().unwrap()).unwrap();
+        let events = until(&mut [&mut here], "the frame", |_, events| !events.is_empty());
+        let events = [events, pass(&mut [&mut here, &mut there], Duration::from_millis(50))].concat();
+        assert_eq!(events, [TransportEvent::Frame { from: origin, frame: Bytes::from_static(FRAME) }]);
+        assert_eq!(here.stats().strangers, 4);
+        let Some(Speech::Ours(dialogue)) = here.remotes.get(&id).map(|remote| &remote.speech) else {
+            panic!()
+        };
+        assert!(dialogue.confirmed > 0 && dialogue.confirmed == dialogue.sent && !dialogue.said_farewell);
+    }
+
+    /// They are in the reader's socket before the process can end, but a look may have been over just then.
+    #[test]
+    fn the_last_datagrams_of_a_peer_come_before_its_death() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, _), (mut there, _)) = (worker(nixl), worker(nixl));
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
+        pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+        let mut dying = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(dying.id() as i32).unwrap();
+        let (id, remote) = here.remotes.iter_mut().next().unwrap();
+        epoll::add(&here.wakes, &process, epoll::EventData::new_u64(id.0), epoll::EventFlags::IN).unwrap();
+        remote.life = Life::Watched(process);
+        dying.kill().unwrap();
+        dying.wait().unwrap();
+        let mut events = Vec::new();
+        here.poll(kv_core::Time::ZERO, &mut events);
+        assert_eq!(events, []);
+        there.send(PEER, Bytes::from_static(FRAME)).unwrap();
+        there.poll(kv_core::Time::ZERO, &mut Vec::new());
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        let events = until(&mut [&mut here], "the death", |_, events| !events.is_empty());
+        assert_eq!(frames(&events).len(), 1, "{events:?}");
+        assert_eq!(events[1..], [TransportEvent::PeerGone { peer: PEER, end }]);
     }
 
     /// Whatever number of a connection is written into a frame.

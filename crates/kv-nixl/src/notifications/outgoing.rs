@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kv_core::{MemoryKind, TransportEvent};
 use kv_host::Life;
 
-use crate::agent::engine::{Progress, Started};
+use crate::agent::engine::Started;
 use crate::connections::id::RemoteId;
 use crate::connections::remote::Remote;
 use crate::connections::route::Route;
@@ -18,8 +18,6 @@ use crate::transport::NixlTransport;
 
 /// How long a connection may be silent before it is tried out, if the peer's death cannot be seen otherwise.
 pub(crate) const PROBE: Duration = Duration::from_secs(1);
-/// After this time without a word to a peer, the exchange of frames that was under way is over.
-const CALM: Duration = Duration::from_micros(200);
 /// How many foreign agents are tried out at once: each attempt takes some 15 µs.
 const TRIED: usize = 16;
 
@@ -51,7 +49,7 @@ impl NixlTransport {
         let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return false };
         let beside = matches!(kind, Kind::Frame(_) | Kind::Arrived(_));
         let bytes = Notification { to: dialogue.token, connection, kind }.encode();
-        (beside && self.notify_beside(id, &bytes)) || (self.notify_raw(id, &bytes) && self.ring(id))
+        (beside && self.notify_beside(id, &bytes)) || self.notify_and_ring(id, &bytes)
     }
 
     /// Makes a notification part of the next datagram to a peer. False if the notification must go by NIXL.
@@ -84,19 +82,18 @@ impl NixlTransport {
         self.unsent.swap_remove(index);
         let Some((datagrams, socket)) = self.socket_of(id) else { return };
         if let Err(datagram) = socket.send(datagrams) {
-            let sent = parts(&datagram).all(|part| self.notify_raw(id, part));
-            if sent {
-                self.ring(id);
-            }
+            // It stops when the connection has failed.
+            let _ = parts(&datagram).all(|part| self.notify_and_ring(id, part));
         }
     }
 
-    /// Wakes the peer if the peer is on this host. Always true.
-    fn ring(&mut self, id: RemoteId) -> bool {
-        if let Some((datagrams, socket)) = self.socket_of(id) {
+    /// Sends a notification by NIXL, and wakes the peer if the peer is on this host. False if the connection has failed.
+    fn notify_and_ring(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
+        let sent = self.notify_raw(id, bytes);
+        if sent && let Some((datagrams, socket)) = self.socket_of(id) {
             socket.ring(datagrams, Instant::now());
         }
-        true
+        sent
     }
 
     /// This transport's socket and that of a peer, if the peer is on this host.
@@ -113,10 +110,6 @@ impl NixlTransport {
         remote.spoke = Instant::now();
         self.pace.stir();
         if self.engine.notify(&remote.name, bytes).is_ok() {
-            if remote.copies && !remote.unflushed {
-                remote.unflushed = true;
-                self.unflushed.push(id);
-            }
             return true;
         }
         self.break_off(id);
@@ -209,44 +202,6 @@ impl NixlTransport {
         self.engine.try_out((here.kind(), there.kind), local, remotely, &remote.name)
     }
 
-    /// Has UCX ask for a confirmation of what was sent to peers of this host, once the exchange of frames is over.
-    /// UCX sends frames over TCP, and calls a copy between processes over only when the peer's UCX has confirmed
-    /// what was sent before the copy. Without this, the next copy waits until the peer has looked, although its
-    /// bytes are in place at once.
-    ///
-    /// Only the end that copies does so: UCX asks for a confirmation of its own confirmations too. And it does so
-    /// once at a time: UCX keeps memory for each confirmation that a peer owes.
-    pub(crate) fn flush_ahead(&mut self, now: Instant) {
-        self.check_confirmations();
-        let mut index = 0;
-        while let Some(id) = self.unflushed.get(index).copied() {
-            let Some(remote) = self.remotes.get_mut(&id) else {
-                self.unflushed.swap_remove(index);
-                continue;
-            };
-            let waits = remote.requests > 0 || self.confirming.iter().any(|(other, _)| *other == id);
-            let calm = !waits && now.saturating_duration_since(remote.spoke) >= CALM;
-            if remote.is_open() && !calm {
-                index += 1;
-                continue;
-            }
-            remote.unflushed = false;
-            self.unflushed.swap_remove(index);
-            // A read of nothing asks for the confirmation as every transfer does. If the connection is lost, the next
-            // frame or request shows it.
-            if remote.is_open()
-                && let Some(Started::InFlight(request)) = self.try_out(id)
-            {
-                self.confirming.push((id, request));
-            }
-        }
-    }
-
-    /// Forgets the confirmations that have come, or cannot come any more.
-    pub(crate) fn check_confirmations(&mut self) {
-        self.confirming.retain(|(_, request)| self.engine.progress(request) == Progress::InFlight);
-    }
-
     /// Rings at peers to which requests are on their way: over some transports, TCP for one, the peer must
     /// take part.
     pub(crate) fn ring_for_requests(&mut self, now: Instant) {
@@ -276,8 +231,13 @@ impl NixlTransport {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Op, PostId, Time, Transport, WayEnd};
+    use std::os::fd::AsFd;
+
+    use kv_core::{
+        MAX_FRAME, Op, Origin, Post, PostId, Time, Transport, TransportError, TransportWait, WayEnd,
+    };
     use kv_host::HostMemory;
+    use rustix::event::{PollFd, PollFlags, Timespec};
 
     use super::*;
     use crate::config::NixlConfig;
@@ -298,97 +258,124 @@ mod tests {
         Some([(here, ours), (there, theirs)])
     }
 
-    /// The same once the first has copied: from then on it has its frames confirmed ahead.
-    fn copied() -> Option<[(NixlTransport, HostMemory); 2]> {
-        let [(mut here, ours), (mut there, theirs)] = copying()?;
+    fn framed(events: &[TransportEvent]) -> Vec<(Origin, Bytes)> {
+        let frames = events.iter().filter_map(|event| match event {
+            TransportEvent::Frame { from, frame } => Some((*from, frame.clone())),
+            _ => None,
+        });
+        frames.collect()
+    }
+
+    /// The kernel copies, and frames wait at the peer: nobody at the other end need be awake.
+    #[test]
+    fn a_copy_ends_while_the_peer_sleeps_on_frames_that_it_has_not_taken() {
+        let Some([(mut here, ours), (mut there, theirs)]) = copying() else { return };
         here.post(PEER, whole(1, Op::Write)).unwrap();
         until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
-        Some([(here, ours), (there, theirs)])
-    }
-
-    /// The kernel copies, so nobody at the other end need be awake.
-    #[test]
-    fn a_copy_ends_while_the_peer_sleeps_once_earlier_frames_are_confirmed() {
-        let Some([(mut here, ours), (mut there, theirs)]) = copying() else { return };
-        for round in 1..=3 {
+        for round in 2..=3 {
             ours.write(0, &vec![round; LEN]).unwrap();
-            here.post(PEER, whole(u64::from(round), Op::Write)).unwrap();
-            if round == 1 {
-                until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
-            } else {
+            here.send(PEER, Bytes::from_static(b"before")).unwrap();
+            let post =
+                Post { notify: Some(Bytes::from_static(b"behind")), ..whole(u64::from(round), Op::Write) };
+            here.post(PEER, post).unwrap();
+            let copied =
                 until(&mut [&mut here], "a copy to a peer that sleeps", |_, events| !events.is_empty());
-            }
+            assert_eq!(copied, [TransportEvent::Posted { post: PostId(u64::from(round)), result: Ok(()) }]);
             assert_eq!(others(&theirs, round), 0, "round {round}");
-            here.send(PEER, Bytes::from_static(b"a frame")).unwrap();
-            let heard = until(&mut [&mut there, &mut here], "the frame", |_, events| !events.is_empty());
-            assert!(matches!(&heard[..], [TransportEvent::Frame { frame, .. }] if frame == "a frame"));
-            pass(&mut [&mut here, &mut there], 10 * CALM);
         }
+        // All of it is at the peer already.
+        let heard = until(&mut [&mut there], "the frames", |_, events| events.len() == 4);
+        let heard: Vec<Bytes> = framed(&heard).into_iter().map(|(_, frame)| frame).collect();
+        assert_eq!(heard, ["before", "behind", "before", "behind"]);
     }
 
-    /// The peer leaves with a copy on its way, and comes back before the copy has ended: the connection is the same.
+    /// A sleeping peer's socket has room for a few, the longest fit no datagram, and NIXL takes the rest.
     #[test]
-    fn a_peer_that_comes_back_in_the_middle_of_a_copy_has_its_frames_confirmed_again() {
-        let Some([(mut here, ours), (mut there, theirs)]) = copied() else { return };
-        let metadata = there.metadata().unwrap();
-        here.send(PEER, Bytes::from_static(b"not confirmed")).unwrap();
-        here.post(PEER, whole(2, Op::Write)).unwrap();
-        until(&mut [&mut here], "a copy on its way", |here, _| !here.requests.is_empty());
-        here.disconnect(PEER);
-        pass(&mut [&mut here], CALM);
-        assert!(!here.requests.is_empty(), "the copy waits for the confirmation");
-        here.connect(PEER, &metadata).unwrap();
-        here.permit(PEER, Time::MAX);
-        until(&mut [&mut here, &mut there], "the end of the copy", |here, _| here.requests.is_empty());
-
-        here.send(PEER, Bytes::from_static(b"confirmed")).unwrap();
-        pass(&mut [&mut here, &mut there], 100 * CALM);
-        ours.write(0, &[3; LEN]).unwrap();
-        here.post(PEER, whole(3, Op::Write)).unwrap();
-        let copied = TransportEvent::Posted { post: PostId(3), result: Ok(()) };
-        until(&mut [&mut here], "a copy to a peer that sleeps", |_, events| events.contains(&copied));
-        assert_eq!(others(&theirs, 3), 0);
+    fn frames_that_find_no_room_at_a_sleeping_peer_all_arrive_and_are_all_confirmed() {
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
+        pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+        let lens = [0, 1, 1000, (16 << 10) - 20, (16 << 10) - 19, 70_000, MAX_FRAME];
+        let mut sent: Vec<Bytes> = Vec::new();
+        for number in 0_u64.. {
+            let mut frame = vec![number as u8; lens[number as usize % lens.len()]];
+            frame.extend(number.to_le_bytes());
+            frame.truncate(MAX_FRAME);
+            let frame = Bytes::from(frame);
+            match here.send(PEER, frame.clone()) {
+                Ok(()) => sent.push(frame),
+                Err(error) => {
+                    assert_eq!(error, TransportError::WouldBlock);
+                    break;
+                }
+            }
+            here.poll(Time::ZERO, &mut Vec::new());
+        }
+        assert!(sent.len() > 20, "the queue of a socket takes all of {}", sent.len());
+        let heard = until(&mut [&mut there, &mut here], "all frames", |_, events| events.len() == sent.len());
+        let origin = there.remotes.values().next().unwrap().origin;
+        let mut heard = framed(&heard);
+        assert!(heard.iter().all(|(from, _)| *from == origin));
+        let mut expected: Vec<(Origin, Bytes)> = sent.into_iter().map(|frame| (origin, frame)).collect();
+        heard.sort();
+        expected.sort();
+        assert!(heard == expected, "{} frames of {}", heard.len(), expected.len());
+        let owed = |here: &NixlTransport| match &here.remotes.values().next().unwrap().speech {
+            Speech::Ours(dialogue) => dialogue.sent - dialogue.confirmed,
+            Speech::Foreign(_) => 0,
+        };
+        until(&mut [&mut here, &mut there], "the confirmation", |here, _| owed(here) < 1 << 20);
+        assert_eq!(here.send(PEER, Bytes::from(vec![0; MAX_FRAME])), Ok(()));
     }
 
-    /// A peer whose UCX confirms something to an end that is gone has lost what it had not taken in.
+    /// What was sent last before the farewell comes before the end is told.
     #[test]
     fn a_peer_that_was_busy_hears_the_last_frames_of_a_dropped_transport_and_its_farewell() {
-        let Some([(mut here, _ours), (mut there, _theirs)]) = copied() else { return };
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
         there.connect(PEER, &here.metadata().unwrap()).unwrap();
-        pass(&mut [&mut here, &mut there], 10 * CALM);
-        here.send(PEER, Bytes::from_static(b"to be confirmed")).unwrap();
-        pass(&mut [&mut here], 10 * CALM);
-        let long = Bytes::from(vec![7; 60_000]);
-        for _ in 0..20 {
-            here.send(PEER, long.clone()).unwrap();
+        pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+        let frames = [Bytes::from(vec![7; 60_000]), Bytes::from_static(b"short")];
+        for frame in frames.iter().cycle().take(40) {
+            here.send(PEER, frame.clone()).unwrap();
         }
         std::thread::scope(|scope| {
             scope.spawn(move || drop(here));
             std::thread::sleep(Duration::from_millis(100));
             let gone = |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { .. });
             let heard = until(&mut [&mut there], "the farewell", |_, events| events.iter().any(gone));
-            let whole = heard.iter().filter(|event| match event {
-                TransportEvent::Frame { frame, .. } => *frame == long,
-                _ => false,
-            });
-            assert_eq!(whole.count(), 20);
+            for frame in frames {
+                assert_eq!(framed(&heard).iter().filter(|(_, heard)| *heard == frame).count(), 20);
+            }
             let end = WayEnd::Dead { quiet_after: Duration::ZERO };
             assert_eq!(heard.last(), Some(&TransportEvent::PeerGone { peer: PEER, end }));
         });
     }
 
-    /// UCX keeps memory for each confirmation that is awaited.
     #[test]
-    fn a_peer_that_never_looks_owes_one_confirmation_whatever_it_is_sent() {
-        let Some([(mut here, _ours), (mut there, _theirs)]) = copied() else { return };
-        pass(&mut [&mut here, &mut there], 10 * CALM);
-        for _ in 0..50 {
+    fn a_frame_that_is_sent_just_before_its_peer_is_disconnected_arrives() {
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
+        here.send(PEER, Bytes::from_static(b"the last one")).unwrap();
+        assert_eq!(here.wait(), TransportWait::Now);
+        here.disconnect(PEER);
+        let heard = until(&mut [&mut there, &mut here], "the frame", |_, events| !events.is_empty());
+        assert_eq!(framed(&heard)[0].1, "the last one");
+    }
+
+    /// Nothing of NIXL is expected: what the peer sends wakes its reader.
+    #[test]
+    fn a_transport_sleeps_long_after_frames_of_its_host_and_wakes_by_the_next() {
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
+        let idle = there.config.idle_poll;
+        let rests = |there: &NixlTransport| matches!(there.wait(), TransportWait::ReadableOrAfter(_, sleep) if sleep == idle);
+        until(&mut [&mut there, &mut here], "rest", |there, _| rests(there));
+        for _ in 0..3 {
             here.send(PEER, Bytes::from_static(b"a frame")).unwrap();
-            pass(&mut [&mut here], 2 * CALM);
+            here.poll(Time::ZERO, &mut Vec::new());
+            let mut readable = [PollFd::from_borrowed_fd(there.wakes.as_fd(), PollFlags::IN)];
+            assert_eq!(rustix::event::poll(&mut readable, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })), Ok(1));
+            let heard = until(&mut [&mut there], "the frame", |_, events| !events.is_empty());
+            assert_eq!(framed(&heard)[0].1, "a frame");
+            assert!(rests(&there), "{:?}", there.wait());
         }
-        assert_eq!((here.confirming.len(), here.unflushed.len()), (1, 1));
-        until(&mut [&mut here, &mut there], "all confirmed", |here, _| {
-            here.confirming.is_empty() && here.unflushed.is_empty()
-        });
     }
 }

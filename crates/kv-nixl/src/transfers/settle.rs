@@ -69,7 +69,6 @@ impl NixlTransport {
         let failed =
             self.requests.iter_mut().filter(|request| request.parts.remote == id && request.failed.is_some());
         failed.for_each(|request| request.handle = None);
-        self.confirming.retain(|(other, _)| *other != id);
     }
 
     /// Ends the failed requests of a connection. Nothing of them is on its way any more.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use kv_core::{MemoryKind, TransportError};
+use kv_core::TransportError;
 
 use crate::agent::engine::{Progress, Started};
 use crate::connections::id::RemoteId;
@@ -89,9 +89,6 @@ impl NixlTransport {
                 return;
             }
         };
-        remote.copies = remote.route == Route::Memory
-            && self.regions.first().is_some_and(|here| here.kind() == MemoryKind::Dram)
-            && remote.regions.first().is_some_and(|there| there.kind == MemoryKind::Dram);
         self.stats.requests += 1;
         self.stats.requests_by_number += u64::from(made.by_number);
         self.stats.descriptors += made.descriptors;
@@ -175,7 +172,9 @@ impl NixlTransport {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Descriptor, Op, Post, PostId, Region, RegionRole, Transport, TransportEvent, WayEnd};
+    use kv_core::{
+        Descriptor, MemoryKind, Op, Post, PostId, Region, RegionRole, Transport, TransportEvent, WayEnd,
+    };
 
     use kv_host::HostMemory;
 

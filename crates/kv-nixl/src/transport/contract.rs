@@ -177,7 +177,6 @@ impl Transport for NixlTransport {
         self.start_requests();
         self.send_datagrams();
         self.ring_for_requests(begun);
-        self.flush_ahead(begun);
         self.probe(begun);
         self.end_connections(begun);
         events.append(&mut self.events);
@@ -209,11 +208,9 @@ impl NixlTransport {
         for post in posts {
             self.cancel(post);
         }
-        // A peer whose UCX confirms something to an end that is gone loses the frames that it has not looked at.
-        while !(self.requests.is_empty() && self.confirming.is_empty()) && Instant::now() < deadline {
+        while !self.requests.is_empty() && Instant::now() < deadline {
             let _ = self.engine.receive(|_, _| {});
             self.check_requests();
-            self.check_confirmations();
             self.end_connections(Instant::now());
             std::thread::sleep(self.pace.sleep(true));
         }
@@ -228,7 +225,7 @@ impl NixlTransport {
 }
 
 impl Drop for NixlTransport {
-    /// Waits up to two seconds for requests and confirmations on their way, and tells the peers. Requests that are
+    /// Waits up to two seconds for requests on their way, and tells the peers. Requests that are
     /// still on their way then keep the agent, and the memory that they may touch, until the process ends.
     fn drop(&mut self) {
         if self.shutdown(FAREWELL) {

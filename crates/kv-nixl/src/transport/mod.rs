@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::{PeerId, PostId, TransportError, TransportEvent};
 use kv_host::{Frozen, Host, OsError, ProcessIdentity, random};
-use nixl_sys::XferRequest;
 use rustix::event::epoll;
 
 use crate::agent::engine::Engine;
@@ -94,10 +93,6 @@ pub struct NixlTransport {
     pub(crate) inbox: Inbox,
     /// Connections with a datagram that waits to be sent.
     pub(crate) unsent: Vec<RemoteId>,
-    /// Connections with [`unflushed`](Remote::unflushed) frames.
-    pub(crate) unflushed: Vec<RemoteId>,
-    /// Confirmations that UCX has asked for, at most one of each connection.
-    pub(crate) confirming: Vec<(RemoteId, XferRequest)>,
     pub(crate) probe_at: Instant,
     pub(crate) events: Vec<TransportEvent>,
     pub(crate) pace: Pace,
@@ -174,8 +169,6 @@ impl NixlTransport {
             arrivals: Arrivals::default(),
             inbox: Inbox::new(config.foreign_bytes),
             unsent: Vec::new(),
-            unflushed: Vec::new(),
-            confirming: Vec::new(),
             probe_at: Instant::now(),
             events: Vec::new(),
             pace: Pace::new(config.idle_poll),
