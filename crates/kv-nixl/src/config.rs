@@ -63,7 +63,7 @@ pub struct NixlConfig {
     /// Most peers that are connected at once (default 1024, 1 to 65 536).
     pub max_peers: usize,
     /// Longest sleep of an idle transport before it looks for frames again (default 20 ms, 1 ms to 1 s). NIXL has no
-    /// descriptor to wait on. Peers on the same host wake each other; the sleep delays frames of other hosts.
+    /// descriptor to wait on. Frames of peers on the same host wake this one; the sleep delays frames of other hosts.
     pub idle_poll: Duration,
     /// How long the requests of a failed connection may still touch memory after UCX has closed the
     /// connection (default 20 s, 1 ms to 1 hour). The posts end after this time, and the peer cannot be connected again

@@ -2,8 +2,8 @@
 //!
 //! A [`NixlTransport`] is one NIXL agent. A worker puts its pages into a [`HostMemory`], or lets the
 //! transport [adopt](NixlTransport::adopt) memory that the server owns. Regions of that memory are registered
-//! with NIXL, and connected peers read and write the regions one-sidedly. Frames are NIXL notifications. The
-//! project's glossary, `docs/GLOSSARY.md`, says what SGLang and vLLM call these things.
+//! with NIXL, and connected peers read and write the regions one-sidedly. Frames are NIXL notifications, and
+//! datagrams to peers of the same host. The project's glossary, `docs/GLOSSARY.md`, says what SGLang and vLLM call these things.
 //!
 //! # Why it is written the way it is
 //!
@@ -12,18 +12,20 @@
 //! - UCX reads its settings when it starts, and some defaults harm a long-running server. [`guards`] lists
 //!   the settings that are made unless the user has set them, with or without other threads;
 //!   [`Nixl::warnings`] names settings that could not be made.
-//! - There is no progress thread. The owner's thread polls: often while something is expected, seldom
+//! - There is no progress thread. The owner's thread polls: often while something is expected of NIXL, seldom
 //!   otherwise.
 //! - UCX may do a whole copy inside the call that posts the copy. Posts are therefore cut into slices of
 //!   about a millisecond at the measured speed, and posts take turns; short posts to the same peer share a
 //!   request.
-//! - Between processes of one host, UCX copies pages by the kernel, and sends frames over TCP: its shared memory has
-//!   no way to tell the end of a peer, unless `UCX_POSIX_ERROR_HANDLING=y` or its like says otherwise. That takes 50 to
-//!   90 µs off a request of 200 µs, but is not for servers: all local senders share a receiver's one queue, and a
-//!   sender that is killed in the middle of a frame stops the queue for all of them for good. In a trial that killed
-//!   senders which sent without a pause, it took 13, 1, 54 and 7 kills.
-//! - UCX calls a copy over when its earlier frames are confirmed, too. The transport has them confirmed ahead, after
-//!   the last frame of an exchange, so that the next copy does not wait for the peer to look.
+//! - Between processes of one host, UCX copies pages by the kernel, but sends notifications over TCP, which takes tens
+//!   of microseconds at each end, and calls a copy over only when the peer has confirmed what was sent before. So
+//!   frames to a peer of this host are datagrams of a Unix socket, which also wakes the peer: what one turn has to say
+//!   to a peer goes together. What the peer's queue has no room for goes by NIXL, and so does what is too long (16 KiB),
+//!   or proves something: a farewell. Where both ends have an RDMA card, all frames go by NIXL.
+//! - UCX's shared memory could carry notifications too, if `UCX_POSIX_ERROR_HANDLING=y` or its like allows it, but is
+//!   not for servers: all local senders share a receiver's one queue, and a sender that is killed in the middle of a
+//!   notification stops the queue for all of them for good. In a trial that killed senders which sent without a pause,
+//!   it took 13, 1, 54 and 7 kills.
 //! - Descriptors of single items (pages, or layers' shares of pages) are named by their numbers in lists that
 //!   NIXL prepares when a peer is connected. Preparing is one call, in which no heartbeat is answered, so
 //!   only caches of at most [`NixlConfig::prepared_items`] have lists. The binding has no strided lists.

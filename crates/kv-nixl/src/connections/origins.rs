@@ -2,7 +2,8 @@
 //! agent.
 //!
 //! The sender's NIXL writes the name, whatever the frame says; but a program that speaks UCX on its own can
-//! write any name. So an origin keeps honest agents apart, and is no proof of who an agent is.
+//! write any name. The kernel writes that of a datagram's sender, which another process can have once the sender has
+//! ended. So an origin keeps honest agents apart, and is no proof of who an agent is.
 
 use std::collections::{HashMap, VecDeque};
 

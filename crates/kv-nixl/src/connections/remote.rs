@@ -49,7 +49,7 @@ pub(crate) struct Remote {
 
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: Parked,
-    /// When something was sent last, or the connection was tried out.
+    /// When something was sent by NIXL last, or the connection was tried out.
     pub(crate) spoke: Instant,
 }
 

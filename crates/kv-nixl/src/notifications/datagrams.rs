@@ -31,8 +31,9 @@ const AGAIN: Duration = Duration::from_micros(100);
 /// What comes before an agent's name in the address of its transport.
 const PREFIX: &str = "kv-nixl-";
 
-/// A transport's datagram socket. Its address in the abstract namespace is made of the token: the kernel tells receivers
-/// who has sent a datagram, as long as the sender lives.
+/// A transport's datagram socket. Its address in the abstract namespace is made of the token, and the kernel tells
+/// receivers by which address a datagram was sent. Any process of the network namespace can send, as it can over TCP: one
+/// that floods the socket takes a bounded time of each look, and makes the frames of others go by NIXL.
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     socket: UnixDatagram,

@@ -1,4 +1,4 @@
-//! The envelope of a frame inside a NIXL notification.
+//! The envelope of a frame, inside a NIXL notification or a datagram.
 
 use bytes::Bytes;
 

@@ -1,5 +1,5 @@
-//! Frames and raw notifications. Both are NIXL notifications: with an envelope among transports of this
-//! crate, without an envelope to and from foreign agents.
+//! Frames and raw notifications. Among transports of this crate they have an envelope, and go as NIXL notifications or as
+//! datagrams; to and from foreign agents they are NIXL notifications without an envelope.
 //!
 //! ```text
 //! outgoing, incoming     what is sent, and what has arrived

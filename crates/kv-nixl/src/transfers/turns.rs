@@ -53,7 +53,7 @@ impl NixlTransport {
     }
 
     /// Waits a moment for copies that are as good as done. A copy between processes is over when its post
-    /// returns, but UCX may say so only when earlier frames have arrived; the owner should not learn of the
+    /// returns, but UCX may say so only when what NIXL has sent before has arrived; the owner should not learn of the
     /// copy behind a long slice.
     fn see_copies_end(&mut self) {
         let begun = Instant::now();

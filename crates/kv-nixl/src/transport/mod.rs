@@ -135,11 +135,12 @@ impl NixlTransport {
         let token = u64::from_le_bytes(random()?);
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| OsError::new("epoll_create", error))?;
-        // Without them, peers' frames are seen a little later.
-        let datagrams = Datagrams::new(token).ok().filter(|datagrams| {
-            let data = epoll::EventData::new_u64(DATAGRAMS);
-            epoll::add(&wakes, datagrams, data, epoll::EventFlags::IN).is_ok()
-        });
+        // Without them, peers' frames are seen a little later. Whose agent has another name than the token's sends none.
+        let datagrams =
+            (!config.uuid_name).then(|| Datagrams::new(token).ok()).flatten().filter(|datagrams| {
+                let data = epoll::EventData::new_u64(DATAGRAMS);
+                epoll::add(&wakes, datagrams, data, epoll::EventFlags::IN).is_ok()
+            });
         let name = if config.uuid_name { uuid_name(random()?) } else { agent_name(token) };
         let engine = Engine::new(nixl, &name, &config)?;
         Ok(NixlTransport {
