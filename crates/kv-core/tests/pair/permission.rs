@@ -153,6 +153,29 @@ fn pages_of_a_lost_way_return_after_permission_and_hardware_bound() {
 }
 
 #[test]
+fn a_sender_heard_again_before_the_fence_keeps_what_later_requests_let_it_write() {
+    let bound = SECOND * 30;
+    let mut pair = with_fence(WriteFence::Within(bound));
+    let (_, receiver) = half_written(&mut pair);
+    pair.lose(|_| true);
+    pair.run_for(SECOND * 7);
+    assert_eq!(pair.poll(D, receiver), KvPoll::Failed);
+    assert_eq!(pair.released(D, receiver), [], "the permission has not ended");
+    // P is heard again, and says that it has stopped.
+    pair.lose(|_| false);
+    pair.run_for(SECOND * 5);
+    assert_eq!(pair.released(D, receiver), [list(&[20, 21, 22, 23])]);
+    // It writes for the next request when the time of the first one's fence comes.
+    let (_, later) = pair.transferring(Room::Number(6), &[1], &[20]);
+    assert!(pair.posts() > 0);
+    pair.run_for(bound * 2);
+    assert_eq!(pair.released(D, later), [], "the peer is writing still");
+    pair.complete_posts();
+    assert_eq!(pair.poll(D, later), KvPoll::Success);
+    pair.assert_empty();
+}
+
+#[test]
 fn a_prefill_worker_resumed_after_its_permission_writes_nothing() {
     let mut pair = with_fence(WriteFence::Within(SECOND));
     let (sender, receiver) = half_written(&mut pair);
