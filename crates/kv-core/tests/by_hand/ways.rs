@@ -11,7 +11,7 @@ use kv_core::{
     Room, SessionId, TransportError, TransportOffer, WayEnd, WriteFence,
 };
 
-use crate::solo::{Solo, args, hello, record, record_with, sign_of_life};
+use crate::solo::{Solo, args, hello, list, record, record_with, sign_of_life};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ROOM: Room = Room::Number(1);
@@ -133,6 +133,28 @@ fn a_lost_way_is_reopened_only_by_the_same_transport() {
         assert!(opened.iter().all(|(peer, by)| (*peer, by) == (PeerId(0), &theirs("near"))), "{opened:?}");
     }
     assert_eq!(solo.released(session), [], "nothing was proven");
+}
+
+/// The transport takes the right to write from the connection that it knows.
+#[test]
+fn a_lost_way_is_left_as_it_is_while_the_right_to_write_is_revoked() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    let (peer, fence) = (PeerId(0), WriteFence::Revocable);
+    solo.input(Input::Connected { peer, directions: Directions::BOTH, fence });
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1, 2], None);
+    lost(&mut solo, peer);
+    let is_revoke = |output: &Output| matches!(output, Output::Revoke { peer: PeerId(0) });
+    assert!(solo.said.iter().any(is_revoke));
+    for _ in 0..240 {
+        solo.run_for(SECOND / 4);
+        let leaves = |output: &Output| matches!(output, Output::Disconnect { .. } | Output::Connect { .. });
+        assert!(!solo.said.iter().any(leaves), "{:?}", solo.said);
+    }
+    assert_eq!(solo.released(session), [], "nothing was proven");
+    solo.input(Input::Revoked { peer });
+    assert_eq!(solo.released(session), [list(&[1, 2])]);
 }
 
 #[test]
