@@ -91,6 +91,22 @@ fn a_lost_way_with_possible_writes_is_not_replaced_by_another_member() {
 }
 
 #[test]
+fn a_way_whose_writes_are_revoked_is_not_replaced_while_frames_pass() {
+    let (mut ways, [a, b]) = pair();
+    ways.connect_by(PEER, &by("a")).unwrap();
+    a.report(TransportEvent::Revoked { peer: PEER });
+    assert_eq!(round(&mut ways), [TransportEvent::Revoked { peer: PEER }]);
+    let other = TransportError::Unsupported("a second member to a peer before the first has ended");
+    assert_eq!(ways.connect_by(PEER, &by("b")), Err(other));
+    ways.send(PEER, Bytes::new()).unwrap();
+    assert_eq!(a.calls().last().map(String::as_str), Some("send"));
+    a.report(gone(WayEnd::Lost));
+    assert_eq!(round(&mut ways), [gone(WayEnd::Lost)]);
+    ways.connect_by(PEER, &by("b")).unwrap();
+    assert_eq!(b.calls(), ["connect memory by b"]);
+}
+
+#[test]
 fn the_end_of_a_way_of_one_member_ends_no_other_way() {
     let (mut ways, [a, b]) = pair();
     ways.connect_by(PEER, &by("a")).unwrap();
