@@ -146,6 +146,18 @@ fn a_post_ends_after_disconnecting_its_peer_and_frees_its_id() {
 }
 
 #[test]
+fn a_post_that_its_member_refuses_leaves_its_id_free() {
+    let (mut ways, [a, _]) = pair();
+    ways.connect_by(PEER, &by("a")).unwrap();
+    a.refuse_posts(Some(TransportError::WouldBlock));
+    assert_eq!(ways.post(PEER, write(4)), Err(TransportError::WouldBlock));
+    // As the owner tries again: no event follows a refused post.
+    a.refuse_posts(None);
+    ways.post(PEER, write(4)).unwrap();
+    assert_eq!(a.calls().last().map(String::as_str), Some("post 4"));
+}
+
+#[test]
 fn frames_speak_for_a_peer_only_by_the_member_on_which_they_came() {
     let (mut ways, [a, b]) = pair();
     for wire in [&a, &b] {

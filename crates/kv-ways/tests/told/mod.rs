@@ -23,6 +23,7 @@ struct State {
     reports: VecDeque<TransportEvent>,
     refused_regions: Option<TransportError>,
     refused_connects: Option<TransportError>,
+    refused_posts: Option<TransportError>,
     fence: Option<WriteFence>,
     directions: Option<Directions>,
     wait: Option<TransportWait>,
@@ -65,6 +66,10 @@ impl Wire {
 
     pub fn refuse_connects(&self, error: TransportError) {
         self.open().refused_connects = Some(error);
+    }
+
+    pub fn refuse_posts(&self, error: Option<TransportError>) {
+        self.open().refused_posts = error;
     }
 
     pub fn set_fence(&self, fence: WriteFence) {
@@ -115,6 +120,9 @@ impl Transport for Told {
     }
 
     fn post(&mut self, _: PeerId, post: Post) -> Result<(), TransportError> {
+        if let Some(error) = self.0.open().refused_posts.clone() {
+            return Err(error);
+        }
         self.0.note(format!("post {}", post.id.0));
         Ok(())
     }
