@@ -253,6 +253,18 @@ fn a_busy_member_takes_only_every_second_turn() {
 }
 
 #[test]
+fn the_owner_sleeps_no_longer_than_the_most_impatient_member() {
+    let (mut ways, [a, b]) = pair();
+    let (soon, late) = (Duration::from_millis(3), Duration::from_secs(60));
+    for [first, second] in [[soon, late], [late, soon]] {
+        a.set_wait(TransportWait::ReadableOrAfter(vec![4], first));
+        b.set_wait(TransportWait::ReadableOrAfter(vec![5], second));
+        round(&mut ways);
+        assert_eq!(ways.wait(), TransportWait::ReadableOrAfter(vec![4, 5], soon));
+    }
+}
+
+#[test]
 fn both_sides_find_the_same_way_and_the_next_where_it_leads_nowhere() {
     let (ours, [a, b]) = pair();
     let there = ["b", "c", "a"].map(Wire::named);
