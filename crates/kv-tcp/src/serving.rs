@@ -288,4 +288,35 @@ mod tests {
         assert_eq!(written(Duration::ZERO, soon, false), (Verdict::Late, 0, 0));
         assert_eq!(written(hour, soon, true), (Verdict::Revoked, 0, 0));
     }
+
+    #[test]
+    fn the_right_to_write_is_revoked_also_after_the_way_to_the_peer_was_lost() {
+        let arena = Arena::new(4096).unwrap();
+        let (mut transport, _guest, token) = served(&arena);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut events = Vec::new();
+        while transport.guests.len() == 0 {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        // Nobody answers at the peer's address, but its connections stand.
+        transport.config.handshake_timeout = Duration::from_millis(200);
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addresses = vec![silent.local_addr().unwrap()];
+        let metadata = Metadata { token, addresses, regions: vec![4096], tls: false };
+        let peer = PeerId(1);
+        transport.connect(peer, &metadata.encode().unwrap()).unwrap();
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        assert_eq!(events, [TransportEvent::PeerGone { peer, end: WayEnd::Lost }]);
+        assert_eq!(transport.write_fence(peer), kv_core::WriteFence::Revocable);
+        transport.revoke(peer);
+        transport.poll(Time::ZERO, &mut events);
+        assert_eq!(events[1..], [TransportEvent::Revoked { peer }]);
+        let guests = transport.guests.of(token);
+        assert_eq!(guests.len(), 1);
+        assert!(transport.guests.get(guests[0]).unwrap().revoked, "its writes would still land");
+    }
 }
