@@ -184,7 +184,7 @@ mod tests {
     use std::net::TcpStream;
     use std::time::Instant;
 
-    use kv_core::Transport;
+    use kv_core::{Transport, TransportWait};
 
     use super::*;
     use crate::config::TcpConfig;
@@ -226,5 +226,20 @@ mod tests {
             kept.push(guest);
         }
         assert_eq!((transport.guests.len(), transport.connections.len()), (1, 2));
+    }
+
+    #[test]
+    fn a_pause_in_accepting_ends_in_time_though_nothing_else_wakes_the_owner() {
+        let config = TcpConfig::new("127.0.0.1:0".parse().unwrap()).with(|config| config.max_strangers = 1);
+        let mut transport = TcpTransport::new(config).unwrap();
+        let _strangers = [0; 3].map(|_| TcpStream::connect(transport.local_addr()).unwrap());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.listen_at.is_none() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let wait = transport.wait();
+        let is_short = matches!(&wait, TransportWait::ReadableOrAfter(_, after) if *after <= PAUSE);
+        assert!(is_short, "{wait:?}: others wait in the backlog");
     }
 }
