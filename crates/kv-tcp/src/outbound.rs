@@ -331,4 +331,20 @@ mod tests {
         assert_eq!(Reply::next(&mut rest), Ok(Some(wanted)));
         assert_eq!(&rest[..], b"next");
     }
+
+    #[test]
+    fn pages_that_are_copied_to_be_encrypted_are_not_read_after_their_time() {
+        let arena = Arena::new(4096).unwrap();
+        arena.write(0, &[7; 4096]).unwrap();
+        let regions = [arena.memory().clone()];
+        for (now, byte, verdict) in [(Time::ZERO, 7, Verdict::Done), (AT_10, 0, Verdict::Late)] {
+            let mut outbound = read_of(3, 300, &[range(5, 100), range(9, 200)]);
+            let mut room = [1; 1024];
+            let mut out = BytesMut::from(outbound.copy(&regions, now, &mut room).unwrap());
+            assert_eq!(Reply::next(&mut out), Ok(Some(Reply::Bytes { number: 3, bytes: 300 })));
+            assert!(out.split_to(300).iter().all(|got| *got == byte));
+            assert_eq!(Reply::next(&mut out), Ok(Some(Reply::Answer { number: 3, verdict, clock: now })));
+            assert!(out.is_empty());
+        }
+    }
 }
