@@ -395,4 +395,23 @@ mod tests {
         arena.read(0, &mut bytes).unwrap();
         assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
     }
+
+    #[test]
+    fn a_peer_that_hangs_up_and_answers_at_its_address_is_lost_and_not_dead() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let (mut hung_up, mut events) = (false, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut events);
+            let open = transport.ways.values().any(|way| matches!(way.stage, Stage::Open));
+            if open && !hung_up {
+                (peer.stream, hung_up) = (None, true);
+            }
+        }
+        assert!(hung_up);
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: kv_core::WayEnd::Lost }]);
+    }
 }
