@@ -256,3 +256,56 @@ impl TcpTransport {
         self.end_way(id, end, at);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    use kv_core::{Transport, TransportEvent};
+
+    use super::*;
+
+    /// What a transport says of a peer at this address and at one where nothing listens. Somebody else is at the first
+    /// one, and hangs up so many times; after that, nothing listens there either.
+    fn end_beside(hang_ups: Option<usize>, patience: Duration) -> Vec<TransportEvent> {
+        let listener = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut other, nowhere) = (Some(listener()), listener().local_addr().unwrap());
+        let addresses = other.iter().map(|other| other.local_addr().unwrap()).chain([nowhere]).collect();
+        other.as_ref().unwrap().set_nonblocking(true).unwrap();
+        let metadata = Metadata { token: Token::random().unwrap(), addresses, regions: vec![1], tls: false };
+        let config = TcpConfig::new("127.0.0.1:0".parse().unwrap());
+        let config = config.with(|config| config.handshake_timeout = patience);
+        let mut transport = TcpTransport::new(config).unwrap();
+        transport.connect(PeerId(1), &metadata.encode().unwrap()).unwrap();
+        let (mut hung_up, mut events) = (0, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if let (Some(most), Some(listener)) = (hang_ups, &other)
+                && listener.accept().is_ok()
+            {
+                hung_up += 1;
+                other = other.filter(|_| hung_up < most);
+            }
+        }
+        events
+    }
+
+    #[test]
+    fn an_address_that_is_silent_or_hangs_up_proves_no_death() {
+        let lost = TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+        for hang_ups in [None, Some(usize::MAX)] {
+            let told = end_beside(hang_ups, Duration::from_millis(300));
+            assert_eq!(told, std::slice::from_ref(&lost), "{hang_ups:?}");
+        }
+    }
+
+    #[test]
+    fn a_peer_is_dead_once_all_addresses_say_so_in_one_round() {
+        let dead = WayEnd::Dead { quiet_after: Duration::ZERO };
+        let told = end_beside(Some(1), Duration::from_secs(50));
+        assert_eq!(told, [TransportEvent::PeerGone { peer: PeerId(1), end: dead }]);
+    }
+}
