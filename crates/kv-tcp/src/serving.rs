@@ -318,5 +318,8 @@ mod tests {
         let guests = transport.guests.of(token);
         assert_eq!(guests.len(), 1);
         assert!(transport.guests.get(guests[0]).unwrap().revoked, "its writes would still land");
+        // The peer has to open new connections, over which it may write again.
+        transport.disconnect(peer);
+        assert_eq!((transport.guests.len(), transport.connections.len()), (0, 0));
     }
 }
