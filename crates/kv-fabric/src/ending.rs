@@ -316,3 +316,94 @@ impl FabricTransport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{Descriptor, Op, Post, PostId, Region, RegionRole, Transport};
+    use kv_host::HostMemory;
+
+    use super::*;
+    use crate::config::FabricConfig;
+
+    /// More than the sockets of a connection hold.
+    const LEN: usize = 64 << 20;
+    const PEER: PeerId = PeerId(1);
+
+    fn worker() -> (FabricTransport, HostMemory) {
+        let memory = HostMemory::new(LEN).unwrap();
+        let mut transport = FabricTransport::new(FabricConfig::new("127.0.0.1".parse().unwrap())).unwrap();
+        transport.add_memory(&memory).unwrap();
+        transport.register(&Region::dram(RegionRole::Kv, memory.addr(), LEN as u64, 4096)).unwrap();
+        (transport, memory)
+    }
+
+    fn poll(transports: [&mut FabricTransport; 2]) -> Vec<TransportEvent> {
+        let [mut first, mut second] = [Vec::new(), Vec::new()];
+        for (transport, events) in transports.into_iter().zip([&mut first, &mut second]) {
+            transport.poll(clock::now(), events);
+        }
+        assert_eq!(second, [], "the other end has nothing to tell");
+        first
+    }
+
+    /// Its pages must not be free while libfabric reads them.
+    #[test]
+    fn neither_a_post_nor_a_broken_way_ends_while_a_slice_of_it_is_under_way() {
+        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        let begun = Instant::now();
+        let waits = |what: &str| assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        let id = *here.peers.get(&PEER).unwrap();
+        while here.ways.get(&id).unwrap().stage != Stage::Open {
+            waits("the way does not open");
+            assert_eq!(poll([&mut here, &mut there]), []);
+        }
+        here.permit(PEER, Time::MAX);
+        let len = LEN as u64;
+        let all = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
+        here.post(PEER, Post { id: PostId(1), op: Op::Write, descriptors: vec![all], notify: None }).unwrap();
+        let mut events = Vec::new();
+        while here.ways.get(&id).unwrap().moving() == 0 {
+            waits("no slice is begun");
+            here.poll(clock::now(), &mut events);
+        }
+        here.break_way(id, Some(WayEnd::Lost));
+        // The peer does not look.
+        let broken = Instant::now();
+        while broken.elapsed() < Duration::from_millis(300) {
+            here.poll(clock::now(), &mut events);
+        }
+        assert_eq!(events, []);
+        assert!(here.ways.get(&id).unwrap().moving() > 0, "the sockets hold all of it");
+        while events.len() < 2 {
+            waits("the slices do not end");
+            events.extend(poll([&mut here, &mut there]));
+        }
+        let posted = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
+        assert_eq!(events, [posted, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+        assert!(!here.ways.contains_key(&id));
+    }
+
+    /// What was said before the peer has forgotten this side was lost.
+    #[test]
+    fn a_peer_that_has_forgotten_this_side_is_lost_when_it_welcomes_it_anew() {
+        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        let begun = Instant::now();
+        let id = *here.peers.get(&PEER).unwrap();
+        while here.ways.get(&id).unwrap().stage != Stage::Open {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the way does not open");
+            assert_eq!(poll([&mut here, &mut there]), []);
+        }
+        let (guest, _) = there.guests.all().next().unwrap();
+        there.forget_guest(guest);
+        here.ways.get_mut(&id).unwrap().greet_at = Time::ZERO;
+        here.look_at(id, clock::now());
+        let mut events = Vec::new();
+        while events.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "not lost");
+            events = poll([&mut here, &mut there]);
+        }
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    }
+}
