@@ -28,6 +28,8 @@ const AGAIN: isize = -(rustix::io::Errno::AGAIN.raw_os_error() as isize);
 const ANYBODY: u64 = u64::MAX;
 /// Bytes of a message: as many as a frame of a session has.
 const MESSAGE: usize = 64;
+/// After so many looks in a row without a completion, the core is left to other processes.
+const IDLE: u32 = 64;
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -242,8 +244,15 @@ impl Raw {
                 }
             }
         }
+        let mut idle = 0;
         while ended < descriptors.len() {
-            ended += self.progress()?;
+            let more = self.progress()?;
+            ended += more;
+            idle = if more == 0 { idle + 1 } else { 0 };
+            // The other process may be on this core, and libfabric needs it.
+            if idle >= IDLE {
+                thread::yield_now();
+            }
         }
         Ok(())
     }

@@ -7,9 +7,11 @@
 //!
 //! One table is printed: how long the requests take over each transport, beside what limits them, measured in the same
 //! rounds: memcpy of the same pieces, and a relay of as many wake-ups between the same number of threads and processes, with
-//! a memcpy on the way. Single requests over NIXL and libfabric also stand beside the library itself: the same messages and
-//! copy, by plain calls that poll without a pause. So does the first request to a new peer, for which the library opens
-//! connections. The ratios are medians over the rounds.
+//! a memcpy on the way. Single requests over NIXL and libfabric also stand beside the library itself: as many messages and
+//! the same copy, by plain calls of processes that do not sleep. The plain messages of NIXL are its notifications, which go
+//! over TCP here; those of sessions go beside NIXL. The first request to a new peer, a row of `large`, stands beside plain
+//! calls, too, for which the library opens connections. The ratios are medians over the rounds; of the first request, the
+//! table has the difference in milliseconds.
 
 #![allow(clippy::print_stdout)]
 

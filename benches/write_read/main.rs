@@ -4,15 +4,15 @@
 //!
 //! | `cargo bench -p kv-benches --bench write_read …` | measures |
 //! |---|---|
-//! | nothing more | kv-local, TCP, and each library whose feature is on |
+//! | nothing more | kv-local, TCP, each library whose feature is on, and with NIXL or UCX the memory of a GPU, where there is one |
 //! | `-- tcp` | TCP alone |
 //! | `--features nixl -- nixl` | NIXL beside plain `nixl-sys` |
 //! | `--features ucx -- ucx` | UCX beside plain calls of UCX |
 //! | `--features fabric -- fabric` | libfabric beside plain calls of libfabric |
 //! | `--features nixl,ucx -- gpu` | memory of a GPU, over NIXL and over UCX, beside CUDA's own copies |
 //!
-//! Criterion's figures come first; then a table of ratios, each from pairs of measurements taken in turn, so that they hold
-//! on a machine whose speed drifts.
+//! Of kv-local, Criterion's figures come first. Then come tables of ratios, each from pairs of measurements taken in turn, so
+//! that they hold on a machine whose speed drifts.
 
 #![allow(clippy::print_stdout)]
 

@@ -40,10 +40,12 @@ pub fn run() -> Result<(), Error> {
         .status()?;
     let text = std::fs::read_to_string(&log).unwrap_or_default();
     let _ = std::fs::remove_file(&log);
-    for (what, needle) in [("WRITE", "by ucp_put"), ("READ", "by ucp_get"), ("frames", "active message")] {
+    for (what, needle) in
+        [("WRITE", "by ucp_put"), ("READ", "by ucp_get"), ("notifications", "active message")]
+    {
         match transports(&text, needle) {
-            found if found.is_empty() => println!("  {what:<6} over  unknown: UCX has not reported it"),
-            found => println!("  {what:<6} over  {}", found.join("; ")),
+            found if found.is_empty() => println!("  {what:<13} over  unknown: UCX has not reported it"),
+            found => println!("  {what:<13} over  {}", found.join("; ")),
         }
     }
     if status.success() { Ok(()) } else { Err("the errors are above".into()) }

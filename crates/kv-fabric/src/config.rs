@@ -24,14 +24,15 @@ pub struct FabricConfig {
     /// The file of libfabric; `None` (the default) is what the variable `KV_FABRIC_LIB` names, or what the dynamic
     /// loader finds.
     pub library: Option<PathBuf>,
-    /// Most bytes of one slice of a post (default 640 KiB, 4 KiB to 16 MiB). Posts to a peer take turns slice by slice. Over
-    /// TCP, where both kernels copy, reads in slices of 1 MiB were a sixth slower: as large as a core's own cache.
+    /// Most bytes of one slice of a post (default 640 KiB, 4 KiB to 16 MiB). Posts to a peer take turns slice by slice.
+    /// Over TCP both kernels copy: reads in slices of 1 MiB, the size of a core's own cache, were a sixth slower.
     pub slice_bytes: usize,
     /// Most bytes of slices that are under way to one peer over one device (default 4 MiB, 4 KiB to 1 GiB).
     pub window_bytes: usize,
-    /// A peer that has answered nothing for this long is lost (default 20 s, 1 s to 1 day), not counting pauses in which
-    /// this side has not polled. The end of a peer's process on this host is seen at once, whatever this says. An idle connection over TCP whose other end does not answer the
-    /// kernel's keepalive for as long is closed.
+    /// A peer of which nothing was heard for this long (default 20 s, 1 s to 1 day) is lost, if four looks of this side
+    /// have found nothing either: so a pause in which this side has not polled loses no peer. The end of a peer's process
+    /// on this host is seen at once, whatever this says. An idle connection over TCP is closed if its other end does not
+    /// answer the kernel's keepalive for as long.
     pub silence: Duration,
     /// How long the way to a peer may take to open (default 5 s, 10 ms to 1 minute).
     pub handshake_timeout: Duration,

@@ -26,14 +26,14 @@
 //! connection again when something is sent.
 //!
 //! - The process of a peer on this host is watched (kv-host's `Life`). When it has ended, bytes of its writes may still
-//!   lie in sockets of this process. The peer is reported [dead](kv_core::WayEnd::Dead), and quiet at once, when libfabric
-//!   has taken them in up to the end of the connection, which a write that nobody can answer shows; with several devices,
-//!   on every connection that the peer may have had.
+//!   lie in sockets of this process. So this side begins a write of one byte, which nobody can answer: libfabric cancels
+//!   that write once it has read the connection up to its end. With several devices this is done on every connection that
+//!   the peer may have had. Then the peer is reported [dead](kv_core::WayEnd::Dead), and quiet at once.
 //!   A process that has inherited the sockets of the dead peer (libfabric opens them without close-on-exec) keeps such a
 //!   connection open: then the peer's end is not told until that process ends, too. So a worker closes all descriptors
 //!   between `fork` and `exec`.
-//! - A peer that has answered no greeting for [`FabricConfig::silence`], or an operation to whom has failed, is
-//!   [lost](kv_core::WayEnd::Lost). Nothing is proven about a process of another host.
+//! - A peer of which nothing was heard for [`FabricConfig::silence`], although this side has looked and greeted several
+//!   times, is [lost](kv_core::WayEnd::Lost); so is a peer to which an operation has failed. Nothing is proven about a process of another host.
 //! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.
 //!
 //! libfabric refuses a peer another connection while it takes the last one for open (`FI_EALREADY`). When a link was cut and

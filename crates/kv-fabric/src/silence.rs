@@ -25,7 +25,7 @@ impl Silence {
         Silence { since: now, looked: now, looks: 0 }
     }
 
-    /// Looks whether the peer has been silent for `limit`, without this side's pauses.
+    /// Looks whether the peer has been silent for `limit`, and in enough looks of this side.
     pub(crate) fn reaches(&mut self, limit: Duration, now: Time) -> bool {
         if now.since(self.looked) >= limit / 8 {
             self.looked = now;

@@ -16,8 +16,8 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The processes of peers on this host.
 ///
-/// The queues of completions are not among what is watched: each look here would look at their sockets, too, and what
-/// arrives by those would have one more set to wake.
+/// The queues of completions are not among what is watched. Otherwise each look for ended processes would look at their
+/// sockets, too, and each arrival would wake this set besides their own.
 #[derive(Debug)]
 pub(crate) struct Watch {
     epoll: OwnedFd,

@@ -1,9 +1,10 @@
-//! The NIXL transport: moves KV pages with NVIDIA NIXL (UCX: RDMA, shared memory, TCP, NVLink).
+//! The NIXL transport: moves KV pages with NVIDIA NIXL (UCX: RDMA, copies between processes, TCP, NVLink).
 //!
 //! A [`NixlTransport`] is one NIXL agent. A worker puts its pages into a [`HostMemory`], or lets the
 //! transport [adopt](NixlTransport::adopt) memory that the server owns. Regions of that memory are registered
-//! with NIXL, and connected peers read and write the regions one-sidedly. Frames are NIXL notifications, and
-//! datagrams to peers of the same host. The project's glossary, `docs/GLOSSARY.md`, says what SGLang and vLLM call these things.
+//! with NIXL, and connected peers read and write the regions one-sidedly. Frames are NIXL notifications; most of
+//! those to peers of the same host are datagrams beside NIXL. The project's glossary, `docs/GLOSSARY.md`, says what
+//! SGLang and vLLM call these things.
 //!
 //! # Why it is written the way it is
 //!
@@ -15,15 +16,17 @@
 //! - There is no progress thread. The owner's thread polls: often while something is expected of NIXL, seldom
 //!   otherwise.
 //! - UCX may do a whole copy inside the call that posts the copy. Posts are therefore cut into slices of
-//!   about a millisecond at the measured speed, and posts take turns; short posts to the same peer share a
+//!   [`NixlConfig::slice_time`] at the measured speed, and posts take turns; short posts to the same peer share a
 //!   request.
-//! - Between processes of one host, UCX copies pages by the kernel, but sends notifications over TCP, which takes tens
-//!   of microseconds at each end, and calls a copy over only when the peer has confirmed what was sent before. So
-//!   frames to a peer of this host are datagrams of a Unix socket, which also wakes the peer: what one turn has to say
-//!   to a peer goes together. What the peer's queue has no room for goes by NIXL, and so does what is too long (16 KiB),
-//!   or proves something: a farewell. Where both ends have an RDMA card, all frames go by NIXL.
-//! - UCX's shared memory could carry notifications too, if `UCX_POSIX_ERROR_HANDLING=y` or its like allows it, but is
-//!   not for servers: all local senders share a receiver's one queue, and a sender that is killed in the middle of a
+//! - Between processes of one host, UCX copies pages by the kernel, but sends notifications over TCP. That costs tens of
+//!   microseconds at each end; and UCX calls a copy over only when the peer has confirmed the notifications before the
+//!   copy. So frames to a peer of this host, and confirmations of frames, are datagrams of a Unix socket, which also wake
+//!   the peer. What one turn has to say to a peer goes together. By NIXL goes what the peer's queue has no room for, what
+//!   is longer than a datagram (16 KiB), and what tries a connection out or proves something: probes and farewells. Where
+//!   both ends have an RDMA card, or the backend is not UCX, all frames go by NIXL, and a datagram without content wakes
+//!   the peer.
+//! - UCX can send notifications by shared memory, too, if `UCX_POSIX_ERROR_HANDLING=y` or its like allows that. A server
+//!   must not allow it: all local senders share a receiver's one queue, and a sender that is killed in the middle of a
 //!   notification stops the queue for all of them for good. In a trial that killed senders which sent without a pause,
 //!   it took 13, 1, 54 and 7 kills.
 //! - Descriptors of single items (pages, or layers' shares of pages) are named by their numbers in lists that

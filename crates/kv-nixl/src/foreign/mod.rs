@@ -17,7 +17,7 @@
 //! - [`next_notification`](crate::NixlTransport::next_notification) returns the agent's notifications, with
 //!   the agent's name.
 //!
-//! The transport sends a foreign agent nothing of its own: no probe, no confirmation, no farewell, no ring.
+//! The transport sends a foreign agent nothing of its own: no probe, no confirmation, no farewell, no datagram.
 //! Hence these limits:
 //!
 //! - The end of a foreign agent is seen when UCX gives up the connection: over TCP at once; over other routes

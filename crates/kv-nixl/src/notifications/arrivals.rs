@@ -47,12 +47,12 @@ impl Arrivals {
         (arrival.count - arrival.told >= CONFIRM_EVERY).then_some(arrival.count)
     }
 
-    /// Notes that a count was confirmed to the sender.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
 
+    /// Notes that a count was confirmed to the sender.
     pub(crate) fn told(&mut self, connection: u64, count: u64) {
         if let Some(arrival) = self.counts.get_mut(&connection) {
             arrival.told = arrival.told.max(count);

@@ -1,8 +1,10 @@
-//! Datagrams between transports of one host: notifications that go beside NIXL, several in one datagram, and rings. A
-//! ring wakes a peer that sleeps between two looks: NIXL has no descriptor that becomes readable when something arrives.
+//! Datagrams between transports of one host. A datagram has one or more notifications, which go beside NIXL, or none: then
+//! the datagram is a ring. Either wakes a peer that sleeps between two looks; NIXL has no descriptor that becomes readable
+//! when something arrives.
 //!
-//! A datagram is in the peer's queue when the call returns that sends it, and stays there when its sender dies. A queue
-//! that is full, or a peer that has ended, refuses it, and its notifications go by NIXL.
+//! Once a datagram is sent, the datagram is in the peer's queue, and stays there when its sender dies. The kernel refuses a
+//! datagram if the queue is full, if too much of this transport waits in the queues of all peers, or if the peer has ended.
+//! The notifications of the datagram then go by NIXL.
 
 use std::io;
 use std::mem;

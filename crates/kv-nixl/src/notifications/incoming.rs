@@ -1,4 +1,4 @@
-//! What arrives: notifications, by NIXL and as datagrams, rings, and the deaths of peers on this host.
+//! What arrives: notifications (by NIXL or as datagrams) and rings; and the deaths of peers on this host.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! Frames and raw notifications. Among transports of this crate they have an envelope, and go as NIXL notifications or as
-//! datagrams; to and from foreign agents they are NIXL notifications without an envelope.
+//! Frames and raw notifications. Frames among transports of this crate have an envelope, and go as NIXL notifications or as
+//! datagrams. What goes to foreign agents and comes from them is raw: NIXL notifications without an envelope.
 //!
 //! ```text
 //! outgoing, incoming     what is sent, and what has arrived
@@ -7,7 +7,7 @@
 //! speech                 what is said to a transport of this crate, and to a foreign agent
 //! arrivals, allowance    how much may be under way: to transports of this crate, and to foreign agents
 //! inbox                  raw notifications that wait for their reader
-//! datagrams              frames and rings to a peer on this host, beside NIXL
+//! datagrams              frames, confirmations and rings to a peer on this host, beside NIXL
 //! ```
 
 pub(crate) mod allowance;

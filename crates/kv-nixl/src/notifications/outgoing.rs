@@ -1,4 +1,5 @@
-//! Frames that are sent: to transports of this crate in envelopes, to foreign agents as they are.
+//! What is sent. To transports of this crate: frames, confirmations, probes and farewells in envelopes, by NIXL or as
+//! datagrams, and rings. To foreign agents: frames as they are.
 
 use std::time::{Duration, Instant};
 

@@ -135,7 +135,8 @@ impl NixlTransport {
         let token = u64::from_le_bytes(random()?);
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| OsError::new("epoll_create", error))?;
-        // Without them, peers' frames are seen a little later. Whose agent has another name than the token's sends none.
+        // Without the socket, frames come by NIXL, and are seen a little later. A transport under a UUID has none: the
+        // address of the socket is made of the name that agents of this crate have.
         let datagrams =
             (!config.uuid_name).then(|| Datagrams::new(token).ok()).flatten().filter(|datagrams| {
                 let data = epoll::EventData::new_u64(DATAGRAMS);
