@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::{PeerId, PostId, TransportError, TransportEvent, WayEnd};
 use kv_host::Life;
+use rustix::event::epoll;
 
 use crate::connections::id::RemoteId;
 use crate::connections::remote::Stage;
@@ -62,6 +63,7 @@ impl NixlTransport {
             .collect();
         if matches!(remote.life, Life::Watched(_)) && remote.life.is_over() {
             // What has come in its last moment is taken in by the next call, before its death is told.
+            self.watch_no_more(id);
             if let Some(remote) = self.remotes.get_mut(&id) {
                 remote.life = Life::Dead;
             }
@@ -127,7 +129,16 @@ impl NixlTransport {
         self.engine.notify(&remote.name, &probe.encode()).is_err()
     }
 
+    /// Takes a peer's process from those that are watched. To close its descriptor would not be enough: a child of this
+    /// process may have inherited the descriptor.
+    pub(crate) fn watch_no_more(&self, id: RemoteId) {
+        if let Some(Life::Watched(process)) = self.remotes.get(&id).map(|remote| &remote.life) {
+            let _ = epoll::delete(&self.wakes, process);
+        }
+    }
+
     fn remove(&mut self, id: RemoteId) -> Vec<PeerId> {
+        self.watch_no_more(id);
         let Some(remote) = self.remotes.remove(&id) else { return Vec::new() };
         if remote.route != Route::Storage {
             self.engine.forget(&remote.name);

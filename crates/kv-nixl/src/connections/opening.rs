@@ -64,8 +64,10 @@ impl NixlTransport {
         let mut regions = self.places().into_iter().chain(metadata.regions.iter().copied());
         let gpu = regions.any(|place| place.kind == MemoryKind::Vram);
         let route = self.reach.to(metadata.reach, near, gpu);
-        let socket =
-            near.then(|| PeerSocket::new(metadata.token, self.reach.speaks_over_tcp(metadata.reach)));
+        // Without one, as where the peer is in another network namespace, all goes by NIXL.
+        let socket = (near && self.datagrams.is_some()).then(|| {
+            PeerSocket::new(self.token, metadata.token, self.reach.speaks_over_tcp(metadata.reach)).ok()
+        });
         let speech = Speech::ours(metadata.token, socket.flatten());
         let slice = (self.config.slice_time, self.config.slice_bytes);
         let mut remote = Remote::new(name.clone(), speech, metadata.regions, life, peer, slice);

@@ -3,7 +3,7 @@
 //! when something arrives.
 //!
 //! Once a datagram is sent, the datagram is in the peer's queue, and stays there when its sender dies. The kernel refuses a
-//! datagram if the queue is full, if too much of this transport waits in the queues of all peers, or if the peer has ended.
+//! datagram if the queue is full, if too many bytes of this transport wait there, or if the peer has ended.
 //! The notifications of the datagram then go by NIXL.
 
 use std::io;
@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use kv_host::random;
+
 use crate::agent::name::{agent_name, is_of_a_transport};
 
-/// Longest datagram. What waits in peers' queues takes from the bytes that the kernel allows this transport for all
-/// peers together, some 200 KiB.
+/// Longest datagram. The kernel allows a socket some 200 KiB that wait in its peer's queue.
 const LONGEST: usize = 16 << 10;
 /// Bytes of a notification's length, which comes before the notification.
 const LENGTH: usize = 2;
@@ -28,14 +29,22 @@ const RING: &[u8] = &[0];
 /// places on most hosts.
 const MOST: usize = 1024;
 const MOST_BYTES: usize = 256 << 10;
+/// What a notification counts beside its bytes.
+const EACH: usize = 64;
+/// A look that takes so many datagrams has perhaps emptied a queue that was full, or one whose sender might put no more
+/// into it: then further notifications went by NIXL, and the rings behind them were lost.
+const MANY: usize = 8;
 /// The time for which a peer that was rung is awake at least.
 const AGAIN: Duration = Duration::from_micros(100);
-/// What comes before an agent's name in the address of its transport.
+/// What comes before an agent's name in the addresses of its transport, and behind the name in those that send.
 const PREFIX: &str = "kv-nixl-";
+const MARK: char = '/';
 
-/// A transport's datagram socket. Its address in the abstract namespace is made of the token, and the kernel tells
-/// receivers by which address a datagram was sent. Any process of the network namespace can send, as it can over TCP: one
-/// that floods the socket takes a bounded time of each look, and makes the frames of others go by NIXL.
+/// The socket by which a transport receives. Its address in the abstract namespace is made of the token, as are those of
+/// the sockets by which the transport sends, one for each peer: so a peer that does not look takes nothing from others.
+/// The kernel tells receivers by which address a datagram was sent. Any process of the network namespace can send, and can
+/// take an address that nobody has: one that floods the socket takes a bounded time of each look, and makes the frames of
+/// others go by NIXL.
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     socket: UnixDatagram,
@@ -52,17 +61,21 @@ impl Datagrams {
     }
 
     /// Takes what has come of transports, and hands over the notifications with the names of the agents that have sent
-    /// them. True if a transport has rung.
+    /// them. True if something may have come by NIXL: a transport has rung, or could not for all that had come.
     pub(crate) fn take(&mut self, mut each: impl FnMut(&str, Bytes)) -> bool {
         let (mut rung, mut bytes) = (false, 0);
-        for _ in 0..MOST {
+        for number in 1..=MOST {
             let Ok((len, from)) = self.socket.recv_from(&mut self.buffer) else { break };
             bytes += len;
+            rung |= number >= MANY;
             let datagram = self.buffer.get(..len).filter(|datagram| datagram.len() <= LONGEST);
             match datagram.zip(sender(&from)) {
                 Some((RING, _)) => rung = true,
                 Some((datagram, name)) => {
-                    parts(datagram).for_each(|part| each(&name, Bytes::copy_from_slice(part)));
+                    for part in parts(datagram) {
+                        bytes += EACH;
+                        each(&name, Bytes::copy_from_slice(part));
+                    }
                 }
                 None => {}
             }
@@ -80,10 +93,10 @@ impl AsFd for Datagrams {
     }
 }
 
-/// A peer's socket, when the peer was rung last, and the next datagram.
+/// The socket by which a transport sends to one peer, when the peer was rung last, and the next datagram.
 #[derive(Debug)]
 pub(crate) struct PeerSocket {
-    address: SocketAddr,
+    socket: UnixDatagram,
     rung: Option<Instant>,
     /// Datagrams may have notifications.
     carries: bool,
@@ -91,9 +104,14 @@ pub(crate) struct PeerSocket {
 }
 
 impl PeerSocket {
-    /// The socket of the transport with this token; if `carries`, for notifications too.
-    pub(crate) fn new(token: u64, carries: bool) -> Option<PeerSocket> {
-        Some(PeerSocket { address: address(token).ok()?, rung: None, carries, next: Vec::new() })
+    /// A socket of the transport with the first token to that with the second; if `carries`, for notifications too.
+    pub(crate) fn new(here: u64, there: u64, carries: bool) -> io::Result<PeerSocket> {
+        let number = u64::from_le_bytes(random().map_err(|error| io::Error::other(error.to_string()))?);
+        let name = format!("{PREFIX}{}{MARK}{number:x}", agent_name(here));
+        let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+        socket.set_nonblocking(true)?;
+        socket.connect_addr(&address(there)?)?;
+        Ok(PeerSocket { socket, rung: None, carries, next: Vec::new() })
     }
 
     /// Whether a notification of this length may be part of a datagram.
@@ -115,8 +133,8 @@ impl PeerSocket {
     }
 
     /// Sends the datagram. Returns its notifications if the peer cannot take it.
-    pub(crate) fn send(&mut self, from: &Datagrams) -> Result<(), Vec<u8>> {
-        match from.socket.send_to_addr(&self.next, &self.address) {
+    pub(crate) fn send(&mut self) -> Result<(), Vec<u8>> {
+        match self.socket.send(&self.next) {
             Ok(_) => {
                 self.next.clear();
                 Ok(())
@@ -125,12 +143,12 @@ impl PeerSocket {
         }
     }
 
-    /// Rings, unless the peer was rung a moment ago. A ring that is lost costs time, nothing else.
-    pub(crate) fn ring(&mut self, from: &Datagrams, now: Instant) {
+    /// Rings, unless the peer was rung a moment ago.
+    pub(crate) fn ring(&mut self, now: Instant) {
         if self.rung.is_none_or(|last| now.saturating_duration_since(last) >= AGAIN) {
             self.rung = Some(now);
-            // It fails if the peer has much to take already, or has ended.
-            let _ = from.socket.send_to_addr(RING, &self.address);
+            // It fails if the peer has ended, or has much to take already: then the peer looks at NIXL, too.
+            let _ = self.socket.send(RING);
         }
     }
 }
@@ -153,9 +171,10 @@ fn address(token: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("{PREFIX}{}", agent_name(token)))
 }
 
-/// The name of the agent of the transport whose socket has this address.
+/// The name of the agent of the transport that sends by a socket with this address.
 fn sender(address: &SocketAddr) -> Option<String> {
     let name = std::str::from_utf8(address.as_abstract_name()?).ok()?.strip_prefix(PREFIX)?;
+    let (name, _number) = name.split_once(MARK)?;
     is_of_a_transport(name).then(|| name.to_owned())
 }
 
@@ -175,36 +194,36 @@ mod tests {
 
     #[test]
     fn notifications_of_one_datagram_come_in_order_with_the_name_of_their_sender() {
-        let (here, mut there) = (Datagrams::new(token(1)).unwrap(), Datagrams::new(token(2)).unwrap());
-        let mut peer = PeerSocket::new(token(2), true).unwrap();
+        let mut there = Datagrams::new(token(2)).unwrap();
+        let mut peer = PeerSocket::new(token(1), token(2), true).unwrap();
         let sent: Vec<Bytes> = [0, 1, 300, 5000].map(|len| vec![len as u8; len].into()).into();
         let firsts: Vec<bool> = sent.iter().map(|bytes| peer.put(bytes)).collect();
         assert_eq!(firsts, [true, false, false, false]);
-        assert_eq!(peer.send(&here), Ok(()));
+        assert_eq!(peer.send(), Ok(()));
         let expected = sent.into_iter().map(|bytes| (agent_name(token(1)), bytes)).collect();
         assert_eq!(taken(&mut there), (expected, false));
         assert!(peer.put(b"another"), "what was sent is not sent again");
         // The longest one fills a datagram.
         let most = LONGEST - LENGTH;
         assert!(peer.carries(most) && !peer.carries(most + 1) && !peer.has_room(most));
-        peer.send(&here).unwrap();
+        peer.send().unwrap();
         assert!(peer.has_room(most));
         peer.put(&vec![9; most]);
-        peer.send(&here).unwrap();
+        peer.send().unwrap();
         let lens: Vec<usize> = taken(&mut there).0.iter().map(|(_, bytes)| bytes.len()).collect();
         assert_eq!(lens, [7, most]);
-        assert!(!PeerSocket::new(token(2), false).unwrap().carries(0));
+        assert!(!PeerSocket::new(token(1), token(2), false).unwrap().carries(0));
     }
 
     #[test]
     fn a_full_queue_and_an_ended_peer_give_the_notifications_back() {
-        let (here, mut there) = (Datagrams::new(token(3)).unwrap(), Datagrams::new(token(4)).unwrap());
-        let mut peer = PeerSocket::new(token(4), true).unwrap();
+        let mut there = Datagrams::new(token(4)).unwrap();
+        let mut peer = PeerSocket::new(token(3), token(4), true).unwrap();
         let mut sent = 0_u32;
         let back = loop {
             peer.put(&sent.to_le_bytes());
             peer.put(b"beside");
-            match peer.send(&here) {
+            match peer.send() {
                 Ok(()) => sent += 1,
                 Err(back) => break back,
             }
@@ -212,69 +231,87 @@ mod tests {
         };
         assert_eq!(parts(&back).collect::<Vec<_>>(), [&sent.to_le_bytes()[..], b"beside"]);
         let mut numbers = Vec::new();
-        while let (some, false) = taken(&mut there)
+        let mut rung = false;
+        while let (some, may_more) = taken(&mut there)
             && !some.is_empty()
         {
+            rung |= may_more;
             numbers.extend(some.into_iter().map(|(_, bytes)| bytes).filter(|bytes| *bytes != "beside"));
         }
         let expected: Vec<Bytes> = (0..sent).map(|number| number.to_le_bytes().to_vec().into()).collect();
         assert_eq!(numbers, expected, "each once, and none of those that came back");
+        assert!(rung, "those that came back may have come by NIXL, and no ring had room");
         drop(there);
         peer.put(b"too late");
-        assert_eq!(peer.send(&here).map_err(|back| back.len()), Err(LENGTH + 8));
+        assert_eq!(peer.send().map_err(|back| back.len()), Err(LENGTH + 8));
     }
 
     #[test]
     fn what_strangers_send_is_no_notification_and_no_ring_and_delays_nobody_for_good() {
-        let (here, mut there) = (Datagrams::new(token(5)).unwrap(), Datagrams::new(token(6)).unwrap());
+        let mut there = Datagrams::new(token(6)).unwrap();
         let to = address(token(6)).unwrap();
         let other = format!("kv-nixl-{:016x}", token(7));
         let named =
             |name: &str| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
         let (unnamed, named) = (UnixDatagram::unbound().unwrap(), named(&other));
+        let mut peer = PeerSocket::new(token(5), token(6), true).unwrap();
         for stranger in [&unnamed, &named] {
             for bytes in [&[][..], RING, &[3, 0, 1, 2, 3], &[7; 1000]] {
                 stranger.send_to_addr(bytes, &to).unwrap();
             }
             assert_eq!(taken(&mut there), (Vec::new(), false));
         }
-        here.socket.send_to_addr(&vec![0; LONGEST + 1], &to).unwrap();
+        peer.socket.send(&vec![0; LONGEST + 1]).unwrap();
         assert_eq!(taken(&mut there), (Vec::new(), false), "longer than any datagram of a transport");
 
         unnamed.set_nonblocking(true).unwrap();
-        let mut peer = PeerSocket::new(token(6), true).unwrap();
         for round in 0..20 {
             while unnamed.send_to_addr(&[7; 1000], &to).is_ok() {}
             peer.put(b"a frame");
-            let back = peer.send(&here).unwrap_err();
+            let back = peer.send().unwrap_err();
             assert_eq!(parts(&back).collect::<Vec<_>>(), [b"a frame"]);
-            assert_eq!(taken(&mut there), (Vec::new(), false), "round {round}");
+            assert_eq!(taken(&mut there).0, [], "round {round}");
             peer.put(b"another");
-            peer.send(&here).unwrap();
+            peer.send().unwrap();
             assert_eq!(taken(&mut there).0.len(), 1, "round {round}");
         }
     }
 
     #[test]
     fn a_ring_is_heard_once_and_nobody_home_is_no_error() {
-        let (here, mut there) = (Datagrams::new(token(8)).unwrap(), Datagrams::new(token(9)).unwrap());
+        let mut there = Datagrams::new(token(9)).unwrap();
         assert!(!taken(&mut there).1);
-        let mut peer = PeerSocket::new(token(9), false).unwrap();
+        let mut peer = PeerSocket::new(token(8), token(9), false).unwrap();
         let now = Instant::now();
-        peer.ring(&here, now);
-        peer.ring(&here, now);
+        peer.ring(now);
+        peer.ring(now);
         let mut two = [0; 2];
         assert_eq!(there.socket.recv(&mut two).unwrap(), 1);
         assert!(there.socket.recv(&mut two).is_err(), "rung twice at once");
-        peer.ring(&here, now + AGAIN);
+        peer.ring(now + AGAIN);
         assert_eq!(taken(&mut there), (Vec::new(), true));
         assert_eq!(taken(&mut there), (Vec::new(), false));
-        PeerSocket::new(token(10), false).unwrap().ring(&here, now);
+        assert!(PeerSocket::new(token(8), token(10), false).is_err());
+    }
+
+    #[test]
+    fn a_peer_that_never_looks_takes_no_room_from_others() {
+        let (_stopped, mut there) = (Datagrams::new(token(14)).unwrap(), Datagrams::new(token(15)).unwrap());
+        let peer = |number| PeerSocket::new(token(13), token(number), true).unwrap();
+        let (mut stuck, mut healthy) = (peer(14), peer(15));
+        let long = vec![7; LONGEST - LENGTH];
+        while stuck.put(&long) && stuck.send().is_ok() {}
+        for round in 0..3 {
+            healthy.put(&long);
+            assert_eq!(healthy.send(), Ok(()), "round {round}");
+            assert_eq!(taken(&mut there).0.len(), 1);
+        }
     }
 
     #[test]
     fn garbage_is_cut_into_parts_that_are_all_of_it() {
-        let mut peer = PeerSocket::new(1, true).unwrap();
+        let _there = Datagrams::new(token(12)).unwrap();
+        let mut peer = PeerSocket::new(token(11), token(12), true).unwrap();
         for len in [0, 1, 255, 256, 70] {
             peer.put(&vec![len as u8; len]);
         }

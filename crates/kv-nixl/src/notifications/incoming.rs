@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use kv_core::{MAX_FRAME, TransportEvent};
-use kv_host::Life;
 use rustix::event::{Timespec, epoll};
 
 use crate::agent::name::is_of_a_transport;
@@ -74,11 +73,9 @@ impl NixlTransport {
         let Ok(count) = epoll::wait(&self.wakes, &mut woken[..], Some(&now)) else { return };
         for event in woken.iter().take(count) {
             let id = RemoteId(event.data.u64());
-            if let Some(remote) = self.remotes.get(&id) {
+            if self.remotes.contains_key(&id) {
                 // It stays dead; it need not be reported again.
-                if let Life::Watched(process) = &remote.life {
-                    let _ = epoll::delete(&self.wakes, process);
-                }
+                self.watch_no_more(id);
                 self.break_off(id);
             }
         }
@@ -178,7 +175,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use kv_core::{Op, Origin, PeerId, PostId, Transport, WayEnd};
-    use kv_host::Process;
+    use kv_host::{Life, Process};
 
     use super::*;
     use crate::agent::engine::Engine;
@@ -266,7 +263,7 @@ mod tests {
         let token = here.token;
         let frame = || Kind::Frame(Bytes::from_static(FRAME));
         let notification = |to, connection, kind| Notification { to, connection, kind }.encode();
-        let mut socket = PeerSocket::new(token, true).unwrap();
+        let mut socket = PeerSocket::new(there.token, token, true).unwrap();
         for ignored in [
             notification(token, 1, Kind::Farewell(id.0)),
             notification(token, 1, Kind::Probe),
@@ -277,7 +274,7 @@ mod tests {
         ] {
             socket.put(&ignored);
         }
-        socket.send(there.datagrams.as_ref().unwrap()).unwrap();
+        socket.send().unwrap();
         let events = until(&mut [&mut here], "the frame", |_, events| !events.is_empty());
         let events = [events, pass(&mut [&mut here, &mut there], Duration::from_millis(50))].concat();
         assert_eq!(events, [TransportEvent::Frame { from: origin, frame: Bytes::from_static(FRAME) }]);

@@ -12,7 +12,7 @@ use crate::connections::id::RemoteId;
 use crate::connections::remote::Remote;
 use crate::connections::route::Route;
 use crate::notifications::arrivals::charge;
-use crate::notifications::datagrams::{Datagrams, PeerSocket, parts};
+use crate::notifications::datagrams::{PeerSocket, parts};
 use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::speech::Speech;
 use crate::transport::NixlTransport;
@@ -55,13 +55,11 @@ impl NixlTransport {
 
     /// Makes a notification part of the next datagram to a peer. False if the notification must go by NIXL.
     fn notify_beside(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
-        if self.socket_of(id).is_some_and(|(_, socket)| !socket.has_room(bytes.len())) {
+        if self.socket_of(id).is_some_and(|socket| !socket.has_room(bytes.len())) {
             self.send_datagram(id);
         }
         let is_open = self.remotes.get(&id).is_some_and(Remote::is_open);
-        let Some((_, socket)) =
-            self.socket_of(id).filter(|(_, socket)| is_open && socket.carries(bytes.len()))
-        else {
+        let Some(socket) = self.socket_of(id).filter(|socket| is_open && socket.carries(bytes.len())) else {
             return false;
         };
         if socket.put(bytes) {
@@ -81,8 +79,8 @@ impl NixlTransport {
     pub(crate) fn send_datagram(&mut self, id: RemoteId) {
         let Some(index) = self.unsent.iter().position(|unsent| *unsent == id) else { return };
         self.unsent.swap_remove(index);
-        let Some((datagrams, socket)) = self.socket_of(id) else { return };
-        if let Err(datagram) = socket.send(datagrams) {
+        let Some(socket) = self.socket_of(id) else { return };
+        if let Err(datagram) = socket.send() {
             // It stops when the connection has failed.
             let _ = parts(&datagram).all(|part| self.notify_and_ring(id, part));
         }
@@ -91,16 +89,15 @@ impl NixlTransport {
     /// Sends a notification by NIXL, and wakes the peer if the peer is on this host. False if the connection has failed.
     fn notify_and_ring(&mut self, id: RemoteId, bytes: &[u8]) -> bool {
         let sent = self.notify_raw(id, bytes);
-        if sent && let Some((datagrams, socket)) = self.socket_of(id) {
-            socket.ring(datagrams, Instant::now());
+        if sent && let Some(socket) = self.socket_of(id) {
+            socket.ring(Instant::now());
         }
         sent
     }
 
-    /// This transport's socket and that of a peer, if the peer is on this host.
-    fn socket_of(&mut self, id: RemoteId) -> Option<(&Datagrams, &mut PeerSocket)> {
-        let socket = self.remotes.get_mut(&id)?.dialogue()?.socket.as_mut()?;
-        Some((self.datagrams.as_ref()?, socket))
+    /// The socket to a peer, if the peer is on this host.
+    fn socket_of(&mut self, id: RemoteId) -> Option<&mut PeerSocket> {
+        self.remotes.get_mut(&id)?.dialogue()?.socket.as_mut()
     }
 
     /// Sends bytes without an envelope. False if the connection has failed.
@@ -206,13 +203,12 @@ impl NixlTransport {
     /// Rings at peers to which requests are on their way: over some transports, TCP for one, the peer must
     /// take part.
     pub(crate) fn ring_for_requests(&mut self, now: Instant) {
-        let Some(datagrams) = &self.datagrams else { return };
         if self.requests.is_empty() {
             return;
         }
         for remote in self.remotes.values_mut().filter(|remote| remote.requests > 0) {
             if let Some(socket) = remote.dialogue().and_then(|dialogue| dialogue.socket.as_mut()) {
-                socket.ring(datagrams, now);
+                socket.ring(now);
             }
         }
     }

@@ -55,7 +55,7 @@ pub(crate) struct Monologue {
 pub(crate) struct Dialogue {
     /// The token of the peer's transport, which every notification names.
     pub(crate) token: u64,
-    /// The peer's socket, if the peer is on this host.
+    /// The socket to the peer, if the peer is on this host.
     pub(crate) socket: Option<PeerSocket>,
     /// The number of the peer's connection to this transport, from the peer's notifications: the proof, for
     /// the peer alone, that a farewell comes from here.

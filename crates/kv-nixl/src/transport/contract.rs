@@ -204,6 +204,7 @@ impl NixlTransport {
     /// this transport touches memory any more: the transport can be dropped, and adopted memory be freed.
     pub fn shutdown(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
+        self.send_datagrams();
         let posts: Vec<PostId> = self.transfers.keys().copied().collect();
         for post in posts {
             self.cancel(post);
