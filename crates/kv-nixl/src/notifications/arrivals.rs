@@ -1,6 +1,6 @@
 //! How many bytes have arrived on each connection, so that the sender can be told.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::notifications::envelope::HEADER;
 
@@ -12,14 +12,18 @@ pub(crate) fn charge(len: usize) -> u64 {
 /// The number of bytes after which their arrival is confirmed: less than half of what a sender may have
 /// unconfirmed, so that a sender that goes on never waits for a timer.
 const CONFIRM_EVERY: u64 = 512 << 10;
-/// How many connections are counted. Beyond this number the connection that began first is forgotten.
+/// How many connections are counted. Beyond this number the one that has been silent for longest is
+/// forgotten.
 const MOST: usize = 4096;
 
 /// Counts of arrived bytes, by the sender's number of its connection.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
     counts: HashMap<u64, Arrival>,
-    order: VecDeque<u64>,
+    /// The connections, the one that was heard last behind all others.
+    order: BTreeMap<u64, u64>,
+    /// How many frames were counted.
+    frames: u64,
 }
 
 #[derive(Debug)]
@@ -28,21 +32,27 @@ struct Arrival {
     name: String,
     count: u64,
     told: u64,
+    /// The place in the order.
+    place: u64,
 }
 
 impl Arrivals {
     /// Counts a frame. Returns the count if the count is to be confirmed now.
     pub(crate) fn count(&mut self, connection: u64, name: &str, len: usize) -> Option<u64> {
+        self.frames += 1;
+        let place = self.frames;
         if !self.counts.contains_key(&connection) {
             if self.order.len() >= MOST
-                && let Some(oldest) = self.order.pop_front()
+                && let Some((_, silent)) = self.order.pop_first()
             {
-                self.counts.remove(&oldest);
+                self.counts.remove(&silent);
             }
-            self.order.push_back(connection);
-            self.counts.insert(connection, Arrival { name: name.to_owned(), count: 0, told: 0 });
+            self.counts.insert(connection, Arrival { name: name.to_owned(), count: 0, told: 0, place });
         }
         let arrival = self.counts.get_mut(&connection)?;
+        self.order.remove(&arrival.place);
+        self.order.insert(place, connection);
+        arrival.place = place;
         arrival.count += charge(len);
         (arrival.count - arrival.told >= CONFIRM_EVERY).then_some(arrival.count)
     }
@@ -81,9 +91,14 @@ mod tests {
         assert_eq!(arrivals.untold("a"), [(1, count)]);
         arrivals.told(1, count);
         assert_eq!(arrivals.untold("a"), []);
-        for connection in 0..3 * MOST as u64 {
+        // One that goes on speaking is not forgotten: its sender would wait for ever for what was confirmed before.
+        let first_of_many = 2;
+        for connection in first_of_many..3 * MOST as u64 {
             arrivals.count(connection, "b", 0);
+            arrivals.count(1, "a", 0);
         }
+        let spoken = count + (3 * MOST as u64 - first_of_many) * charge(0);
+        assert_eq!(arrivals.untold("a"), [(1, spoken)]);
         assert_eq!(arrivals.counts.len(), MOST);
         assert_eq!(arrivals.order.len(), MOST);
     }
