@@ -28,7 +28,7 @@ const AGAIN: isize = -(rustix::io::Errno::AGAIN.raw_os_error() as isize);
 const ANYBODY: u64 = u64::MAX;
 /// Bytes of a message: as many as a frame of a session has.
 const MESSAGE: usize = 64;
-/// After so many looks in a row without a completion, the core is left to other processes.
+/// After so many looks in a row without a completion, an end that yields leaves its core to other processes.
 const IDLE: u32 = 64;
 /// How long a message may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,6 +53,7 @@ pub struct Raw {
     /// Lent to libfabric, one for each operation.
     contexts: Vec<fi_context2>,
     message: Box<[u8; MESSAGE]>,
+    yields: bool,
 }
 
 /// Calls a function of an object's table: what libfabric's inline functions do.
@@ -91,6 +92,7 @@ impl Raw {
             peer: 0,
             contexts: Vec::new(),
             message: Box::new([0; MESSAGE]),
+            yields: false,
         };
         let (provider, address) = (CString::new(provider)?, CString::new(address)?);
         // SAFETY: libfabric's functions are called as its manual says, in the order of the objects; the pool is mapped as
@@ -141,6 +143,13 @@ impl Raw {
             check("fi_mr_reg", made)?;
         }
         Ok(raw)
+    }
+
+    /// Has this end leave its core to other processes while it waits for long: the other end may be on the same core, and
+    /// its libfabric must work, too. It costs an end with a core of its own some speed.
+    pub fn yielding(mut self) -> Raw {
+        self.yields = true;
+        self
     }
 
     /// What the other process must know: the endpoint's name, and the place and the key of the memory.
@@ -249,8 +258,7 @@ impl Raw {
             let more = self.progress()?;
             ended += more;
             idle = if more == 0 { idle + 1 } else { 0 };
-            // The other process may be on this core, and libfabric needs it.
-            if idle >= IDLE {
+            if self.yields && idle >= IDLE {
                 thread::yield_now();
             }
         }

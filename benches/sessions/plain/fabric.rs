@@ -13,7 +13,7 @@ pub(super) struct Plain(Raw);
 
 impl Plain {
     pub(super) fn new(memory: &HostMemory) -> Result<Plain, Error> {
-        Ok(Plain(Raw::new(&FabricConfig::default().provider, ADDRESS, memory)?))
+        Ok(Plain(Raw::new(&FabricConfig::default().provider, ADDRESS, memory)?.yielding()))
     }
 }
 
