@@ -44,9 +44,15 @@ pub(crate) enum Notification<'a> {
     Registration(Box<PushRegistration>),
 }
 
-/// The ids in a heartbeat.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The ids in a heartbeat. Two heartbeats are equal if they name the same ids, however many commas are between those.
+#[derive(Debug, Clone, Eq)]
 pub(crate) struct HeartbeatIds<'a>(&'a str);
+
+impl PartialEq for HeartbeatIds<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
 
 impl<'a> HeartbeatIds<'a> {
     /// The ids in the order of the heartbeat, without empty ones.
@@ -320,6 +326,8 @@ pub(crate) mod tests {
         assert_eq!(ids(&heartbeat(["a:1", "b", "ü"])), ["a:1", "b", "ü"]);
         assert!(ids(b"HB:").is_empty());
         assert_eq!(ids(b"HB:,a,,"), ["a"]);
+        assert_eq!(Notification::decode(b"HB:,a,,"), Notification::decode(b"HB:a"));
+        assert_ne!(Notification::decode(b"HB:a,b"), Notification::decode(b"HB:b,a"));
     }
 
     #[test]
