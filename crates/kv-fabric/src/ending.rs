@@ -337,6 +337,19 @@ mod tests {
         (transport, memory)
     }
 
+    /// A worker with an open way to another one, and both workers' memory.
+    fn connected() -> (WayId, [(FabricTransport, HostMemory); 2]) {
+        let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        let begun = Instant::now();
+        let id = *here.peers.get(&PEER).unwrap();
+        while here.ways.get(&id).unwrap().stage != Stage::Open {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the way does not open");
+            assert_eq!(poll([&mut here, &mut there]), []);
+        }
+        (id, [(here, ours), (there, theirs)])
+    }
+
     fn poll(transports: [&mut FabricTransport; 2]) -> Vec<TransportEvent> {
         let [mut first, mut second] = [Vec::new(), Vec::new()];
         for (transport, events) in transports.into_iter().zip([&mut first, &mut second]) {
@@ -349,15 +362,9 @@ mod tests {
     /// Its pages must not be free while libfabric reads them.
     #[test]
     fn neither_a_post_nor_a_broken_way_ends_while_a_slice_of_it_is_under_way() {
-        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
-        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
         let begun = Instant::now();
         let waits = |what: &str| assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
-        let id = *here.peers.get(&PEER).unwrap();
-        while here.ways.get(&id).unwrap().stage != Stage::Open {
-            waits("the way does not open");
-            assert_eq!(poll([&mut here, &mut there]), []);
-        }
         here.permit(PEER, Time::MAX);
         let len = LEN as u64;
         let all = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
@@ -387,14 +394,8 @@ mod tests {
     /// What was said before the peer has forgotten this side was lost.
     #[test]
     fn a_peer_that_has_forgotten_this_side_is_lost_when_it_welcomes_it_anew() {
-        let ((mut here, _ours), (mut there, _theirs)) = (worker(), worker());
-        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
         let begun = Instant::now();
-        let id = *here.peers.get(&PEER).unwrap();
-        while here.ways.get(&id).unwrap().stage != Stage::Open {
-            assert!(begun.elapsed() < Duration::from_secs(20), "the way does not open");
-            assert_eq!(poll([&mut here, &mut there]), []);
-        }
         let (guest, _) = there.guests.all().next().unwrap();
         there.forget_guest(guest);
         here.ways.get_mut(&id).unwrap().greet_at = Time::ZERO;

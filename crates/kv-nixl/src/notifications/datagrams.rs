@@ -14,7 +14,6 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-
 use kv_host::random;
 
 use crate::agent::name::{agent_name, is_of_a_transport};

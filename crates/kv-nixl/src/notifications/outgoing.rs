@@ -77,7 +77,7 @@ impl NixlTransport {
 
     /// Sends the datagram that waits for this peer, if one does. What the peer cannot take goes by NIXL.
     pub(crate) fn send_datagram(&mut self, id: RemoteId) {
-        let Some(index) = self.unsent.iter().position(|unsent| *unsent == id) else { return };
+        let Some(index) = self.unsent.iter().rposition(|unsent| *unsent == id) else { return };
         self.unsent.swap_remove(index);
         let Some(socket) = self.socket_of(id) else { return };
         if let Err(datagram) = socket.send() {
