@@ -17,7 +17,7 @@ use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, heard};
-use crate::{Error, Moves, timed};
+use crate::{Error, Moves, posted, timed};
 
 /// The variable that tells the child the length of its region, and the metadata of its parent.
 const PEER: &str = "KV_BENCH_FABRIC_PEER";
@@ -127,17 +127,7 @@ impl Pair {
         self.next += 1;
         let (id, descriptors) = (PostId(self.next), descriptors.to_vec());
         self.ends.transport.post(OTHER, Post { id, op, descriptors, notify: None })?;
-        let mut events = Vec::new();
-        loop {
-            self.ends.transport.poll(boottime(), &mut events);
-            for event in events.drain(..) {
-                match event {
-                    TransportEvent::Posted { result, .. } => return Ok(result?),
-                    TransportEvent::PeerGone { end, .. } => return Err(format!("{end:?}").into()),
-                    TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
-                }
-            }
-        }
+        posted(&mut self.ends.transport)
     }
 }
 

@@ -35,6 +35,8 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::local::Arena;
 use kv_transfer::unstable::random::SplitMix64;
 use kv_transfer::unstable::{Descriptor, Op};
+#[cfg(any(feature = "fabric", feature = "ucx"))]
+use kv_transfer::unstable::{Transport, TransportEvent};
 
 use peer::Pair;
 
@@ -195,6 +197,22 @@ fn ratios(pair: &mut Pair, copy: &mut Memcpy, region: usize) -> Result<(), Error
         );
     }
     Ok(())
+}
+
+/// Polls without a pause until the transport's only post has ended.
+#[cfg(any(feature = "fabric", feature = "ucx"))]
+fn posted(transport: &mut impl Transport) -> Result<(), Error> {
+    let mut events = Vec::new();
+    loop {
+        transport.poll(kv_conformance::boottime(), &mut events);
+        for event in events.drain(..) {
+            match event {
+                TransportEvent::Posted { result, .. } => return Ok(result?),
+                TransportEvent::PeerGone { end, .. } => return Err(format!("{end:?}").into()),
+                TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
+            }
+        }
+    }
 }
 
 fn timed(run: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {

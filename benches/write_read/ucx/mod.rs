@@ -16,7 +16,7 @@ use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::{Error, Moves, timed};
+use crate::{Error, Moves, posted, timed};
 use raw::Raw;
 
 /// The variable that tells the child its route, the length of its region, and the metadata of its parent.
@@ -151,17 +151,7 @@ impl Pair {
         self.next += 1;
         let (id, descriptors) = (PostId(self.next), descriptors.to_vec());
         self.ends.transport.post(OTHER, Post { id, op: Op::Write, descriptors, notify: None })?;
-        let mut events = Vec::new();
-        loop {
-            self.ends.transport.poll(boottime(), &mut events);
-            for event in events.drain(..) {
-                match event {
-                    TransportEvent::Posted { result, .. } => return Ok(result?),
-                    TransportEvent::PeerGone { end, .. } => return Err(format!("{end:?}").into()),
-                    TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
-                }
-            }
-        }
+        posted(&mut self.ends.transport)
     }
 }
 
