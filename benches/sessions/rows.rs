@@ -202,6 +202,7 @@ fn large(ways: &[Way], extent: &Extent) -> Result<(), Error> {
             let mut pair = Pair::start(way, &shape, near)?;
             let met = pair.asked(1, 4)?;
             std::thread::sleep(extent.early);
+            near.read_through()?;
             let early = pair.asked(1, all)?;
             let warm = median((0..3).map(|_| pair.asked(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
             let first = plain.as_mut().map_or(Ok(0.0), Plain::first)?;
@@ -210,6 +211,7 @@ fn large(ways: &[Way], extent: &Extent) -> Result<(), Error> {
             rounds.warm.push(Measured { took: warm, limit: memcpy });
             drop(pair);
             let mut pair = Pair::start(way, &shape, near)?;
+            near.read_through()?;
             let just_then = pair.asked(1, all)?;
             let warm = median((0..3).map(|_| pair.asked(1, all)).collect::<Result<Vec<_>, _>>()?.into_iter());
             rounds.just_then.push(Measured { took: just_then, limit: warm });
