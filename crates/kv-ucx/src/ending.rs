@@ -168,7 +168,7 @@ impl UcxTransport {
 
 #[cfg(test)]
 #[allow(clippy::print_stdout)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Instant;
 
     use bytes::Bytes;
@@ -182,20 +182,20 @@ mod tests {
     use crate::metadata::{Metadata, Name};
     use crate::quiet;
 
-    const PEER: PeerId = PeerId(1);
+    pub(crate) const PEER: PeerId = PeerId(1);
     /// Longer than what UCX sends as one piece.
     const LONG: usize = 60_000;
 
     /// Two transports over TCP on the loopback device, and what they have told.
-    struct Pair {
-        sides: [UcxTransport; 2],
+    pub(crate) struct Pair {
+        pub(crate) sides: [UcxTransport; 2],
         events: [Vec<TransportEvent>; 2],
-        _arena: Arena,
+        pub(crate) arena: Arena,
     }
 
     impl Pair {
         /// `None`, and the reason why nothing is tested, without UCX.
-        fn new() -> Option<Pair> {
+        pub(crate) fn new() -> Option<Pair> {
             let ucx = kv_conformance::needed("UCX", Ucx::load(None))?;
             let arena = Arena::new(4096).unwrap();
             let config = UcxConfig::default().with(|config| {
@@ -209,10 +209,10 @@ mod tests {
                 transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 4096, 1)).unwrap();
                 transport
             });
-            Some(Pair { sides, events: Default::default(), _arena: arena })
+            Some(Pair { sides, events: Default::default(), arena })
         }
 
-        fn connect(&mut self, from: usize) {
+        pub(crate) fn connect(&mut self, from: usize) {
             let metadata = self.sides[1 - from].metadata().unwrap();
             self.sides[from].connect(PEER, &metadata).unwrap();
         }
@@ -228,7 +228,7 @@ mod tests {
         }
 
         /// Sends a frame, and sees it arrive.
-        fn send(&mut self, from: usize, len: usize) {
+        pub(crate) fn send(&mut self, from: usize, len: usize) {
             self.sides[from].send(PEER, vec![7; len].into()).unwrap();
             let is_it = |event: &TransportEvent| matches!(event, TransportEvent::Frame { frame, .. } if frame.len() == len);
             self.until("the frame", |pair| pair.events[1 - from].iter().any(is_it));
@@ -322,8 +322,10 @@ mod tests {
         let others = [Token::random().unwrap(), pair.sides[1].given.name().token];
         let secrets: Vec<Token> = of_way.chain(of_session).chain(others).collect();
         assert_eq!(secrets.len(), 4);
-        for secret in secrets {
-            let header = message::header(Kind::Parted, secret);
+        for (secret, kind) in
+            secrets.iter().flat_map(|secret| [Kind::Parted, Kind::Farewell].map(|kind| (*secret, kind)))
+        {
+            let header = message::header(kind, secret);
             pair.sides[1].on_message(Arrived { header, body: Bytes::new() });
         }
         pair.send(0, LONG);

@@ -33,9 +33,10 @@
 //!
 //! # The end of a peer
 //!
-//! UCX says when a connection has failed, and the kernel says when a process of this host has ended. A peer is
-//! [dead](kv_core::WayEnd::Dead) only if its process has ended on this host, in this network namespace. What a dead
-//! process has left in its sockets may still arrive afterwards, and UCX would put it in place. So the death is told once
+//! UCX says when a connection has failed, and the kernel says when a process of this host has ended. A transport that is
+//! dropped sends the frames that it has taken, for half a second at most, and says farewell if nothing of it is under way
+//! then. A peer is [dead](kv_core::WayEnd::Dead) only if it has said farewell, or if its process has ended on this host, in
+//! this network namespace. What a dead process has left in its sockets may still arrive afterwards, and UCX would put it in place. So the death is told once
 //! every TCP connection of this process whose other end has no process any more has been read to its end. A thread looks
 //! for such connections in `/proc`, at pauses that grow to 100 ms, while a peer that has died waits to be told. UCX does
 //! not say which connections are its own, so those of other libraries count, too. A death is not told while this process
@@ -107,6 +108,7 @@ mod config;
 mod contract;
 mod ending;
 mod error;
+mod farewell;
 mod ffi;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]

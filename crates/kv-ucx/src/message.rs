@@ -7,10 +7,12 @@
 //! | frame | the session | the frame |
 //! | goodbye | the session | nothing |
 //! | parted | the secret of the receiver's endpoint | nothing |
+//! | farewell | the secret of the receiver's endpoint | nothing |
 //!
 //! A session is a random number that only the two sides know: the welcome goes to the address of the asking
 //! transport's name, so a frame of the session comes from the transport of that name. In the same way the secret of an
-//! endpoint is known only to the side to which it leads, which says so when the endpoint leads nowhere any more.
+//! endpoint is known only to the side to which it leads, which says so when the endpoint leads nowhere any more, or when that
+//! side ends.
 
 use bytes::Bytes;
 use kv_core::wire::lengths_fit;
@@ -39,9 +41,11 @@ pub(crate) enum Kind {
     Frame = 3,
     Goodbye = 4,
     Parted = 5,
+    Farewell = 6,
 }
 
-const KINDS: [Kind; 5] = [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::Goodbye, Kind::Parted];
+const KINDS: [Kind; 6] =
+    [Kind::Hello, Kind::Welcome, Kind::Frame, Kind::Goodbye, Kind::Parted, Kind::Farewell];
 
 /// The header of a message.
 pub(crate) fn header(kind: Kind, secret: Token) -> [u8; HEADER] {
@@ -148,7 +152,7 @@ mod tests {
             }
         }
         let mut other = header(Kind::Frame, secret);
-        for kind in [0, 6, 255] {
+        for kind in [0, 7, 255] {
             other[3] = kind;
             assert_eq!(read_header(&other), None);
         }

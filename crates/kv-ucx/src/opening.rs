@@ -134,6 +134,12 @@ impl UcxTransport {
                 }
                 Some(())
             }
+            Some((Kind::Farewell, parting)) => {
+                if let Some(remote) = self.remotes.by_parting(parting) {
+                    self.on_farewell(remote);
+                }
+                Some(())
+            }
             None => None,
         };
         self.stats.strangers += u64::from(known.is_none());

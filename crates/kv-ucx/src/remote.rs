@@ -134,6 +134,10 @@ impl Remotes {
         self.remotes.get_mut(&id)
     }
 
+    pub(crate) fn all(&self) -> impl Iterator<Item = (RemoteId, &Remote)> {
+        self.remotes.iter().map(|(id, remote)| (*id, remote))
+    }
+
     pub(crate) fn by_name(&self, name: &Name) -> Option<RemoteId> {
         self.by_name.get(name).copied()
     }

@@ -24,15 +24,15 @@ impl UcxTransport {
             self.now = clock::now();
             self.fill_stirred(is_over);
             let busy = self.engine.progress();
-            let told = self.take_news();
+            let told = self.take_news(is_over);
             if !busy && !told && self.stirred.is_empty() || is_over() || self.posts.events() >= EVENTS {
                 return;
             }
         }
     }
 
-    /// Looks at what UCX has left. True if there was something.
-    fn take_news(&mut self) -> bool {
+    /// Looks at what UCX has left, at messages until the time is over. True if there was something.
+    pub(crate) fn take_news(&mut self, is_over: impl Fn() -> bool) -> bool {
         let mut told = false;
         while let Some((flight, result)) = self.engine.take_ended() {
             told = true;
@@ -50,6 +50,10 @@ impl UcxTransport {
             let Some(arrived) = self.engine.take_arrived() else { break };
             told = true;
             self.on_message(arrived);
+            // Messages that are no event for the owner take time, too.
+            if is_over() {
+                break;
+            }
         }
         told
     }

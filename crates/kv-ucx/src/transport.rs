@@ -7,6 +7,7 @@
 //! opening     ways to peers: hellos and welcomes
 //! slicing     slices of posts, frames, and what becomes of them
 //! ending      how ways and remotes end, and what has to be waited for
+//! farewell    the last words of a transport that is dropped
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,0 +1,168 @@
+//! The last words of a transport that is dropped: the frames that it has taken, and then a farewell, by which each peer
+//! knows that nothing of this transport can touch its memory any more.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kv_core::{Op, TransportError};
+use kv_host::{Life, clock};
+
+use crate::message::{self, Kind};
+use crate::remote::{Remote, RemoteId};
+use crate::transport::UcxTransport;
+use crate::way::Stage;
+
+/// How long a transport that is dropped awaits what is under way and its last words.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+impl Drop for UcxTransport {
+    fn drop(&mut self) {
+        self.take_leave();
+    }
+}
+
+impl UcxTransport {
+    /// Starts no more slices, awaits those under way, and sends the frames that were taken. Says farewell to the remotes
+    /// with which nothing is under way then.
+    fn take_leave(&mut self) {
+        let begun = Instant::now();
+        let is_over = || begun.elapsed() >= FAREWELL;
+        let ways: Vec<_> = self.ways.keys().copied().collect();
+        for transfer in ways.iter().flat_map(|way| self.posts.of_way(*way)).collect::<Vec<_>>() {
+            if self.posts.get(transfer).is_some_and(|transfer| transfer.has_more()) {
+                self.give_up(transfer, TransportError::Cancelled);
+            }
+        }
+        self.stirred.extend(ways);
+        while self.has_words() && !is_over() {
+            self.now = clock::now();
+            let crowded = std::mem::take(&mut self.crowded);
+            self.stirred.extend(crowded);
+            self.fill_stirred(is_over);
+            self.engine.progress();
+            self.take_news(is_over);
+        }
+        let quiet = self.flushed(self.quiet_remotes(), is_over);
+        let told = quiet.into_iter().filter(|id| self.say_farewell(*id)).collect();
+        self.flushed(told, is_over);
+    }
+
+    /// True if slices are under way, or frames can be sent.
+    fn has_words(&self) -> bool {
+        let mut open = self.ways.values().filter(|way| matches!(way.stage, Stage::Open(_)));
+        !self.flights.is_empty() || open.any(|way| !way.frames.is_empty() || !way.parked.is_empty())
+    }
+
+    /// The remotes to which nothing can be under way: by their endpoint, or by an earlier one that has failed.
+    fn quiet_remotes(&self) -> BTreeSet<RemoteId> {
+        let ending = self.ending.iter().filter_map(|id| self.remotes.get(*id));
+        let ending: BTreeSet<_> = ending.map(|remote| remote.name.token.to_bytes()).collect();
+        let is_quiet = |remote: &Remote| {
+            remote.is_standing() && remote.flights == 0 && !ending.contains(&remote.name.token.to_bytes())
+        };
+        self.remotes.all().filter(|(_, remote)| is_quiet(remote)).map(|(id, _)| id).collect()
+    }
+
+    /// Those of the remotes to which all that was sent before has gone, as long as the time is not over.
+    fn flushed(&mut self, mut remotes: BTreeSet<RemoteId>, is_over: impl Fn() -> bool) -> BTreeSet<RemoteId> {
+        for id in &remotes {
+            if let Some(remote) = self.remotes.get(*id) {
+                self.engine.begin(remote.endpoint, Op::Write, &[], *id);
+            }
+        }
+        let mut flushed = BTreeSet::new();
+        while !remotes.is_empty() && !is_over() {
+            self.engine.progress();
+            while let Some((id, result)) = self.engine.take_ended() {
+                if remotes.remove(&id) && result.is_ok() {
+                    flushed.insert(id);
+                }
+            }
+        }
+        flushed
+    }
+
+    /// False if the remote cannot be told: it has not said by which secret it knows this side.
+    fn say_farewell(&mut self, id: RemoteId) -> bool {
+        let Some(remote) = self.remotes.get(id) else { return false };
+        let Some(parting) = remote.their_parting else { return false };
+        let farewell = message::header(Kind::Farewell, parting);
+        self.engine.send(remote.endpoint, farewell, Bytes::new()).is_ok()
+    }
+
+    /// A remote has said farewell: as good as the end of its process.
+    pub(crate) fn on_farewell(&mut self, id: RemoteId) {
+        let Some(remote) = self.remotes.get_mut(id) else { return };
+        if let Life::Watched(process) = std::mem::replace(&mut remote.life, Life::Dead) {
+            self.watch.remove(&process);
+        }
+        self.break_off(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{Descriptor, Post, PostId, Transport, TransportEvent, WayEnd};
+
+    use super::*;
+    use crate::ending::tests::{PEER, Pair};
+
+    /// Polls until the end of the peer has been told.
+    fn until_gone(side: &mut UcxTransport) -> Vec<TransportEvent> {
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while !matches!(events.last(), Some(TransportEvent::PeerGone { .. })) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no end of the peer: {}", events.len());
+            side.poll(clock::now(), &mut events);
+        }
+        events
+    }
+
+    #[test]
+    fn all_frames_that_a_dropped_transport_has_taken_arrive_and_then_its_death() {
+        for len in [100, 60_000, 1 << 20] {
+            let Some(mut pair) = Pair::new() else { return };
+            pair.connect(0);
+            pair.connect(1);
+            pair.send(0, 1);
+            pair.send(1, 1);
+            let frames: Vec<Bytes> = (1..=3).map(|byte| vec![byte; len].into()).collect();
+            let Pair { sides: [mut drops, mut stays], arena: _arena, .. } = pair;
+            frames.iter().for_each(|frame| drops.send(PEER, frame.clone()).unwrap());
+            let events = std::thread::scope(|scope| {
+                scope.spawn(move || drop(drops));
+                until_gone(&mut stays)
+            });
+            let heard = events.iter().filter_map(|event| match event {
+                TransportEvent::Frame { frame, .. } => Some(frame.clone()),
+                _ => None,
+            });
+            assert!(heard.collect::<Vec<_>>() == frames, "not all frames of {len} bytes have arrived");
+            let dead = WayEnd::Dead { quiet_after: Duration::ZERO };
+            assert_eq!(events.last(), Some(&TransportEvent::PeerGone { peer: PEER, end: dead }));
+            assert_eq!(events.len(), 4);
+        }
+    }
+
+    #[test]
+    fn a_dropped_transport_whose_writes_are_under_way_proves_nothing() {
+        let Some(mut pair) = Pair::new() else { return };
+        pair.connect(0);
+        pair.connect(1);
+        pair.send(0, 1);
+        pair.send(1, 1);
+        let Pair { sides: [mut drops, mut stays], arena: _arena, .. } = pair;
+        drops.permit(PEER, kv_core::Time::MAX);
+        // More than sockets hold.
+        let write =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
+        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![write; 1 << 14], notify: None };
+        drops.post(PEER, post).unwrap();
+        while drops.stats().slices < 4 {
+            drops.poll(clock::now(), &mut Vec::new());
+        }
+        drop(drops);
+        let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+        assert_eq!(until_gone(&mut stays), [lost]);
+    }
+}
