@@ -172,7 +172,7 @@ pub(crate) mod tests {
     use std::time::Instant;
 
     use bytes::Bytes;
-    use kv_core::{Region, RegionRole, Transport};
+    use kv_core::{Descriptor, Op, Post, PostId, Region, RegionRole, Time, Transport};
     use kv_host::{Arena, ProcessIdentity, Token, clock};
 
     use super::*;
@@ -193,22 +193,29 @@ pub(crate) mod tests {
         pub(crate) arena: Arena,
     }
 
+    fn side(ucx: Ucx, config: &UcxConfig, arena: &Arena) -> UcxTransport {
+        let mut transport = UcxTransport::new(ucx, config.clone()).unwrap();
+        transport.add_memory(arena).unwrap();
+        transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 4096, 1)).unwrap();
+        transport
+    }
+
     impl Pair {
         /// `None`, and the reason why nothing is tested, without UCX.
         pub(crate) fn new() -> Option<Pair> {
+            Pair::with(|_| {})
+        }
+
+        fn with(change: impl Fn(&mut UcxConfig)) -> Option<Pair> {
             let ucx = kv_conformance::needed("UCX", Ucx::load(None))?;
             let arena = Arena::new(4096).unwrap();
             let config = UcxConfig::default().with(|config| {
                 (config.devices, config.transports) = (vec!["lo".to_owned()], vec!["tcp".to_owned()]);
                 // Otherwise UCX notices after 20 s what the tests are about.
                 config.settings = vec![("KEEPALIVE_INTERVAL".to_owned(), "inf".to_owned())];
+                change(config);
             });
-            let sides = [(); 2].map(|()| {
-                let mut transport = UcxTransport::new(ucx, config.clone()).unwrap();
-                transport.add_memory(&arena).unwrap();
-                transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 4096, 1)).unwrap();
-                transport
-            });
+            let sides = [(); 2].map(|()| side(ucx, &config, &arena));
             Some(Pair { sides, events: Default::default(), arena })
         }
 
@@ -307,6 +314,52 @@ pub(crate) mod tests {
         pair.connect(1);
         pair.send(1, LONG);
         assert_eq!(pair.events, [[], []]);
+    }
+
+    /// Otherwise pages are given back into which a peer that lives still writes, or from which it still reads.
+    #[test]
+    fn posts_whose_slices_were_under_way_to_a_peer_that_lives_end_after_the_settle() {
+        let settle = Duration::from_secs(1);
+        let Some(mut pair) = Pair::with(|config| config.settle = settle) else { return };
+        pair.connect(0);
+        pair.send(0, 1);
+        let write =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
+        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![write; 1 << 14], notify: None };
+        let side = &mut pair.sides[0];
+        side.permit(PEER, Time::MAX);
+        side.post(PEER, post).unwrap();
+        while side.stats().slices < 4 {
+            side.poll(clock::now(), &mut pair.events[0]);
+        }
+        let (remote, begun) = (side.remotes.all().next().unwrap().0, Instant::now());
+        side.break_off(remote);
+        pair.until("the end of the way", |pair| pair.events[0].len() == 2);
+        assert!(begun.elapsed() >= settle, "after {:?}", begun.elapsed());
+        let ended = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
+        assert_eq!(pair.events[0], [ended, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    }
+
+    #[test]
+    fn one_who_is_met_beyond_the_most_known_takes_the_place_of_one_who_has_left() {
+        let Some(mut pair) = Pair::with(|config| config.max_known = 1) else { return };
+        let (ucx, config) = (Ucx::load(None).unwrap(), pair.sides[1].config.clone());
+        let metadata = pair.sides[0].metadata().unwrap();
+        pair.connect(1);
+        pair.send(1, LONG);
+        let mut other = side(ucx, &config, &pair.arena);
+        other.connect(PEER, &metadata).unwrap();
+        std::mem::swap(&mut pair.sides[1], &mut other);
+        let begun = Instant::now();
+        pair.until("a while", |_| begun.elapsed() > Duration::from_millis(300));
+        let name = |side: &UcxTransport| side.given.name().clone();
+        assert!(pair.sides[0].remotes.by_name(&name(&other)).is_some(), "the first one has not left");
+        assert_eq!(pair.sides[0].remotes.by_name(&name(&pair.sides[1])), None, "there is no room");
+        other.disconnect(PEER);
+        pair.until("the other's greeting", |pair| {
+            pair.sides[0].remotes.by_name(&name(&pair.sides[1])).is_some() && pair.sides[0].remotes.len() == 1
+        });
+        pair.send(1, LONG);
     }
 
     #[test]
