@@ -8,7 +8,6 @@ use kv_host::{TransferId, clock};
 use crate::ffi::{Attempt, Completion};
 use crate::guest::GuestId;
 use crate::message::Immediate;
-use crate::silence::Silence;
 use crate::transport::FabricTransport;
 use crate::way::WayId;
 
@@ -55,6 +54,9 @@ impl FabricTransport {
             }
         }
         self.now = clock::now();
+        for looks in [&mut self.silence, &mut self.greeting, &mut self.leaving] {
+            looks.look(self.now);
+        }
         self.serve_timers();
         self.keep_alive(came);
     }
@@ -173,7 +175,7 @@ impl FabricTransport {
                 let Some(lane) = way.lanes.get_mut(lane) else { return };
                 lane.end(op, bytes);
                 if result.is_ok() {
-                    way.silence = Silence::from(self.now);
+                    way.heard = self.now;
                     lane.is_heard(self.now);
                     lane.latency.note(self.now.since(begun), self.now);
                     if let Some(device) = self.devices.get(lane.device) {

@@ -29,18 +29,21 @@ pub struct FabricConfig {
     pub slice_bytes: usize,
     /// Most bytes of slices that are under way to one peer over one device (default 4 MiB, 4 KiB to 1 GiB).
     pub window_bytes: usize,
-    /// A peer of which nothing was heard for this long (default 20 s, 1 s to 1 day) is lost, if four looks of this side
-    /// have found nothing either: so a pause in which this side has not polled loses no peer. The end of a peer's process
-    /// on this host is seen at once, whatever this says. An idle connection over TCP is closed if its other end does not
-    /// answer the kernel's keepalive for as long.
+    /// A peer of which nothing was heard for this long (default 20 s, 1 s to 1 day) is lost, if this side has then greeted
+    /// it and looked for its answer four times, a sixteenth of this apart or more. So a silent peer is lost after a quarter
+    /// more than this at the latest, while this side polls; and when this side has not polled for a while, its peers have
+    /// three sixteenths of this to be heard afterwards, or are lost with the fourth look of an owner that polls more seldom.
+    /// The end of a peer's process on this host is seen at once, whatever this says. An idle connection over TCP is closed
+    /// if its other end does not answer the kernel's keepalive for as long.
     pub silence: Duration,
-    /// How long the way to a peer may take to open (default 5 s, 10 ms to 1 minute).
+    /// How long the way to a peer may take to open (default 5 s, 10 ms to 1 minute). It is given up by the rule of
+    /// [`silence`](FabricConfig::silence): a quarter later at the latest, and not because this side has not polled.
     pub handshake_timeout: Duration,
     /// Most connected peers (default 1024, 1 to 2^20).
     pub max_peers: usize,
     /// Most peers that may be connected to this transport (default 1024, 1 to 4096). For one more, the one that was
-    /// silent for longest is forgotten, if it was silent for [`silence`](FabricConfig::silence); otherwise the one more
-    /// is refused.
+    /// silent for longest is forgotten, if it is silent by the rule of [`silence`](FabricConfig::silence); otherwise the
+    /// one more is refused.
     pub max_guests: usize,
     /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB, 1 MiB and
     /// 24 bytes to 1 GiB).

@@ -22,7 +22,7 @@ const REFUSED: u8 = 3;
 /// How often a way that waits for its end is looked at.
 const AGAIN: Duration = Duration::from_millis(5);
 /// How long a way that was disconnected goes on sending its frames.
-const LEAVING: Duration = Duration::from_secs(2);
+pub(crate) const LEAVING: Duration = Duration::from_secs(2);
 /// How long a transport that is dropped awaits what is under way, and then that its farewells are sent.
 const FAREWELL: Duration = Duration::from_millis(100);
 
@@ -78,17 +78,17 @@ impl FabricTransport {
 
     /// The owner has disconnected a peer: slices under way are awaited, and frames are sent.
     pub(crate) fn leave(&mut self, id: WayId) {
-        let until = self.now + LEAVING;
+        let since = self.now;
         let Some(way) = self.ways.get_mut(&id) else { return };
         way.peer = None;
         way.permitted = Time::ZERO;
         match way.stage {
-            Stage::Greeting { .. } => {
-                way.stage = Stage::Leaving { until };
+            Stage::Greeting => {
+                way.stage = Stage::Leaving { since };
                 way.drop_outgoing();
             }
             Stage::Open => {
-                way.stage = Stage::Leaving { until };
+                way.stage = Stage::Leaving { since };
                 way.push(Header::new(way.key, Kind::Bye), Bytes::new());
             }
             Stage::Leaving { .. } | Stage::Broken { .. } => {}
@@ -119,7 +119,7 @@ impl FabricTransport {
     pub(crate) fn break_way(&mut self, id: WayId, end: Option<WayEnd>) {
         let Some(way) = self.ways.get_mut(&id) else { return };
         match way.stage {
-            Stage::Greeting { .. } | Stage::Open => {
+            Stage::Greeting | Stage::Open => {
                 let dying = if matches!(way.life, Life::Watched(_)) { DYING } else { Duration::ZERO };
                 way.stage = Stage::Broken { until: self.now + dying, end };
             }
@@ -166,18 +166,20 @@ impl FabricTransport {
     fn look(&mut self, id: WayId) {
         let Some(way) = self.ways.get_mut(&id) else { return };
         match way.stage {
-            Stage::Greeting { until } if until <= self.now => self.break_way(id, Some(WayEnd::Lost)),
-            Stage::Greeting { .. } => self.greet(id),
-            Stage::Open if way.silence.reaches(self.config.silence, self.now) => {
+            Stage::Greeting if self.greeting.found_nothing_since(way.heard) => {
+                self.break_way(id, Some(WayEnd::Lost))
+            }
+            Stage::Greeting => self.greet(id),
+            Stage::Open if self.silence.found_nothing_since(way.heard) => {
                 self.break_way(id, Some(WayEnd::Lost))
             }
             Stage::Open => {
                 self.ask_lanes(id);
                 self.greet(id)
             }
-            Stage::Leaving { until } => {
+            Stage::Leaving { since } => {
                 let dead = way.life.is_over();
-                if dead || until <= self.now {
+                if dead || self.leaving.found_nothing_since(since) {
                     way.drop_outgoing();
                 }
                 if way.under_way() == 0 && way.outgoing.is_empty() {
@@ -389,6 +391,30 @@ mod tests {
         let posted = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
         assert_eq!(events, [posted, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
         assert!(!here.ways.contains_key(&id));
+    }
+
+    #[test]
+    fn frames_that_were_taken_before_a_disconnect_arrive_though_this_side_pauses() {
+        const FRAME: usize = 1 << 20;
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        let frames: Vec<Bytes> = (1..4_u8).map(|byte| vec![byte; FRAME].into()).collect();
+        frames.iter().for_each(|frame| here.send(PEER, frame.clone()).unwrap());
+        here.disconnect(PEER);
+        std::thread::sleep(LEAVING + LEAVING / 2);
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while here.ways.contains_key(&id) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the way does not end");
+            here.poll(clock::now(), &mut Vec::new());
+            there.poll(clock::now(), &mut events);
+        }
+        while events.len() < frames.len() && begun.elapsed() < Duration::from_secs(20) {
+            there.poll(clock::now(), &mut events);
+        }
+        let heard = events.iter().map(|event| match event {
+            TransportEvent::Frame { frame, .. } => frame.clone(),
+            other => panic!("{other:?}"),
+        });
+        assert!(heard.collect::<Vec<_>>() == frames, "not all frames have arrived");
     }
 
     /// What was said before the peer has forgotten this side was lost.

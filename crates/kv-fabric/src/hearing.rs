@@ -8,7 +8,6 @@ use crate::guest::{Guest, GuestId, Reply, Unanswered};
 use crate::incoming::{ANNOUNCED, Incoming};
 use crate::message::{Header, Hello, Kind};
 use crate::pairing::MAX_LANES;
-use crate::silence::Silence;
 use crate::transport::FabricTransport;
 use crate::way::Stage;
 
@@ -144,7 +143,7 @@ impl FabricTransport {
         let id = *self.keys.get(&header.key)?;
         let way = self.ways.get_mut(&id)?;
         let lane = way.lanes.get_mut(header.sequence as usize)?;
-        way.silence = Silence::from(self.now);
+        way.heard = self.now;
         lane.is_heard(self.now);
         // No more than was sent, and no less than was known.
         let (new, unknown) =
@@ -161,7 +160,7 @@ impl FabricTransport {
             return Some(slot);
         }
         let (id, heard) = self.guests.most_silent()?;
-        if self.now.since(heard) < self.config.silence {
+        if !self.silence.found_nothing_since(heard) {
             return None;
         }
         self.forget_guest(id);
@@ -180,9 +179,9 @@ impl FabricTransport {
             self.break_way(id, Some(WayEnd::Lost));
             return Some(());
         }
-        way.silence = Silence::from(self.now);
+        way.heard = self.now;
         (way.slot, way.guest) = (header.sequence, header.count);
-        if let Stage::Greeting { .. } = way.stage {
+        if way.stage == Stage::Greeting {
             way.stage = Stage::Open;
             way.greet_at = self.now + self.config.silence / 4;
             let at = way.greet_at;
@@ -219,10 +218,10 @@ mod tests {
     use crate::config::FabricConfig;
     use crate::metadata::Identity;
 
-    fn transport() -> FabricTransport {
+    fn transport(change: impl FnOnce(&mut FabricConfig)) -> FabricTransport {
         let config = FabricConfig::new("127.0.0.1".parse().unwrap());
         let config = config.with(|config| config.handshake_timeout = Duration::from_secs(6));
-        FabricTransport::new(config).unwrap()
+        FabricTransport::new(config.with(change)).unwrap()
     }
 
     fn serve(transport: &mut FabricTransport) {
@@ -240,38 +239,106 @@ mod tests {
         }
     }
 
+    /// Polls this side alone until it tells that its peer is lost.
+    fn lost(transport: &mut FabricTransport) {
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while events.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "a silent peer is not lost");
+            transport.poll(kv_host::clock::now(), &mut events);
+        }
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost }]);
+    }
+
     /// As when the process is stopped for a while: what the peer would have answered was not asked for.
     #[test]
     fn a_transport_that_pauses_for_longer_than_the_silence_finds_its_way_as_it_was() {
         let silence = Duration::from_secs(1);
-        let config = FabricConfig::new("127.0.0.1".parse().unwrap()).with(|config| config.silence = silence);
-        let (mut pauses, mut peer) = (FabricTransport::new(config).unwrap(), transport());
-        connects(&mut pauses, &mut peer);
-        let (id, resumed) = (*pauses.ways.keys().next().unwrap(), Instant::now() + 2 * silence);
-        while Instant::now() < resumed {
+        // The pause begins when the peer was heard last, and when most of its silence has passed.
+        for before in [Duration::ZERO, silence / 10 * 9] {
+            let mut pauses = transport(|config| config.silence = silence);
+            let mut peer = transport(|_| {});
+            connects(&mut pauses, &mut peer);
+            let (id, begun) = (*pauses.ways.keys().next().unwrap(), Instant::now());
+            let mut events = Vec::new();
+            while begun.elapsed() < before {
+                pauses.poll(kv_host::clock::now(), &mut events);
+            }
+            std::thread::sleep(2 * silence);
+            let begun = Instant::now();
+            while begun.elapsed() < 2 * silence {
+                pauses.poll(kv_host::clock::now(), &mut events);
+                serve(&mut peer);
+            }
+            assert_eq!(events, [], "paused after {before:?}");
+            assert_eq!(pauses.ways.get(&id).map(|way| way.stage), Some(Stage::Open));
+            // And a peer that says nothing is lost, as before.
+            lost(&mut pauses);
+        }
+    }
+
+    /// What it has said lies in its sockets, or was never sent.
+    #[test]
+    fn a_transport_that_pauses_while_it_greets_a_peer_still_opens_the_way() {
+        let patience = Duration::from_millis(500);
+        let mut pauses = transport(|config| config.handshake_timeout = patience);
+        let mut peer = transport(|_| {});
+        pauses.connect(PeerId(1), &peer.metadata().unwrap()).unwrap();
+        std::thread::sleep(2 * patience);
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while pauses.ways.values().any(|way| way.stage != Stage::Open) {
+            assert!(begun.elapsed() < Duration::from_secs(5), "not welcomed");
+            pauses.poll(kv_host::clock::now(), &mut events);
+            assert_eq!(events, []);
             serve(&mut peer);
         }
-        let mut events = Vec::new();
+        // And a way to a peer that says nothing is given up, as before.
+        let deaf = transport(|_| {});
+        pauses.disconnect(PeerId(1));
+        pauses.connect(PeerId(1), &deaf.metadata().unwrap()).unwrap();
+        lost(&mut pauses);
+    }
+
+    #[test]
+    fn a_host_that_pauses_forgets_no_guest_for_another_until_one_is_silent() {
+        let mut host = transport(|config| (config.silence, config.max_guests) = (Duration::from_secs(1), 2));
+        // They greet twice a second.
+        let [mut silent, mut speaks] =
+            [(); 2].map(|()| transport(|config| config.silence = Duration::from_secs(2)));
+        connects(&mut silent, &mut host);
+        connects(&mut speaks, &mut host);
+        let tokens = [&silent, &speaks].map(|guest| guest.given.token());
+        let guests = |host: &FabricTransport| tokens.map(|token| host.guests.by_token(token));
+        let before = guests(&host);
+        assert!(before.iter().all(Option::is_some));
+        let mut newcomer = transport(|config| config.handshake_timeout = Duration::from_secs(60));
+        newcomer.connect(PeerId(1), &host.metadata().unwrap()).unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        // Those that are there come last to the host that moves again.
         let begun = Instant::now();
-        while begun.elapsed() < 2 * silence {
-            pauses.poll(kv_host::clock::now(), &mut events);
-            serve(&mut peer);
+        while host.stats.refused == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(5), "not refused");
+            serve(&mut newcomer);
+            serve(&mut host);
+            assert_eq!(guests(&host), before, "forgotten after the host's own pause");
         }
-        assert_eq!(events, []);
-        assert_eq!(pauses.ways.get(&id).map(|way| way.stage), Some(Stage::Open));
-        // And a peer that says nothing is lost, as before.
         let begun = Instant::now();
-        while events.is_empty() {
-            assert!(begun.elapsed() < 10 * silence, "a silent peer is not lost");
-            pauses.poll(kv_host::clock::now(), &mut events);
+        while begun.elapsed() < Duration::from_secs(2) {
+            [&mut newcomer, &mut silent, &mut speaks, &mut host].into_iter().for_each(serve);
+            assert_eq!(guests(&host), before, "they were heard");
         }
-        assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost }]);
+        // One of them says nothing any more.
+        let begun = Instant::now();
+        while newcomer.ways.values().any(|way| way.stage != Stage::Open) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "a silent guest keeps its room");
+            [&mut newcomer, &mut speaks, &mut host].into_iter().for_each(serve);
+        }
+        assert_eq!(guests(&host), [None, before[1]]);
     }
 
     /// Its own timers, greetings for one, are seconds away.
     #[test]
     fn a_worker_with_a_new_connection_sleeps_no_longer_than_until_its_keepalive_is_due() {
-        let (mut host, mut guest) = (transport(), transport());
+        let (mut host, mut guest) = (transport(|_| {}), transport(|_| {}));
         connects(&mut guest, &mut host);
         let begun = Instant::now();
         let slept = |transport: &FabricTransport| match transport.wait() {
@@ -287,8 +354,8 @@ mod tests {
 
     #[test]
     fn a_guest_that_is_gone_holds_up_no_other_and_is_not_answered_for_ever() {
-        let (mut host, mut guest) = (transport(), transport());
-        let name = transport().given.name().to_vec();
+        let (mut host, mut guest) = (transport(|_| {}), transport(|_| {}));
+        let name = transport(|_| {}).given.name().to_vec();
         let from = Identity::of(Token::random().unwrap(), b"gone");
         host.hello(7, Hello { to: host.given.token(), from, name }).unwrap();
         connects(&mut guest, &mut host);
@@ -301,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_takes_no_replies_takes_no_room_from_others() {
-        let (mut host, mut deaf, mut other) = (transport(), transport(), transport());
+        let (mut host, mut deaf, mut other) = (transport(|_| {}), transport(|_| {}), transport(|_| {}));
         connects(&mut deaf, &mut host);
         let (id, _) = host.guests.all().next().unwrap();
         let (mut greeted, mut stuck) = (0, 0);

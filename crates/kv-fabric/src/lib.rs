@@ -32,8 +32,9 @@
 //!   A process that has inherited the sockets of the dead peer (libfabric opens them without close-on-exec) keeps such a
 //!   connection open: then the peer's end is not told until that process ends, too. So a worker closes all descriptors
 //!   between `fork` and `exec`.
-//! - A peer of which nothing was heard for [`FabricConfig::silence`], although this side has looked and greeted several
-//!   times, is [lost](kv_core::WayEnd::Lost); so is a peer to which an operation has failed. Nothing is proven about a process of another host.
+//! - A peer of which nothing was heard for [`FabricConfig::silence`], nor in four looks afterwards, which greet it (so a
+//!   quarter later at the latest, while this side polls), is [lost](kv_core::WayEnd::Lost); so is a peer to which an
+//!   operation has failed. Nothing is proven about a process of another host.
 //! - A transport that is dropped says farewell, if none of its writes is under way: that is proof, too.
 //!
 //! libfabric refuses a peer another connection while it takes the last one for open (`FI_EALREADY`). When a link was cut and

@@ -59,9 +59,8 @@ impl FabricTransport {
             self.give_back_links(&reach.links, &names);
             return Err(error.into());
         }
-        let times = (self.now, self.now + self.config.handshake_timeout);
         let immediate = self.devices.promises().immediate;
-        let way = Way::new(peer, key, identity, (metadata, reach), life, immediate, times);
+        let way = Way::new(peer, key, identity, (metadata, reach), life, immediate, self.now);
         self.ways.insert(id, way);
         self.keys.insert(key, id);
         self.peers.insert(peer, id);
@@ -154,7 +153,9 @@ impl FabricTransport {
                 _ => GREET_AGAIN,
             };
             way.messages += usize::from(begun == Attempt::Begun);
-            way.greet_at = self.now + pause;
+            // Each look that may find the peer silent greets it.
+            let looks = if way.stage == Stage::Open { &self.silence } else { &self.greeting };
+            way.greet_at = (self.now + pause).min(looks.next(way.heard));
             if way.stage == Stage::Open && way.ahead != way.confirmed {
                 // An answer of before may have been lost.
                 way.ask_for_frames();

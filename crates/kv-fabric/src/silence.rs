@@ -1,37 +1,58 @@
-//! How long a peer has been silent, as far as this side has listened ([`Silence`]).
+//! When a peer has been silent for too long, as far as this side has listened ([`Looks`]).
 
 use std::time::Duration;
 
 use kv_core::Time;
 
-/// How many looks, an eighth of the limit apart, must find nothing heard until the peer counts as silent.
-const LOOKS: u8 = 4;
+/// How many looks must find nothing after the limit has passed.
+const LOOKS: usize = 4;
+/// Into how many parts looks divide the limit, at most.
+const PARTS: u32 = 16;
 
-/// The silence of one peer.
+/// The last looks of this side at what its peers have sent.
 ///
-/// A process that is stopped for a while, or whose owner does not poll, has not listened: its peer's answers lie in the
-/// socket, or were not asked for. So time alone does not make a peer silent; this side must have looked several times,
-/// and a look greets the peer.
+/// A process that is stopped for a while, or whose owner does not poll, has not listened: its peers' answers lie in its
+/// sockets, or were not asked for. So time alone makes no peer silent. The limit must have passed, and then this side must
+/// have looked four times, a sixteenth of the limit apart or more; with each of these looks it greets the peer.
+///
+/// - While this side looks all the time, a peer is silent when the limit has passed, and a quarter of it more at most.
+/// - After a pause that began before the limit had passed, the peer has three sixteenths of the limit to be heard, whenever
+///   the pause began and however long it was. A later pause counts as one look.
+/// - A side that looks seldom finds the silence with its fourth look after the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Silence {
-    since: Time,
-    looked: Time,
-    looks: u8,
+pub(crate) struct Looks {
+    limit: Duration,
+    /// The last one first.
+    times: [Time; LOOKS],
 }
 
-impl Silence {
-    /// The peer was heard now.
-    pub(crate) fn from(now: Time) -> Silence {
-        Silence { since: now, looked: now, looks: 0 }
+impl Looks {
+    /// No look yet.
+    pub(crate) fn new(limit: Duration) -> Looks {
+        Looks { limit, times: [Time::ZERO; LOOKS] }
     }
 
-    /// Looks whether the peer has been silent for `limit`, and in enough looks of this side.
-    pub(crate) fn reaches(&mut self, limit: Duration, now: Time) -> bool {
-        if now.since(self.looked) >= limit / 8 {
-            self.looked = now;
-            self.looks = self.looks.saturating_add(1);
+    /// This side has taken what has arrived.
+    pub(crate) fn look(&mut self, now: Time) {
+        if now.since(self.times[0]) >= self.apart() {
+            self.times.rotate_right(1);
+            self.times[0] = now;
         }
-        self.looks >= LOOKS && now.since(self.since) >= limit
+    }
+
+    /// How far apart looks are at least.
+    fn apart(&self) -> Duration {
+        self.limit / PARTS
+    }
+
+    /// True if looks have found nothing of a peer that was heard at this time, and the limit had passed at all of them.
+    pub(crate) fn found_nothing_since(&self, heard: Time) -> bool {
+        self.times.iter().all(|look| look.since(heard) >= self.limit)
+    }
+
+    /// When the next look can say something about a peer that was heard at this time.
+    pub(crate) fn next(&self, heard: Time) -> Time {
+        (heard + self.limit).max(self.times[0] + self.apart())
     }
 }
 
@@ -45,24 +66,63 @@ mod tests {
         Time::ZERO + Duration::from_millis(millis)
     }
 
+    /// The first of these moments at which a look finds a peer silent that was heard at 1 s.
+    fn found(looks: &mut Looks, moments: impl IntoIterator<Item = u64>) -> Option<u64> {
+        moments.into_iter().find(|millis| {
+            looks.look(at(*millis));
+            looks.found_nothing_since(at(1000))
+        })
+    }
+
     #[test]
-    fn a_peer_is_silent_after_the_limit_or_soon_after_however_often_one_looks() {
-        for step in [1, 7, 100, 999, 1000] {
-            let mut silence = Silence::from(at(0));
-            let found = (0..10_000).step_by(step).find(|&millis| silence.reaches(LIMIT, at(millis)));
-            assert!((4000..5000).contains(&found.unwrap()), "{step}: {found:?}");
+    fn a_peer_is_silent_after_the_limit_and_a_quarter_more_at_most_however_often_one_looks() {
+        for step in [1, 7, 50] {
+            for begun in 1000..1250 {
+                let found = found(&mut Looks::new(LIMIT), (begun..10_000).step_by(step));
+                assert!(
+                    (5750..=6000 + 4 * step as u64).contains(&found.unwrap()),
+                    "{begun}, {step}: {found:?}"
+                );
+            }
+        }
+        // One that sleeps is woken for each look that can count.
+        let (mut looks, mut now) = (Looks::new(LIMIT), at(1000));
+        while !looks.found_nothing_since(at(1000)) {
+            now = looks.next(at(1000));
+            looks.look(now);
+        }
+        assert_eq!(now, at(5750));
+    }
+
+    #[test]
+    fn after_a_pause_that_began_before_the_limit_a_peer_has_three_sixteenths_of_it_to_be_heard() {
+        for begun in (1000..5000).step_by(9).chain([4999]) {
+            for resumed in [begun + 1, begun + 500, begun + 4000, 100_000] {
+                let mut looks = Looks::new(LIMIT);
+                assert_eq!(found(&mut looks, 1000..begun), None);
+                let found = found(&mut looks, resumed..200_000).unwrap();
+                let fair = resumed.max(5000) + 750;
+                assert!((fair..=fair + 250).contains(&found), "{begun} to {resumed}: {found}");
+            }
         }
     }
 
     #[test]
-    fn a_pause_of_this_side_makes_nobody_silent_and_one_that_looks_seldom_still_finds_out() {
-        for begun in [0, 499, 1499] {
-            let mut silence = Silence::from(at(0));
-            assert!((0..=begun).all(|millis| !silence.reaches(LIMIT, at(millis))));
-            assert!(!silence.reaches(LIMIT, at(begun + 100_000)), "paused after {begun} ms");
+    fn pauses_after_the_limit_and_seldom_looks_do_not_hide_a_silence_for_ever() {
+        let mut looks = Looks::new(LIMIT);
+        assert_eq!(found(&mut looks, 1000..5300), None);
+        assert!(found(&mut looks, 90_000..91_000).is_some());
+        assert_eq!(found(&mut Looks::new(LIMIT), (1000..1_000_000).step_by(20_000)), Some(81_000));
+    }
+
+    #[test]
+    fn the_next_look_is_never_before_it_can_count() {
+        let mut looks = Looks::new(LIMIT);
+        assert_eq!(looks.next(at(1000)), at(5000));
+        for now in [4990, 5000, 5300, 20_000] {
+            looks.look(at(now));
+            assert!(looks.next(at(1000)) > at(now), "{now}");
+            assert!(looks.next(at(1000)) <= at(now) + looks.apart(), "{now}");
         }
-        let mut silence = Silence::from(at(0));
-        let found = (0..100_000).step_by(20_000).find(|&millis| silence.reaches(LIMIT, at(millis)));
-        assert_eq!(found, Some(80_000));
     }
 }

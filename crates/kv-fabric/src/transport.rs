@@ -20,12 +20,14 @@ use kv_host::{Memory, Posts, clock};
 use crate::completing::Flight;
 use crate::config::FabricConfig;
 use crate::device::{Device, DeviceStats, Devices};
+use crate::ending::LEAVING;
 use crate::error::FabricError;
 use crate::ffi::{Completion, Library, MESSAGE};
 use crate::given::Given;
 use crate::guest::{GuestId, Guests, Reply, Unanswered};
 use crate::message::Immediate;
 use crate::metadata::Port;
+use crate::silence::Looks;
 use crate::transfer::Transfer;
 use crate::watch::Watch;
 use crate::way::{Way, WayId};
@@ -51,6 +53,10 @@ pub struct FabricTransport {
     pub(crate) filled: WayId,
     /// Ways by the time at which they are looked at.
     pub(crate) timers: BTreeSet<(Time, WayId)>,
+    /// Which peers are silent, which have not welcomed this side, and which ways have been leaving for long enough.
+    pub(crate) silence: Looks,
+    pub(crate) greeting: Looks,
+    pub(crate) leaving: Looks,
     /// When the keepalive is given to new connections, if there may be some.
     pub(crate) keep_alive_at: Option<Time>,
     pub(crate) done: Vec<Completion<Flight>>,
@@ -99,6 +105,7 @@ impl FabricTransport {
         let ports = devices.all().map(port).collect();
         let given = Given::new(config.provider.clone(), ports, devices.promises().immediate)?;
         let watch = Watch::new()?;
+        let (silence, greeting) = (Looks::new(config.silence), Looks::new(config.handshake_timeout));
         Ok(FabricTransport {
             config,
             devices,
@@ -114,6 +121,9 @@ impl FabricTransport {
             blocked: BTreeSet::new(),
             filled: 0,
             timers: BTreeSet::new(),
+            silence,
+            greeting,
+            leaving: Looks::new(LEAVING),
             keep_alive_at: None,
             done: Vec::new(),
             scratch: vec![0; MESSAGE],

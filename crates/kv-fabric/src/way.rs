@@ -10,7 +10,6 @@ use crate::ffi::Address;
 use crate::lane::{Lane, Link, Probe, Reach};
 use crate::message::Header;
 use crate::metadata::{Identity, Metadata, Place};
-use crate::silence::Silence;
 use crate::transfer::Transfer;
 
 /// Number of a way; never used again.
@@ -28,13 +27,11 @@ pub(crate) type WayId = u64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Nothing but greetings is sent until the peer has welcomed this transport.
-    Greeting {
-        until: Time,
-    },
+    Greeting,
     Open,
-    /// Frames are sent until then at most.
+    /// Frames are sent for a while from then on.
     Leaving {
-        until: Time,
+        since: Time,
     },
     /// Nothing more is begun. If the peer's process is on this host, its end is awaited until `until`: connections are
     /// closed a moment before a process has ended.
@@ -100,8 +97,8 @@ pub(crate) struct Way {
     /// Messages under way; and questions whether lanes lead to the peer, which may wait behind what is stuck there.
     pub(crate) messages: usize,
     pub(crate) asks: usize,
-    /// Since when nothing was heard from the peer.
-    pub(crate) silence: Silence,
+    /// When the peer was heard last; until it is, when the way was made.
+    pub(crate) heard: Time,
     /// When the next greeting is due.
     pub(crate) greet_at: Time,
     /// When the way is looked at again, if nothing happens before.
@@ -116,7 +113,7 @@ impl Way {
         (metadata, reach): (Metadata, Reach),
         life: Life,
         immediate: usize,
-        (now, until): (Time, Time),
+        now: Time,
     ) -> Way {
         Way {
             peer: Some(peer),
@@ -129,7 +126,7 @@ impl Way {
             regions: metadata.regions,
             immediate: immediate.min(usize::from(metadata.immediate)),
             life,
-            stage: Stage::Greeting { until },
+            stage: Stage::Greeting,
             slot: 0,
             guest: 0,
             outgoing: VecDeque::new(),
@@ -147,7 +144,7 @@ impl Way {
             asked: 0,
             messages: 0,
             asks: 0,
-            silence: Silence::from(now),
+            heard: now,
             greet_at: now,
             due: None,
         }
@@ -164,7 +161,7 @@ impl Way {
 
     /// True if frames and posts are taken.
     pub(crate) fn is_usable(&self) -> bool {
-        self.peer.is_some() && matches!(self.stage, Stage::Greeting { .. } | Stage::Open)
+        self.peer.is_some() && matches!(self.stage, Stage::Greeting | Stage::Open)
     }
 
     /// Operations of this peer that are under way.
