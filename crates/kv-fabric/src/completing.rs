@@ -123,7 +123,7 @@ impl FabricTransport {
     }
 
     /// A peer's write with data is in place. Data that name no guest, or an earlier way of one, are dropped.
-    fn write_arrived(&mut self, device: usize, data: u64) {
+    pub(crate) fn write_arrived(&mut self, device: usize, data: u64) {
         let (slot, sequence) = Immediate::parts(data);
         let guest = self.guests.by_slot(slot);
         let Some((id, guest)) = guest.and_then(|id| Some((id, self.guests.get_mut(id)?))) else {

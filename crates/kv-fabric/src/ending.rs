@@ -289,20 +289,32 @@ impl FabricTransport {
         }
     }
 
-    /// Awaits for a moment what is under way. If nothing is left, guests are told that nothing will come any more.
+    /// Awaits for a moment what is under way, and sends the frames that were taken. If no slice is left, guests are told
+    /// that nothing will come any more.
     pub(crate) fn take_leave(&mut self) {
         let ids: Vec<WayId> = self.ways.keys().copied().collect();
         for id in ids {
             self.give_up_all(id);
         }
         let moving = |this: &FabricTransport| this.ways.values().any(|way| way.moving() > 0);
+        let has_frames = |this: &FabricTransport| {
+            this.ways.values().any(|way| way.stage != Stage::Greeting && !way.outgoing.is_empty())
+        };
         let begun = Instant::now();
-        while moving(self) && begun.elapsed() < FAREWELL {
+        while (moving(self) || has_frames(self)) && begun.elapsed() < FAREWELL {
             self.serve(Instant::now());
         }
-        if moving(self) {
-            return;
+        if !moving(self) {
+            self.say_farewell();
         }
+        self.now = clock::now();
+        let begun = Instant::now();
+        while self.devices.first().endpoint.is_sending() && begun.elapsed() < FAREWELL {
+            self.take_completions();
+        }
+    }
+
+    fn say_farewell(&mut self) {
         let guests: Vec<_> = self.guests.all().map(|(_, guest)| (guest.address, guest.key)).collect();
         let ways = self.ways.values().filter(|way| way.stage == Stage::Open);
         let byes = ways.map(|way| (way.address, Header::new(way.key, Kind::Bye)));
@@ -310,11 +322,6 @@ impl FabricTransport {
         let messages: Vec<_> = byes.chain(farewells).collect();
         for (address, header) in messages {
             let _ = self.devices.first().endpoint.send(address, [&header.encode(), &[]], Flight::Farewell);
-        }
-        self.now = clock::now();
-        let begun = Instant::now();
-        while self.devices.first().endpoint.is_sending() && begun.elapsed() < FAREWELL {
-            self.take_completions();
         }
     }
 }
@@ -326,10 +333,13 @@ mod tests {
 
     use super::*;
     use crate::config::FabricConfig;
+    use crate::message::{Immediate, SEQUENCE_BITS};
+    use crate::silence::Looks;
 
     /// More than the sockets of a connection hold.
     const LEN: usize = 64 << 20;
     const PEER: PeerId = PeerId(1);
+    const SHORT: Duration = Duration::from_secs(1);
 
     fn worker() -> (FabricTransport, HostMemory) {
         let memory = HostMemory::new(LEN).unwrap();
@@ -352,6 +362,31 @@ mod tests {
         (id, [(here, ours), (there, theirs)])
     }
 
+    /// Opens the way of the second worker to the first, too.
+    fn connect_back(here: &mut FabricTransport, there: &mut FabricTransport) {
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
+        let begun = Instant::now();
+        while there.ways.values().any(|way| way.stage != Stage::Open) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the way back does not open");
+            assert_eq!(poll([&mut *here, &mut *there]), []);
+        }
+    }
+
+    fn post(op: Op, len: usize, notify: Option<&'static [u8]>) -> Post {
+        let len = len as u64;
+        let page = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
+        Post { id: PostId(1), op, descriptors: vec![page], notify: notify.map(Bytes::from_static) }
+    }
+
+    /// The frames of events that are nothing else.
+    fn frames_of(events: &[TransportEvent]) -> Vec<Bytes> {
+        let frame = |event: &TransportEvent| match event {
+            TransportEvent::Frame { frame, .. } => frame.clone(),
+            other => panic!("{other:?}"),
+        };
+        events.iter().map(frame).collect()
+    }
+
     fn poll(transports: [&mut FabricTransport; 2]) -> Vec<TransportEvent> {
         let [mut first, mut second] = [Vec::new(), Vec::new()];
         for (transport, events) in transports.into_iter().zip([&mut first, &mut second]) {
@@ -368,9 +403,7 @@ mod tests {
         let begun = Instant::now();
         let waits = |what: &str| assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
         here.permit(PEER, Time::MAX);
-        let len = LEN as u64;
-        let all = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
-        here.post(PEER, Post { id: PostId(1), op: Op::Write, descriptors: vec![all], notify: None }).unwrap();
+        here.post(PEER, post(Op::Write, LEN, None)).unwrap();
         let mut events = Vec::new();
         while here.ways.get(&id).unwrap().moving() == 0 {
             waits("no slice is begun");
@@ -410,11 +443,102 @@ mod tests {
         while events.len() < frames.len() && begun.elapsed() < Duration::from_secs(20) {
             there.poll(clock::now(), &mut events);
         }
-        let heard = events.iter().map(|event| match event {
-            TransportEvent::Frame { frame, .. } => frame.clone(),
-            other => panic!("{other:?}"),
-        });
-        assert!(heard.collect::<Vec<_>>() == frames, "not all frames have arrived");
+        assert!(frames_of(&events) == frames, "{} of {} frames", events.len(), frames.len());
+    }
+
+    /// Polls one worker until `done`; what it has told.
+    fn until(
+        transport: &mut FabricTransport,
+        what: &str,
+        done: impl Fn(&[TransportEvent]) -> bool,
+    ) -> Vec<TransportEvent> {
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while !done(&events) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {events:?}");
+            transport.poll(clock::now(), &mut events);
+        }
+        events
+    }
+
+    #[test]
+    fn frames_that_were_taken_before_a_transport_ends_arrive_before_its_farewell() {
+        let (_, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        connect_back(&mut here, &mut there);
+        let frames: Vec<Bytes> = (0..100_u8).map(|byte| vec![byte; 1000].into()).collect();
+        frames.iter().for_each(|frame| here.send(PEER, frame.clone()).unwrap());
+        drop(here);
+        let gone = |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { .. });
+        let mut events = until(&mut there, "the end", |events| events.iter().any(gone));
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events.pop(), Some(TransportEvent::PeerGone { peer: PEER, end }));
+        assert!(frames_of(&events) == frames, "{} of {} frames", events.len(), frames.len());
+    }
+
+    /// Some of its bytes may still be on their way when it has ended: nothing is proven.
+    #[test]
+    fn a_transport_that_ends_amid_its_writes_says_no_farewell() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        connect_back(&mut here, &mut there);
+        here.permit(PEER, Time::MAX);
+        here.post(PEER, post(Op::Write, LEN, None)).unwrap();
+        let begun = Instant::now();
+        while here.ways.get(&id).unwrap().moving() == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no slice is begun");
+            here.poll(clock::now(), &mut Vec::new());
+        }
+        (there.config.silence, there.silence) = (SHORT, Looks::new(SHORT));
+        drop(here);
+        // A frame to it finds no connection, or no answer.
+        there.send(PEER, Bytes::from_static(b"anybody there?")).unwrap();
+        let events = until(&mut there, "the end", |events| !events.is_empty());
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    }
+
+    /// Nobody counts the slices of these posts where they arrive.
+    #[test]
+    fn the_frame_of_a_read_and_of_writes_that_are_not_counted_follows_their_bytes() {
+        for (op, immediate) in [(Op::Read, Immediate::SURE), (Op::Write, 4), (Op::Write, 0)] {
+            let (id, [(mut here, ours), (mut there, theirs)]) = connected();
+            here.permit(PEER, Time::MAX);
+            here.ways.get_mut(&id).unwrap().immediate = immediate;
+            let source = if op == Op::Write { &ours } else { &theirs };
+            source.write(0, &vec![7; LEN]).unwrap();
+            here.post(PEER, post(op, LEN, Some(b"moved"))).unwrap();
+            let (mut told, mut heard, begun) = (Vec::new(), Vec::new(), Instant::now());
+            while told.is_empty() || heard.is_empty() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{op:?}: {told:?}, {heard:?}");
+                here.poll(clock::now(), &mut told);
+                there.poll(clock::now(), &mut heard);
+                if !told.is_empty() || !heard.is_empty() {
+                    let mut bytes = vec![0; LEN];
+                    let target = if op == Op::Write { &theirs } else { &ours };
+                    target.read(0, &mut bytes).unwrap();
+                    assert!(bytes.iter().all(|byte| *byte == 7), "{op:?}: told before the bytes were there");
+                }
+            }
+            assert_eq!(told, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
+            assert_eq!(frames_of(&heard), [&b"moved"[..]]);
+            assert_eq!(there.stats().counted, 0);
+        }
+    }
+
+    /// The number of a post is shorter than the number of posts that a way may carry.
+    #[test]
+    fn a_way_goes_on_counting_when_its_numbers_of_posts_begin_again() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        here.permit(PEER, Time::MAX);
+        here.ways.get_mut(&id).unwrap().sequence = (1 << SEQUENCE_BITS) - 2;
+        let (mut told, mut heard) = (Vec::new(), Vec::new());
+        for number in 1..6 {
+            here.post(PEER, Post { id: PostId(number), ..post(Op::Write, 4096, Some(b"counted")) }).unwrap();
+        }
+        let begun = Instant::now();
+        while told.len() < 5 || heard.len() < 5 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{told:?}, {heard:?}");
+            here.poll(clock::now(), &mut told);
+            there.poll(clock::now(), &mut heard);
+        }
+        assert_eq!((there.stats().counted, there.stats().stray, there.stats().refused), (5, 0, 0));
     }
 
     /// What was said before the peer has forgotten this side was lost.

@@ -216,6 +216,7 @@ mod tests {
 
     use super::*;
     use crate::config::FabricConfig;
+    use crate::message::Immediate;
     use crate::metadata::Identity;
 
     fn transport(change: impl FnOnce(&mut FabricConfig)) -> FabricTransport {
@@ -333,6 +334,64 @@ mod tests {
             [&mut newcomer, &mut speaks, &mut host].into_iter().for_each(serve);
         }
         assert_eq!(guests(&host), [None, before[1]]);
+    }
+
+    #[test]
+    fn a_guest_that_says_goodbye_leaves_its_room_to_another_at_once() {
+        let mut host = transport(|config| config.max_guests = 1);
+        for _ in 0..3 {
+            let mut guest = transport(|_| {});
+            connects(&mut guest, &mut host);
+            guest.disconnect(PeerId(1));
+            let begun = Instant::now();
+            while host.guests.all().count() > 0 {
+                assert!(begun.elapsed() < Duration::from_secs(5), "it keeps its room");
+                serve(&mut guest);
+                serve(&mut host);
+            }
+        }
+        assert_eq!(host.guests.free_slot(1), Some(0), "each had the same number");
+    }
+
+    /// What an earlier life of either side has sent may still be on its way.
+    #[test]
+    fn messages_and_writes_of_other_lives_and_other_workers_are_refused() {
+        let (mut host, mut guest) = (transport(|_| {}), transport(|_| {}));
+        connects(&mut guest, &mut host);
+        let (id, key, slot, from) = host
+            .guests
+            .all()
+            .map(|(id, guest)| (id, guest.key, guest.slot as u32, guest.from))
+            .next()
+            .unwrap();
+        let (to, name) = (host.given.token(), guest.given.name().to_vec());
+        let hello = Hello { to, from, name };
+        let other = || Token::random().unwrap();
+        assert_eq!(host.hello(key, Hello { from: Identity::of(other(), b"another"), ..hello.clone() }), None);
+        assert_eq!(host.hello(key, Hello { to: other(), ..hello.clone() }), None);
+        assert_eq!(host.hello(key + 1, Hello { to: other(), ..hello.clone() }), None);
+        assert_eq!(host.heard(Header::new(key + 1, Kind::Frame), b""), None);
+        assert_eq!(host.heard(Header::new(key + 1, Kind::Bye), b""), None);
+        // A write of an earlier way with the same number, for a post that is announced with it, too.
+        let sequence = 5;
+        let frame = Header { len: 4, count: 1, sequence, ..Header::new(key, Kind::Frame) };
+        assert_eq!(host.heard(frame, b"done"), Some(()));
+        let before = host.stats();
+        host.write_arrived(0, Immediate { key: key ^ 1 << 63, slot, sequence }.encode());
+        host.write_arrived(0, Immediate { key, slot: slot + 1, sequence }.encode());
+        assert_eq!((host.stats().stray, host.stats().counted), (before.stray + 2, before.counted));
+        assert_eq!(host.posts.events(), 0, "the frame was given out");
+        host.write_arrived(0, Immediate { key, slot, sequence }.encode());
+        let (mut events, frame) = (Vec::new(), bytes::Bytes::from_static(b"done"));
+        host.posts.hand_over(&mut events);
+        assert_eq!(events, [TransportEvent::Frame { from: Origin(id), frame }]);
+        // And the guest takes no other worker's welcome, nor an answer about more than it has asked for.
+        let (way, key) = guest.ways.iter().map(|(way, state)| (*way, state.key)).next().unwrap();
+        let welcome = Header { sequence: 9, count: 9, ..Header::new(key, Kind::Welcome) };
+        assert_eq!(guest.heard(welcome, &other().to_bytes()), None);
+        assert_eq!(guest.heard(Header { count: 7, ..Header::new(key, Kind::Answer) }, b""), Some(()));
+        let way = guest.ways.get(&way).unwrap();
+        assert_eq!((way.stage, way.slot, way.confirmed), (Stage::Open, slot, 0));
     }
 
     /// Its own timers, greetings for one, are seconds away.
