@@ -334,6 +334,7 @@ mod tests {
     use super::*;
     use crate::config::FabricConfig;
     use crate::message::{Immediate, SEQUENCE_BITS};
+    use crate::metadata::Place;
     use crate::silence::Looks;
 
     /// More than the sockets of a connection hold.
@@ -480,7 +481,8 @@ mod tests {
         let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
         connect_back(&mut here, &mut there);
         here.permit(PEER, Time::MAX);
-        here.post(PEER, post(Op::Write, LEN, None)).unwrap();
+        // So few bytes that a farewell would find room behind them.
+        here.post(PEER, post(Op::Write, 64 << 10, None)).unwrap();
         let begun = Instant::now();
         while here.ways.get(&id).unwrap().moving() == 0 {
             assert!(begun.elapsed() < Duration::from_secs(20), "no slice is begun");
@@ -539,6 +541,53 @@ mod tests {
             there.poll(clock::now(), &mut heard);
         }
         assert_eq!((there.stats().counted, there.stats().stray, there.stats().refused), (5, 0, 0));
+    }
+
+    /// libfabric has no room for it while it opens the connection.
+    #[test]
+    fn a_slice_that_finds_no_room_is_begun_again_and_all_bytes_arrive() {
+        let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        here.permit(PEER, Time::MAX);
+        let way = here.ways.values_mut().next().unwrap();
+        (way.stage, way.greet_at) = (Stage::Open, Time::MAX);
+        let bytes: Vec<u8> = (0..LEN).map(|at| (at / 1000) as u8 | 1).collect();
+        ours.write(0, &bytes).unwrap();
+        here.post(PEER, post(Op::Write, LEN, None)).unwrap();
+        here.poll(clock::now(), &mut Vec::new());
+        assert_eq!(here.blocked.len(), 1, "there was room");
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while events.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "the post does not end");
+            events = poll([&mut here, &mut there]);
+        }
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        let mut arrived = vec![0; LEN];
+        theirs.read(0, &mut arrived).unwrap();
+        assert!(arrived == bytes, "bytes are missing");
+    }
+
+    /// The peer's libfabric does not know the key.
+    #[test]
+    fn a_post_that_the_peer_refuses_ends_with_an_error_and_its_way_is_lost() {
+        for op in [Op::Write, Op::Read] {
+            let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+            here.permit(PEER, Time::MAX);
+            let place = &mut here.ways.get_mut(&id).unwrap().regions[0];
+            *place = Place::new(place.base, place.len, vec![place.key(0).unwrap() ^ 0x55], None);
+            here.post(PEER, post(op, 4096, Some(b"never"))).unwrap();
+            let (mut events, begun) = (Vec::new(), Instant::now());
+            while events.len() < 2 {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{op:?}: {events:?}");
+                events.extend(poll([&mut here, &mut there]));
+            }
+            let posted = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
+            assert_eq!(
+                events,
+                [posted, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }],
+                "{op:?}"
+            );
+        }
     }
 
     /// What was said before the peer has forgotten this side was lost.

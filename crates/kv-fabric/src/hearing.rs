@@ -382,9 +382,15 @@ mod tests {
         assert_eq!((host.stats().stray, host.stats().counted), (before.stray + 2, before.counted));
         assert_eq!(host.posts.events(), 0, "the frame was given out");
         host.write_arrived(0, Immediate { key, slot, sequence }.encode());
-        let (mut events, frame) = (Vec::new(), bytes::Bytes::from_static(b"done"));
+        let plain = Header { len: 4, ..Header::new(key, Kind::Frame) };
+        assert_eq!(host.heard(plain, b"more"), Some(()));
+        let mut events = Vec::new();
         host.posts.hand_over(&mut events);
-        assert_eq!(events, [TransportEvent::Frame { from: Origin(id), frame }]);
+        let told = |frame: &'static [u8]| {
+            let frame = bytes::Bytes::from_static(frame);
+            TransportEvent::Frame { from: Origin(id), frame }
+        };
+        assert_eq!(events, [told(b"done"), told(b"more")]);
         // And the guest takes no other worker's welcome, nor an answer about more than it has asked for.
         let (way, key) = guest.ways.iter().map(|(way, state)| (*way, state.key)).next().unwrap();
         let welcome = Header { sequence: 9, count: 9, ..Header::new(key, Kind::Welcome) };
