@@ -27,7 +27,7 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    /// No look yet.
+    /// This side has not looked yet.
     pub(crate) fn new(limit: Duration) -> Looks {
         Looks { limit, times: [Time::ZERO; LOOKS] }
     }
