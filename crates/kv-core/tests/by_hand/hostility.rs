@@ -17,16 +17,16 @@ const SECOND: Duration = Duration::from_secs(1);
 const ROOM: Room = Room::Number(1);
 
 /// A frame on a connection that is not the peer's.
-fn from_elsewhere(solo: &mut Solo, origin: u64, frame: Frame) {
+pub fn from_elsewhere(solo: &mut Solo, origin: u64, frame: Frame) {
     solo.input(Input::Frame { from: Origin(origin), frame: frame.encode().unwrap() });
 }
 
-fn connected(solo: &mut Solo, peer: PeerId, fence: WriteFence) {
+pub fn connected(solo: &mut Solo, peer: PeerId, fence: WriteFence) {
     solo.input(Input::Connected { peer, directions: Directions::BOTH, fence });
 }
 
 /// To whom the node says hello, and asks for a way, in its last outputs.
-fn connects(solo: &Solo) -> Vec<(PeerId, Bytes)> {
+pub fn connects(solo: &Solo) -> Vec<(PeerId, Bytes)> {
     let connect = |output: &Output| match output {
         Output::Connect { peer, transport } => Some((*peer, transport.metadata.clone())),
         _ => None,
@@ -35,7 +35,7 @@ fn connects(solo: &Solo) -> Vec<(PeerId, Bytes)> {
 }
 
 /// A node that receives from peer 1, whose way has this fence.
-fn receiving_over(fence: WriteFence) -> (Solo, SessionId, PeerId) {
+pub fn receiving_over(fence: WriteFence) -> (Solo, SessionId, PeerId) {
     let mut solo = Solo::new(|_| {});
     let session = solo.open_receiver(ROOM, None);
     let lookup = solo.lookups()[0].0;

@@ -5,6 +5,7 @@
 
 mod asking;
 mod bounds;
+mod faults;
 mod granting;
 mod groups;
 mod hostility;
@@ -12,6 +13,7 @@ mod meeting;
 mod memory;
 mod reading;
 mod receiving;
+mod reopened;
 mod serving;
 mod solo;
 mod tracing;

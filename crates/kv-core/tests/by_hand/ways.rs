@@ -13,8 +13,8 @@ use kv_core::{
 
 use crate::solo::{Solo, args, hello, list, record, record_with, sign_of_life};
 
-const SECOND: Duration = Duration::from_secs(1);
-const ROOM: Room = Room::Number(1);
+pub const SECOND: Duration = Duration::from_secs(1);
+pub const ROOM: Room = Room::Number(1);
 
 fn ours(name: &str) -> TransportOffer {
     TransportOffer::new(name, Bytes::from(format!("us by {name}")))
@@ -25,7 +25,7 @@ fn theirs(name: &str) -> TransportOffer {
 }
 
 /// A node that prefers `near` to `far`.
-fn solo() -> Solo {
+pub fn solo() -> Solo {
     Solo::new(|config| config.transports = vec![ours("near"), ours("far")])
 }
 
@@ -35,7 +35,7 @@ fn reached_by(names: &[&str]) -> RankRecord {
 }
 
 /// A session of a node that has found peer 1.
-fn meets(solo: &mut Solo, names: &[&str]) -> SessionId {
+pub fn meets(solo: &mut Solo, names: &[&str]) -> SessionId {
     let session = solo.open_receiver(ROOM, None);
     solo.found(solo.lookups()[0].0, vec![reached_by(names)]);
     session
@@ -63,17 +63,17 @@ fn refused(solo: &mut Solo, peer: PeerId) {
     solo.input(Input::ConnectFailed { peer, error: TransportError::Metadata("of another host") });
 }
 
-fn refused_for_now(solo: &mut Solo, peer: PeerId) {
+pub fn refused_for_now(solo: &mut Solo, peer: PeerId) {
     solo.input(Input::ConnectFailed { peer, error: TransportError::PeerGone });
 }
 
-fn connected(solo: &mut Solo, peer: PeerId) {
+pub fn connected(solo: &mut Solo, peer: PeerId) {
     let (directions, fence) = (Directions::BOTH, WriteFence::AtDeath);
     solo.input(Input::Connected { peer, directions, fence });
 }
 
 /// A session of a node that has tried `near` in vain, and has met peer 1 over `far`.
-fn met_over_far(solo: &mut Solo) -> SessionId {
+pub fn met_over_far(solo: &mut Solo) -> SessionId {
     let session = meets(solo, &["near", "far"]);
     solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
     connected(solo, PeerId(0));
@@ -172,12 +172,12 @@ fn a_peer_that_has_come_by_another_transport_is_met_there() {
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
 }
 
-fn lost(solo: &mut Solo, peer: PeerId) {
+pub fn lost(solo: &mut Solo, peer: PeerId) {
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
 }
 
 /// A further session: answers its lookup, if it asks. True if it has asked.
-fn meets_again(solo: &mut Solo) -> (SessionId, bool) {
+pub fn meets_again(solo: &mut Solo) -> (SessionId, bool) {
     let session = solo.open_receiver(ROOM, None);
     let lookup = solo.lookups().first().map(|(lookup, _)| *lookup);
     if let Some(lookup) = lookup {
@@ -187,7 +187,7 @@ fn meets_again(solo: &mut Solo) -> (SessionId, bool) {
 }
 
 /// Seconds in which peer 1 is heard.
-fn pass(solo: &mut Solo, seconds: u32) {
+pub fn pass(solo: &mut Solo, seconds: u32) {
     for _ in 0..2 * seconds {
         solo.run_for(SECOND / 2);
         solo.says(1, sign_of_life());
@@ -254,6 +254,17 @@ fn after_a_loss_only_the_sessions_under_way_fail_and_new_ones_take_the_other_tra
     assert_eq!((solo.poll(third), connects(&solo)), (KvPoll::WaitingForInput, vec![]));
 }
 
+/// How `near` has failed, and for how long it was left alone, since the last time.
+pub fn faults_of_near(solo: &mut Solo) -> Vec<(WayFault, Duration)> {
+    let of_near = |what| match what {
+        KvWhat::WayFailed { transport, fault, pause: Some(pause) } if transport == "near" => {
+            Some((fault, pause))
+        }
+        _ => None,
+    };
+    solo.told().into_iter().filter_map(|event| of_near(event.what)).collect()
+}
+
 #[test]
 fn a_failed_transport_is_tried_again_after_pauses_that_double_and_never_by_a_session() {
     let mut solo = solo();
@@ -268,17 +279,8 @@ fn a_failed_transport_is_tried_again_after_pauses_that_double_and_never_by_a_ses
         assert_eq!(connects(&solo), [(PeerId(next), theirs("near"))]);
         solo.input(Input::ConnectFailed { peer: PeerId(next), error: TransportError::PeerGone });
     }
-    let pauses: Vec<_> = solo
-        .told()
-        .into_iter()
-        .filter_map(|event| match event.what {
-            KvWhat::WayFailed { transport, fault: WayFault::Refused(_), pause } if transport == "near" => {
-                pause
-            }
-            _ => None,
-        })
-        .collect();
-    assert_eq!(pauses, [1, 2, 4, 8].map(|pause| SECOND * pause));
+    let refused = || WayFault::Refused(TransportError::PeerGone);
+    assert_eq!(faults_of_near(&mut solo), [1, 2, 4, 8].map(|pause| (refused(), SECOND * pause)));
     assert_eq!(solo.node().gauges().failed_ways, 1);
 }
 
@@ -422,6 +424,7 @@ fn lost_over_far(prefers: [&str; 2]) -> Solo {
 #[test]
 fn after_a_session_has_waited_in_vain_for_a_lost_way_the_next_one_tries_the_other() {
     let mut solo = solo();
+    solo.listen();
     let session = meets(&mut solo, &["near", "far"]);
     connected(&mut solo, PeerId(0));
     solo.welcome(1, 1);
@@ -438,6 +441,8 @@ fn after_a_session_has_waited_in_vain_for_a_lost_way_the_next_one_tries_the_othe
             assert_eq!((peer, by), (PeerId(0), theirs("near")), "the lost way is opened anew");
         }
     }
+    let faults = [(WayFault::Lost, SECOND), (WayFault::Silent, SECOND * 2)];
+    assert_eq!(faults_of_near(&mut solo), faults, "a wait in vain counts against the way");
     let (_session, _) = meets_again(&mut solo);
     assert!(connects(&solo).iter().any(|(_, by)| *by == theirs("far")), "{:?}", connects(&solo));
 }

@@ -121,6 +121,8 @@ impl Context {
         peer.directions = directions;
         peer.writes_in.declare(fence);
         self.fx.tell(id, || KvWhat::WayOpened);
+        // What was declared of a former connection ends nothing any more.
+        self.fx.cancel(Timer::WriteFence(id));
         let until = peer.writes_out.until();
         let lost = peer.is_lost();
         peer.contact.turn(Event::WayOpened);
