@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{
-    Descriptor, Directions, Op, Origin, PeerId, Post, PostId, Region, RegionRole, Time, Transport,
-    TransportError, TransportEvent, TransportOffer, TransportWait, WayEnd, WriteFence,
+    Descriptor, Directions, Op, Origin, PeerId, Post, PostId, Region, RegionRole, TRANSPORT_VERSION, Time,
+    Transport, TransportError, TransportEvent, TransportOffer, TransportWait, WayEnd, WriteFence,
 };
 use kv_ways::{MAX_MEMBERS, Member, Ways, WaysError};
 use told::{Told, Wire};
@@ -80,6 +80,12 @@ fn a_lost_way_with_possible_writes_is_not_replaced_by_another_member() {
     assert_eq!(round(&mut ways), [gone(WayEnd::Lost)]);
     assert_eq!(ways.connect_by(PEER, &by("b")), Err(other));
     assert_eq!(b.calls(), [""; 0]);
+    // What the peer may still write is the business of the member that has lost it.
+    a.set_fence(WriteFence::Revocable);
+    assert_eq!(ways.write_fence(PEER), WriteFence::Revocable);
+    ways.revoke(PEER);
+    assert_eq!(a.calls().last().map(String::as_str), Some("revoke"));
+    assert_eq!(b.calls(), [""; 0]);
     // The same member opens it again, and once more when the peer writes no more.
     ways.connect_by(PEER, &by("a")).unwrap();
     a.report(gone(WayEnd::Lost));
@@ -88,6 +94,35 @@ fn a_lost_way_with_possible_writes_is_not_replaced_by_another_member() {
     ways.connect_by(PEER, &by("b")).unwrap();
     assert_eq!(a.calls().last().map(String::as_str), Some("disconnect"));
     assert_eq!(b.calls(), ["connect memory by b"]);
+}
+
+#[test]
+fn a_peer_that_is_connected_is_connected_again_by_its_member_only() {
+    let (mut ways, [a, b]) = pair();
+    let standing = ways.standing();
+    let metadata = ways.metadata().unwrap();
+    ways.connect_by(PEER, &by("b")).unwrap();
+    ways.connect(PEER, &metadata).unwrap();
+    assert_eq!((a.calls(), b.calls()), (vec![], vec!["connect memory by b".to_owned(); 2]));
+    assert_eq!(standing.peers(), [("a", 0), ("b", 1)]);
+    b.refuse_connects(TransportError::PeerGone);
+    assert_eq!(ways.connect(PEER, &metadata), Err(TransportError::PeerGone), "nothing is said of the other");
+    ways.send(PEER, Bytes::new()).unwrap();
+}
+
+#[test]
+fn a_transport_of_another_name_or_version_is_refused_before_any_member_is_asked() {
+    let (mut ways, [a, b]) = pair();
+    let later = TransportOffer { version: TRANSPORT_VERSION + 1, ..by("a") };
+    for (offer, problem) in [
+        (later, "the peer's transport has another version"),
+        (by("c"), "this worker does not have the peer's transport"),
+        (by(""), "this worker does not have the peer's transport"),
+    ] {
+        assert_eq!(ways.connect_by(PEER, &offer), Err(TransportError::Metadata(problem)));
+        assert_eq!(ways.send(PEER, Bytes::new()), Err(TransportError::PeerGone));
+    }
+    assert_eq!((a.calls(), b.calls()), (vec![], vec![]));
 }
 
 #[test]
@@ -218,6 +253,11 @@ fn the_standing_counts_peers_by_member_and_says_why_a_member_was_not_taken() {
     assert_eq!(standing.peers(), [("a", 0), ("b", 2)]);
     // The way to one is lost and opened again; the other one is disconnected, and then says that it is dead.
     b.report(gone(WayEnd::Lost));
+    round(&mut ways);
+    assert_eq!(other(&standing), (1, 2, 0, 1, None));
+    // What is told of it while it is lost counts nobody else.
+    b.report(gone(WayEnd::Lost));
+    b.report(gone(DEAD));
     round(&mut ways);
     assert_eq!(other(&standing), (1, 2, 0, 1, None));
     ways.connect_by(PEER, &by("b")).unwrap();
