@@ -13,7 +13,7 @@
 //! | `crowd` | many posts among three workers at once |
 //! | `far` | pages to and from workers elsewhere, and the origins of frames |
 //! | `crash` | workers elsewhere that are killed (before, during and after posts), and that come back |
-//! | `rights` | permissions to write that begin and end; rights that are revoked |
+//! | `rights` | permissions to write that begin and end; rights that are revoked, also after the way was lost |
 //!
 //! What this crate is not: a test of speed. No check fails because a machine is slow, unless it is slower
 //! than [`Harness::patience`], which is long. The tests of the simulated transport show that each check can
@@ -100,6 +100,13 @@ pub trait Harness {
         1_000_000
     }
 
+    /// Cuts the connections by which the second worker of a pair reaches the first one, as a network does that fails:
+    /// both workers live on, and can be connected anew. False where a test cannot do that.
+    fn cut(&self, pair: &mut Pair<Self::Transport>) -> bool {
+        let _ = pair;
+        false
+    }
+
     /// False for a transport that refuses reads: checks then use writes only.
     fn reads(&self) -> bool {
         true
@@ -158,6 +165,7 @@ checks! {
         a_write_waits_for_its_permission_and_moves_nothing_before,
         no_byte_of_a_write_moves_after_its_permission_has_ended,
         after_a_right_is_revoked_no_byte_arrives,
+        a_right_revoked_after_the_way_was_lost_is_gone_for_good_and_a_new_way_has_a_new_one,
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use kv_core::{Op, Post, PostId, Time, Transport, TransportError, TransportEvent, WriteFence};
+use kv_core::{Op, Post, PostId, Time, Transport, TransportError, TransportEvent, WayEnd, WriteFence};
 
+use crate::other::whole;
 use crate::pair::descriptor;
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, snapshot};
 
@@ -155,5 +156,58 @@ pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) 
             assert_eq!(pair.await_post(PostId(101)), Ok(()));
             assert!(snapshot(&pair.a)[0].iter().all(|byte| *byte == 4));
         }
+    }
+}
+
+/// The steps in which a worker gets pages of failed sessions back from a peer of which it has lost sight, and in which
+/// both meet again.
+pub(crate) fn a_right_revoked_after_the_way_was_lost_is_gone_for_good_and_a_new_way_has_a_new_one<
+    H: Harness,
+>(
+    harness: &H,
+) {
+    for turns in [0, 1, 2, 4] {
+        let mut pair = Pair::connected(harness, &LENS);
+        if pair.b.transport.write_fence(B_KNOWS_A) != WriteFence::Revocable {
+            return;
+        }
+        pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
+        write_all(&mut pair, 0..POSTS);
+        for _ in 0..turns {
+            pair.turn();
+        }
+        let mut posted = POSTS;
+        if harness.cut(&mut pair) {
+            let lost = TransportEvent::PeerGone { peer: B_KNOWS_A, end: WayEnd::Lost };
+            pair.until("the loss of a way", |pair| pair.b_events.contains(&lost));
+            assert_eq!(pair.b.transport.write_fence(B_KNOWS_A), WriteFence::Revocable, "of a lost way");
+            // The peer may go on through a way of its own.
+            let post = whole(POSTS, Op::Write, LENS[0]);
+            posted += u64::from(pair.a.transport.post(A_KNOWS_B, post).is_ok());
+        }
+        pair.b.transport.revoke(B_KNOWS_A);
+        let revoked = TransportEvent::Revoked { peer: B_KNOWS_A };
+        pair.until("a revocation", |pair| pair.b_events.contains(&revoked));
+        pair.b.memory.write(0, 0, &vec![4; LENS[0]]);
+        let until = harness.now() + Duration::from_millis(50);
+        pass(harness, &mut pair, until);
+        assert!(holds_only(&pair, 4), "bytes arrived after the right was revoked");
+        // The peer is told that its way is of no use any more.
+        pair.b.transport.disconnect(B_KNOWS_A);
+        let is_end =
+            |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { peer: A_KNOWS_B, .. });
+        pair.until("the end of the peer's way", |pair| pair.a_events.iter().any(is_end));
+        let is_post = |event: &&TransportEvent| matches!(event, TransportEvent::Posted { .. });
+        pair.until("all posts end", |pair| pair.a_events.iter().filter(is_post).count() as u64 == posted);
+        for event in pair.a_events.iter().filter(is_post) {
+            let TransportEvent::Posted { result, .. } = event else { panic!("{event:?}") };
+            let may_be = matches!(result, Ok(()) | Err(TransportError::Revoked | TransportError::PeerGone));
+            assert!(may_be, "{result:?}");
+        }
+        let mut pair = pair.introduce();
+        assert!(holds_only(&pair, 4), "bytes of the former way arrived over the new one");
+        write_all(&mut pair, 1000..1001);
+        assert_eq!(pair.await_post(PostId(1000)), Ok(()));
+        assert!(holds_only(&pair, 1));
     }
 }

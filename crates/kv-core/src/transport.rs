@@ -127,7 +127,8 @@ pub trait Transport {
     /// the peer can arrive any more, [`TransportEvent::Revoked`] answers, or
     /// [`TransportEvent::PeerGone`] with [`WayEnd::Dead`]. Called only where the write fence is
     /// [`WriteFence::Revocable`]; the call must also work after this side's way to the peer was
-    /// lost.
+    /// lost. When the owner then [disconnects](Transport::disconnect) the peer, the peer's own way ends, too,
+    /// because nothing can be written over it any more.
     fn revoke(&mut self, peer: PeerId) {
         let _ = peer;
     }

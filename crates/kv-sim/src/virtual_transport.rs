@@ -114,6 +114,19 @@ impl VirtualNet {
         }
     }
 
+    /// Ends the connection of the transport with the metadata `from` to the one with the metadata `to`. Both live
+    /// on, and can be connected anew.
+    pub fn cut(&self, from: &[u8], to: &[u8]) {
+        let mut world = self.world.borrow_mut();
+        let (Some(from), Some(to)) = (life_of(from), life_of(to)) else { return };
+        let conns = world.hosts[from].conns.iter();
+        let lost: Vec<PeerId> = conns.filter(|(_, conn)| conn.target == to).map(|(&peer, _)| peer).collect();
+        let detected = world.now + MS;
+        for peer in lost {
+            world.lose(from, peer, detected);
+        }
+    }
+
     /// The virtual time. Every poll of one of the network's transports takes 20 µs.
     pub fn now(&self) -> Time {
         Time::from_nanos(self.world.borrow().now)
@@ -163,7 +176,10 @@ impl Transport for VirtualTransport {
     }
 
     fn disconnect(&mut self, peer: PeerId) {
-        self.world.borrow_mut().hosts[self.life].conns.remove(&peer);
+        let mut world = self.world.borrow_mut();
+        if let Some(conn) = world.hosts[self.life].conns.remove(&peer) {
+            world.leave_revoked(conn.target, self.life, conn.road);
+        }
     }
 
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError> {

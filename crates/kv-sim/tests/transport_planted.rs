@@ -68,6 +68,8 @@ enum Bug {
     IgnoresTheEnd,
     /// A right to write is reported as revoked, and is not.
     RevokesNothing,
+    /// After a way was lost, the peer's right to write is reported as revoked, and is not.
+    RevokesNothingOnceLost,
     /// All frames have one origin.
     OneOrigin,
     /// When one peer dies, every peer is reported dead.
@@ -75,7 +77,7 @@ enum Bug {
 }
 
 /// Each check of the suite, with the bug that it must find.
-const FINDS: [(&str, Bug); 26] = [
+const FINDS: [(&str, Bug); 27] = [
     ("posts_move_exactly_the_described_bytes", Bug::ForgetsADescriptor),
     ("descriptors_out_of_bounds_are_refused_and_touch_nothing", Bug::MovesBeforeItChecks),
     ("one_and_a_million_descriptors_move_their_bytes", Bug::CutsLongPosts),
@@ -100,6 +102,10 @@ const FINDS: [(&str, Bug); 26] = [
     ("a_write_waits_for_its_permission_and_moves_nothing_before", Bug::AllowsItself),
     ("no_byte_of_a_write_moves_after_its_permission_has_ended", Bug::IgnoresTheEnd),
     ("after_a_right_is_revoked_no_byte_arrives", Bug::RevokesNothing),
+    (
+        "a_right_revoked_after_the_way_was_lost_is_gone_for_good_and_a_new_way_has_a_new_one",
+        Bug::RevokesNothingOnceLost,
+    ),
     ("frames_of_a_peer_have_its_origin_and_no_others", Bug::OneOrigin),
     ("death_is_told_of_the_dead_only", Bug::AllDieWithOne),
 ];
@@ -109,6 +115,7 @@ struct Faulty {
     inner: VirtualTransport,
     bug: Bug,
     known: BTreeMap<PeerId, Bytes>,
+    lost: BTreeSet<PeerId>,
     /// The posts that were reported as ended.
     told: BTreeSet<PostId>,
     /// The posts that are in flight, with their peers.
@@ -269,7 +276,8 @@ impl Transport for Faulty {
     }
 
     fn revoke(&mut self, peer: PeerId) {
-        if self.bug == Bug::RevokesNothing {
+        let is_lost = self.bug == Bug::RevokesNothingOnceLost && self.lost.contains(&peer);
+        if is_lost || self.bug == Bug::RevokesNothing {
             self.late.push(TransportEvent::Revoked { peer });
         } else {
             self.inner.revoke(peer);
@@ -306,6 +314,7 @@ impl Transport for Faulty {
                     }
                 }
                 TransportEvent::PeerGone { peer, end } => match self.bug {
+                    Bug::RevokesNothingOnceLost => _ = self.lost.insert(*peer),
                     Bug::AllDieWithOne => {
                         let others = self.known.keys().filter(|known| *known != peer);
                         events.extend(others.map(|peer| TransportEvent::PeerGone { peer: *peer, end: *end }));
@@ -334,6 +343,7 @@ fn run(check: &'static str, bug: Bug, seed: u64) {
         inner,
         bug,
         known: BTreeMap::new(),
+        lost: BTreeSet::new(),
         told: BTreeSet::new(),
         under_way: BTreeMap::new(),
         late: Vec::new(),

@@ -149,33 +149,6 @@ fn a_write_whose_way_was_cut_changes_no_byte_at_the_peer_once_it_has_ended() {
 }
 
 #[test]
-fn a_peer_whose_right_to_write_was_revoked_writes_again_once_both_have_met_anew() {
-    const BACK: PeerId = PeerId(2);
-    let mut sides = [0; 2].map(|_| worker(TcpConfig::new(loopback()), &[LEN]));
-    let [from, to] = &mut sides;
-    let meet = |from: &mut Side<TcpTransport>, to: &mut Side<TcpTransport>, id: u64| {
-        let [here, there] = [&*from, &*to].map(|side| side.transport.metadata().unwrap());
-        connect(&mut from.transport, PEER, &there).unwrap();
-        connect(&mut to.transport, BACK, &here).unwrap();
-        from.transport.post(PEER, post(id, Op::Write, 4096)).unwrap();
-        let mut events = Vec::new();
-        until("a write", &mut [from, to], &mut events, |events| ended(&events[0], id).is_some());
-        assert_eq!(ended(&events[0], id), Some(Ok(())));
-    };
-    meet(from, to, 1);
-    to.transport.revoke(BACK);
-    from.transport.post(PEER, post(2, Op::Write, 4096)).unwrap();
-    let mut events = Vec::new();
-    until("a refused write", &mut [&mut *from, &mut *to], &mut events, |events| !events[0].is_empty());
-    assert_eq!(ended(&events[0], 2), Some(Err(TransportError::Revoked)));
-    // The peer learns that its connections are of no use.
-    to.transport.disconnect(BACK);
-    let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
-    until("the end of the way", &mut [&mut *from, &mut *to], &mut events, |events| events[0].contains(&lost));
-    meet(from, to, 3);
-}
-
-#[test]
 fn nothing_that_a_dead_peer_has_left_in_the_kernel_is_put_in_place_after_its_death_was_told() {
     const BACK: PeerId = PeerId(2);
     let mut here = worker(TcpConfig::new(loopback()), &[LEN]);

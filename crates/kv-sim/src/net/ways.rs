@@ -71,7 +71,10 @@ impl<S: Service> World<S> {
         }
         self.revoking.push(Revoking { life, peer, writer, road });
         self.tell_revoked();
-        self.end_revoked_ways(writer, life, road);
+        // A transport on its own keeps the contract to the letter: the way stays, without the right.
+        if !matches!(self.hosts[writer].engine, Engine::Transport(_)) {
+            self.end_ways(writer, life, road);
+        }
     }
 
     /// Reports every revocation that is complete.
@@ -92,16 +95,22 @@ impl<S: Service> World<S> {
         }
     }
 
+    /// A transport on its own has been disconnected from a peer whose right to write it has revoked.
+    pub(crate) fn leave_revoked(&mut self, writer: LifeId, target: LifeId, road: Road) {
+        let ends = (writer, target, road);
+        if self.ways.iter().any(|way| way.revoked && (way.writer, way.target, way.road) == ends) {
+            self.end_ways(writer, target, road);
+        }
+    }
+
     /// Lets the writer's transport notice, after some time, that its connection was revoked.
-    fn end_revoked_ways(&mut self, writer: LifeId, target: LifeId, road: Road) {
+    fn end_ways(&mut self, writer: LifeId, target: LifeId, road: Road) {
         let conns = self.hosts[writer].conns.iter();
         let lost: Vec<PeerId> = conns
             .filter(|(_, conn)| (conn.target, conn.road) == (target, road))
             .map(|(&peer, _)| peer)
             .collect();
-        // A transport on its own keeps the contract to the letter: the way stays, without the right.
-        let ends = !matches!(self.hosts[writer].engine, Engine::Transport(_));
-        for peer in lost.into_iter().filter(|_| ends) {
+        for peer in lost {
             let detected = self.now + self.rng.tail(MS, self.params.chaos.detect_max);
             self.lose(writer, peer, detected);
         }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kv_conformance::{Harness, Job, Other, Puppet, Regions, Side};
+use kv_conformance::{Harness, Job, Other, Pair, Puppet, Regions, Side};
 use kv_core::{Region, RegionRole, Time, Transport};
 use kv_sim::{VirtualNet, VirtualTransport};
 
@@ -55,6 +55,12 @@ impl<P: Wrapped, W: Fn(VirtualTransport) -> P> Harness for Virtual<W> {
         let metadata = side.transport.metadata().unwrap();
         let puppet = Puppet::new(side, job, peer);
         Elsewhere { puppet, metadata, net: self.net.clone() }
+    }
+
+    fn cut(&self, pair: &mut Pair<P>) -> bool {
+        let [from, to] = [&pair.b, &pair.a].map(|side| side.transport.metadata().unwrap());
+        self.net.cut(&from, &to);
+        true
     }
 
     fn now(&self) -> Time {

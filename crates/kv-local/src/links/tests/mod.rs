@@ -1,5 +1,6 @@
 //! Tests that strangers, impostors and broken peers cannot harm a transport. This file has what they share.
 
+mod cut;
 mod impostors;
 mod peers;
 mod strangers;
