@@ -226,6 +226,8 @@ mod tests {
         listener: TcpListener,
         stream: Option<TcpStream>,
         got: BytesMut,
+        /// By how much its clock is ahead of this host's.
+        ahead: Duration,
     }
 
     impl Peer {
@@ -235,7 +237,7 @@ mod tests {
             let addresses = vec![listener.local_addr().unwrap()];
             let metadata =
                 Metadata { token: Token::random().unwrap(), addresses, regions: vec![LEN], tls: false };
-            Peer { metadata, listener, stream: None, got: BytesMut::new() }
+            Peer { metadata, listener, stream: None, got: BytesMut::new(), ahead: Duration::ZERO }
         }
 
         /// The next slice to read that the transport asks for, if one has come.
@@ -252,8 +254,13 @@ mod tests {
             Request::next(&mut self.got, |_| Some(LEN)).unwrap()
         }
 
+        fn clock(&self) -> Time {
+            clock::now() + self.ahead
+        }
+
         /// Takes what has come, and answers the hello.
         fn fill(&mut self) {
+            let now = self.clock();
             let Some(stream) = &mut self.stream else {
                 let Ok((stream, _)) = self.listener.accept() else { return };
                 stream.set_nonblocking(true).unwrap();
@@ -267,14 +274,14 @@ mod tests {
             }
             if let Some(hello) = self.got.first_chunk::<HELLO>().and_then(Hello::decode) {
                 let from = Identity::of(self.metadata.token, &self.metadata.encode().unwrap());
-                let welcome = Welcome { from, way: hello.way, clock: clock::now() };
+                let welcome = Welcome { from, way: hello.way, clock: now };
                 stream.write_all(&welcome.encode()).unwrap();
                 let _ = self.got.split_to(HELLO);
             }
         }
 
         fn answer(&mut self, number: u32, verdict: Verdict) {
-            let answer = Reply::Answer { number, verdict, clock: clock::now() };
+            let answer = Reply::Answer { number, verdict, clock: self.clock() };
             self.stream.as_mut().unwrap().write_all(&answer.encode()).unwrap();
         }
     }
@@ -297,6 +304,28 @@ mod tests {
             transport.post(PeerId(1), post).unwrap();
         }
         (transport, arena)
+    }
+
+    #[test]
+    fn slices_say_until_when_they_may_touch_memory_by_the_clock_of_their_peer() {
+        let hour = Duration::from_secs(3600);
+        let mut peer = Peer { ahead: hour, ..Peer::new() };
+        let (mut transport, _arena) = reader(&peer, 1);
+        let slice_time = transport.config.slice_time;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for number in 1..=20 {
+            let asked = loop {
+                assert!(Instant::now() < deadline);
+                transport.poll(Time::ZERO, &mut Vec::new());
+                if let Some(asked) = peer.next() {
+                    break asked;
+                }
+            };
+            let now = peer.clock();
+            let until = asked.until;
+            assert!(until > now && until <= now + slice_time, "slice {number}: {until:?}, and it is {now:?}");
+            peer.answer(asked.number, Verdict::Late);
+        }
     }
 
     #[test]

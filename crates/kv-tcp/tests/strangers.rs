@@ -68,6 +68,18 @@ fn advertised_addresses_are_tried_in_their_order_whatever_the_bound_one() {
 }
 
 #[test]
+fn an_address_that_is_silent_leaves_time_for_those_after_it() {
+    // The kernel opens connections there, and nobody ever says a word on them.
+    let silent = TcpListener::bind(loopback()).unwrap();
+    let config = TcpConfig::new(loopback());
+    let config = config.with(|config| config.advertise = vec![silent.local_addr().unwrap(), loopback()]);
+    let mut to = worker(config, &[LEN]);
+    let config = TcpConfig::new(loopback());
+    let config = config.with(|config| config.handshake_timeout = Duration::from_secs(2));
+    exchange(&mut worker(config, &[LEN]), &mut to);
+}
+
+#[test]
 fn addresses_that_no_peer_could_connect_to_are_refused_by_name() {
     let any: SocketAddr = "0.0.0.0:0".parse().unwrap();
     match TcpTransport::new(TcpConfig::new(any)) {
