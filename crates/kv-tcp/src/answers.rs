@@ -329,6 +329,103 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_that_was_not_asked_for_ends_the_way_and_touches_no_memory() {
+        let clock = clock::now();
+        let lies: [fn(&Asked, Time) -> Reply; 4] = [
+            |asked, clock| Reply::Answer { number: asked.number + 1, verdict: Verdict::Late, clock },
+            |asked, clock| Reply::Answer { number: asked.number, verdict: Verdict::Done, clock },
+            |asked, _| Reply::Bytes { number: asked.number + 1, bytes: asked.bytes },
+            |asked, _| Reply::Bytes { number: asked.number, bytes: asked.bytes - 1 },
+        ];
+        for (number, lie) in lies.into_iter().enumerate() {
+            let mut peer = Peer::new();
+            let (mut transport, arena) = reader(&peer, 1);
+            transport.config.slice_time = Duration::from_millis(200);
+            let (mut told, mut events) = (false, Vec::new());
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while events.is_empty() {
+                assert!(Instant::now() < deadline, "lie {number} is believed");
+                transport.poll(Time::ZERO, &mut events);
+                if !told && let Some(asked) = peer.next() {
+                    let stream = peer.stream.as_mut().unwrap();
+                    stream.write_all(&lie(&asked, clock).encode()).unwrap();
+                    stream.write_all(&[7; 100]).unwrap();
+                    told = true;
+                }
+            }
+            let result = Err(TransportError::PeerGone);
+            assert_eq!(events[0], TransportEvent::Posted { post: PostId(0), result }, "lie {number}");
+            assert_eq!(transport.stats().broken, 1, "lie {number}");
+            let mut bytes = vec![0; LEN as usize];
+            arena.read(0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0), "lie {number}");
+        }
+    }
+
+    #[test]
+    fn frames_for_a_peer_that_reads_nothing_are_refused_beyond_their_bound() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let (mut refused, frame) = (0, Bytes::from(vec![7; 64 << 10]));
+        for _ in 0..1000 {
+            refused += u32::from(transport.send(PeerId(1), frame.clone()) == Err(TransportError::WouldBlock));
+            transport.poll(Time::ZERO, &mut Vec::new());
+            let kept: usize = transport.connections.values().map(|it| it.outbound.encoded()).sum();
+            assert!(kept <= transport.config.outbound_bytes, "{kept} bytes are kept");
+        }
+        assert!(refused > 0, "64 MB were taken");
+    }
+
+    #[test]
+    fn bytes_of_a_read_that_come_after_its_post_has_ended_are_thrown_away() {
+        let mut peer = Peer::new();
+        let (mut transport, arena) = reader(&peer, 1);
+        transport.config.slice_time = Duration::from_millis(200);
+        let memory = || {
+            let mut bytes = vec![0; LEN as usize];
+            arena.read(0, &mut bytes).unwrap();
+            bytes
+        };
+        let (mut asked, mut events) = (None, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if asked.is_none() {
+                asked = peer.next();
+                let (Some(Asked { number, bytes, .. }), Some(stream)) = (&asked, &mut peer.stream) else {
+                    continue;
+                };
+                stream.write_all(&Reply::Bytes { number: *number, bytes: *bytes }.encode()).unwrap();
+                stream.write_all(&vec![1; *bytes as usize / 2]).unwrap();
+            }
+            if memory().contains(&1) {
+                transport.cancel(PostId(0));
+            }
+        }
+        assert_eq!(
+            events,
+            [TransportEvent::Posted { post: PostId(0), result: Err(TransportError::Cancelled) }]
+        );
+        let (before, asked) = (memory(), asked.unwrap());
+        let stream = peer.stream.as_mut().unwrap();
+        stream.write_all(&vec![2; (asked.bytes - asked.bytes / 2) as usize]).unwrap();
+        peer.answer(asked.number, Verdict::Done);
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            transport.poll(Time::ZERO, &mut events);
+        }
+        assert!(memory() == before, "bytes have come after the end of their post");
+        assert_eq!((transport.stats().broken, events.len()), (0, 1), "the connection stays in order");
+    }
+
+    #[test]
     fn an_answer_that_revokes_the_right_to_read_ends_the_way_for_there_is_none() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 1);

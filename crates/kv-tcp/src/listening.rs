@@ -228,6 +228,63 @@ mod tests {
         assert_eq!((transport.guests.len(), transport.connections.len()), (1, 2));
     }
 
+    /// A connection of a guest: what it says first, and its end once the transport has answered or closed it.
+    fn greeted(transport: &mut TcpTransport, hello: &Hello) -> (TcpStream, usize) {
+        let mut guest = TcpStream::connect(transport.local_addr()).unwrap();
+        guest.write_all(&hello.encode()).unwrap();
+        guest.set_nonblocking(true).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            assert!(Instant::now() < deadline, "{hello:?}");
+            transport.poll(Time::ZERO, &mut Vec::new());
+            match guest.read(&mut [0; 256]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                got => return (guest, got.unwrap_or(0)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_breaks_the_rules_on_one_connection_loses_all_of_them() {
+        let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
+        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
+        let [token, way] = [0; 2].map(|_| Token::random().unwrap());
+        let hello = Hello { number: 0, to, from: Identity::of(token, b"a guest"), way };
+        let _frames = greeted(&mut transport, &hello);
+        let (mut pages, _) = greeted(&mut transport, &Hello { number: 1, ..hello });
+        assert_eq!((transport.guests.len(), transport.connections.len()), (1, 2));
+        pages.write_all(&[0xff; 64]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.stats().broken == 0 {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        assert_eq!((transport.guests.len(), transport.connections.len()), (0, 0));
+    }
+
+    #[test]
+    fn guests_and_the_ways_of_one_of_them_are_bounded() {
+        let config = TcpConfig::new("127.0.0.1:0".parse().unwrap()).with(|config| config.max_guests = 10);
+        let mut transport = TcpTransport::new(config).unwrap();
+        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
+        let token = Token::random().unwrap();
+        let hello = |token| {
+            let way = Token::random().unwrap();
+            Hello { number: 0, to, from: Identity::of(token, b"a guest"), way }
+        };
+        let mut kept = Vec::new();
+        for ways in 1..=MAX_WAYS + 2 {
+            kept.push(greeted(&mut transport, &hello(token)));
+            assert_eq!(transport.guests.len(), ways.min(MAX_WAYS), "the oldest way makes room");
+        }
+        for accepted in [true, true, false, false] {
+            let (stream, got) = greeted(&mut transport, &hello(Token::random().unwrap()));
+            assert_eq!(got, if accepted { WELCOME } else { 0 }, "{} guests", transport.guests.len());
+            kept.push((stream, got));
+        }
+        assert_eq!(transport.guests.len(), 10);
+    }
+
     #[test]
     fn a_pause_in_accepting_ends_in_time_though_nothing_else_wakes_the_owner() {
         let config = TcpConfig::new("127.0.0.1:0".parse().unwrap()).with(|config| config.max_strangers = 1);

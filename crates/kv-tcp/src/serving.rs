@@ -332,5 +332,31 @@ mod tests {
         // The peer has to open new connections, over which it may write again.
         transport.disconnect(peer);
         assert_eq!((transport.guests.len(), transport.connections.len()), (0, 0));
+        assert_eq!(
+            transport.write_fence(peer),
+            kv_core::WriteFence::AtDeath,
+            "nobody can revoke it any more"
+        );
+    }
+
+    #[test]
+    fn a_guest_speaks_only_for_the_metadata_of_which_its_hello_has_the_hash() {
+        let arena = Arena::new(4096).unwrap();
+        let (mut transport, _guest, token) = served(&arena);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.guests.len() == 0 {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let addresses = vec![transport.local_addr()];
+        let metadata = Metadata { token, addresses, regions: vec![4096], tls: false }.encode().unwrap();
+        let guest = transport.guests.of(token)[0];
+        assert!(
+            !transport.may_speak_for(Origin(guest), &metadata),
+            "the same life, with another table of regions"
+        );
+        transport.guests.get_mut(guest).unwrap().from = Identity::of(token, &metadata);
+        assert!(transport.may_speak_for(Origin(guest), &metadata));
+        assert!(!transport.may_speak_for(Origin(guest + 1), &metadata), "another connection");
     }
 }

@@ -179,6 +179,23 @@ fn a_crowd_of_strangers_is_bounded_and_does_not_keep_peers_out() {
 }
 
 #[test]
+fn a_peer_is_connected_under_one_id_only_and_the_number_of_peers_is_bounded() {
+    let config = TcpConfig::new(loopback()).with(|config| config.max_peers = 2);
+    let mut from = worker(config, &[LEN]);
+    let peers = [0; 3].map(|_| worker(TcpConfig::new(loopback()), &[LEN]));
+    let [first, second, third] = peers.each_ref().map(|peer| peer.transport.metadata().unwrap());
+    from.transport.connect(PEER, &first).unwrap();
+    let refused = from.transport.connect(PeerId(2), &first);
+    assert_eq!(refused, Err(TransportError::Metadata("the peer is connected already, under another id")));
+    let refused = from.transport.connect(PEER, &second);
+    assert!(matches!(refused, Err(TransportError::Unsupported(_))), "{refused:?}");
+    from.transport.connect(PeerId(2), &second).unwrap();
+    assert_eq!(from.transport.connect(PeerId(3), &third), Err(TransportError::WouldBlock));
+    from.transport.disconnect(PEER);
+    from.transport.connect(PeerId(3), &third).unwrap();
+}
+
+#[test]
 fn a_worker_may_speak_only_for_the_metadata_of_its_hello() {
     let (mut one, mut two, mut to) = (
         worker(TcpConfig::new(loopback()), &[LEN]),
