@@ -4,14 +4,18 @@
 
 mod workers;
 
-use std::time::Duration;
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kv_conformance::process::Process;
+use kv_conformance::{Harness, Job, Other, Side, pattern, rest};
 use kv_core::{
     Descriptor, MemoryKind, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportError,
     TransportEvent, WayEnd,
 };
-use kv_nixl::{HostMemory, MemoryError, NixlConfig, NixlError, NixlTransport};
+use kv_nixl::{HostMemory, MemoryError, NixlConfig, NixlError, NixlTransport, Route};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use workers::{Workers, nixl, worker};
 
 const PEER: PeerId = PeerId(1);
@@ -134,6 +138,66 @@ fn a_transport_that_ends_is_reported_to_its_peers_and_is_quiet_at_once() {
         events,
         [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Dead { quiet_after: Duration::ZERO } }]
     );
+}
+
+/// Frames of a host go beside NIXL, so nothing that is sent shows that the way of the pages is lost.
+#[test]
+fn a_connection_that_breaks_between_living_processes_is_found_before_the_next_copy() {
+    let Some(nixl) = nixl() else { return };
+    let mut side = worker(nixl, &[Workers::FAR_LEN]);
+    let mut other = Process::start("default", Job::Serve, &side.transport.metadata().unwrap());
+    let page = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
+    let mut bytes = [0; 4096];
+    for round in 1..=2 {
+        side.transport.connect(PEER, other.metadata()).unwrap();
+        if side.transport.route(PEER) != Some(Route::Memory) {
+            println!("skipped: the kernel does not copy between processes here");
+            return;
+        }
+        let read = Post { id: PostId(round), op: Op::Read, descriptors: vec![page], notify: None };
+        side.transport.post(PEER, read).unwrap();
+        let read = until(&mut side, "a copy", |events| !events.is_empty());
+        assert_eq!(read, [TransportEvent::Posted { post: PostId(round), result: Ok(()) }]);
+        side.memory.read(0, 0, &mut bytes);
+        assert!(bytes == pattern(4096)[..], "round {round}");
+        side.memory.write(0, 0, &[0; 4096]);
+        // Its answers come as before.
+        side.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
+        if round == 1 {
+            assert!(break_connections(&other) > 0);
+        }
+        until(&mut side, "the echo", |events| matches!(events[..], [TransportEvent::Frame { .. }]));
+        if round == 1 {
+            let ends = until(&mut side, "the end", |events| !events.is_empty());
+            assert_eq!(ends, [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+            assert!(other.is_alive());
+        }
+    }
+}
+
+/// Breaks the TCP connections of another process, as a firewall that is loaded anew does. Returns how many.
+fn break_connections(other: &Process) -> usize {
+    let process = pidfd_open(Pid::from_child(other.child()), PidfdFlags::empty()).unwrap();
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", other.child().id())).unwrap();
+    let numbers = descriptors.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let sockets = numbers.filter_map(|fd| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()).ok());
+    let connections = sockets.map(TcpStream::from).filter(|socket| socket.peer_addr().is_ok());
+    connections.filter(|socket| socket.shutdown(Shutdown::Both).is_ok()).count()
+}
+
+/// Polls a transport until it has reported what is awaited; fails after a minute.
+fn until(
+    side: &mut Side<NixlTransport>,
+    what: &str,
+    done: impl Fn(&[TransportEvent]) -> bool,
+) -> Vec<TransportEvent> {
+    let (deadline, mut events) = (Instant::now() + Duration::from_secs(60), Vec::new());
+    while !done(&events) {
+        assert!(Instant::now() < deadline, "{what}: {events:?}");
+        side.transport.poll(Time::ZERO, &mut events);
+        rest(&side.transport, Duration::from_millis(10));
+    }
+    events
 }
 
 #[test]

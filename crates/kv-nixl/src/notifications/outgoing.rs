@@ -19,7 +19,7 @@ use crate::transport::NixlTransport;
 
 /// How long a connection may be silent before it is tried out, if the peer's death cannot be seen otherwise.
 pub(crate) const PROBE: Duration = Duration::from_secs(1);
-/// How many foreign agents are tried out at once: each attempt takes some 15 µs.
+/// How many peers are tried out without a word at once: each attempt takes some 15 µs.
 const TRIED: usize = 16;
 
 impl NixlTransport {
@@ -167,13 +167,18 @@ impl NixlTransport {
         for id in silent {
             self.notify(id, Kind::Probe, id.0);
         }
-        self.try_foreign(now);
+        self.try_silent(now);
     }
 
-    /// Tries out the foreign agents that have been silent for longest.
-    fn try_foreign(&mut self, now: Instant) {
+    /// Tries out, without a word, the peers to which NIXL has been silent for longest: foreign agents, and peers whose
+    /// death is seen. Frames to a peer of this host go beside NIXL, and a copy would wait until the peer has confirmed
+    /// a word by NIXL.
+    fn try_silent(&mut self, now: Instant) {
         let silent = self.remotes.iter().filter(|(_, remote)| {
-            remote.is_open() && remote.is_foreign() && now.saturating_duration_since(remote.spoke) >= PROBE
+            remote.is_open()
+                && remote.route != Route::Storage
+                && (remote.is_foreign() || !matches!(remote.life, Life::Unseen))
+                && now.saturating_duration_since(remote.spoke) >= PROBE
         });
         let mut silent: Vec<(Instant, RemoteId)> = silent.map(|(id, remote)| (remote.spoke, *id)).collect();
         silent.sort_unstable();
@@ -186,8 +191,8 @@ impl NixlTransport {
         }
     }
 
-    /// Whether the connection to a foreign agent has failed, as far as UCX shows that without a word to the
-    /// agent: UCX refuses a read of no bytes then. Both sides must have regions.
+    /// Whether a connection has failed, as far as UCX shows that without a word to the peer: UCX refuses a read of
+    /// no bytes then. Both sides must have regions.
     pub(crate) fn has_lost(&self, id: RemoteId) -> bool {
         !self.remotes.contains_key(&id) || matches!(self.try_out(id), Some(Started::Failed(_)))
     }
