@@ -15,7 +15,8 @@ pub use kv_interop::fuzz::{sglang_message, side_channel, vllm_answer, vllm_notif
 pub use kv_local::fuzz::{hello as local_hello, messages as local_messages, metadata as local_metadata};
 #[cfg(feature = "nixl")]
 pub use kv_nixl::fuzz::{
-    agent_metadata as nixl_agent, metadata as nixl_metadata, notification as nixl_notification,
+    agent_metadata as nixl_agent, datagram as nixl_datagram, metadata as nixl_metadata,
+    notification as nixl_notification,
 };
 pub use kv_tcp::fuzz::{
     greetings as tcp_greetings, metadata as tcp_metadata, replies as tcp_replies, requests as tcp_requests,

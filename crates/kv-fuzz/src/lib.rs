@@ -9,7 +9,7 @@
 //! | `http_requests`, `http_responses`, `rank_record` | what a bootstrap server and its client read |
 //! | `local_metadata`, `local_hello`, `local_messages` | what kv-local reads |
 //! | `tcp_metadata`, `tcp_greetings`, `tcp_requests`, `tcp_replies` | what kv-tcp reads |
-//! | `nixl_metadata`, `nixl_notification`, `nixl_agent` | what kv-nixl reads (feature `nixl`) |
+//! | `nixl_metadata`, `nixl_notification`, `nixl_datagram`, `nixl_agent` | what kv-nixl reads (feature `nixl`) |
 //! | `fabric_metadata`, `fabric_messages` | what kv-fabric reads (feature `fabric`) |
 //! | `ucx_metadata`, `ucx_messages` | what kv-ucx reads (feature `ucx`) |
 //! | `aux_row` | an aux row that a peer has written, after the layout of the reader and a wish to seal the row |
@@ -63,6 +63,8 @@ pub const DECODERS: &[Target] = &[
     ("nixl_metadata", nixl_metadata),
     #[cfg(feature = "nixl")]
     ("nixl_notification", nixl_notification),
+    #[cfg(feature = "nixl")]
+    ("nixl_datagram", nixl_datagram),
     #[cfg(feature = "nixl")]
     ("nixl_agent", nixl_agent),
     #[cfg(feature = "ucx")]

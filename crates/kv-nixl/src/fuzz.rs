@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use crate::connections::transport_metadata::TransportMetadata;
 use crate::foreign::agent_metadata::AgentMetadata;
+use crate::notifications::datagrams::{LONGEST, add, parts};
 use crate::notifications::envelope::Notification;
 
 /// Reads the metadata of a transport. Accepted metadata, encoded again, means the same.
@@ -19,6 +20,22 @@ pub fn notification(bytes: &[u8]) {
     if let Some(read) = Notification::decode(&Bytes::copy_from_slice(bytes)) {
         assert_eq!(read.encode(), bytes);
     }
+}
+
+/// Cuts a datagram into its notifications, and reads these. Put into a datagram again, they are the same bytes; the last
+/// one is all that is left if no length fits.
+pub fn datagram(bytes: &[u8]) {
+    let mut rest = bytes;
+    for part in parts(bytes).filter(|_| bytes.len() <= LONGEST) {
+        notification(part);
+        let mut again = Vec::new();
+        add(&mut again, part);
+        rest = rest.strip_prefix(&again[..]).unwrap_or_else(|| {
+            assert_eq!(part, rest);
+            &[]
+        });
+    }
+    assert!(rest.is_empty() || bytes.len() > LONGEST);
 }
 
 /// Reads the metadata of a foreign agent. Accepted metadata names possible memory, and every byte of the

@@ -33,7 +33,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let into = arguments.next().expect("the directory to write into");
     let cases = arguments.next().map_or(20_000, |text| text.parse().unwrap());
-    let targets: [(&str, Vec<Vec<u8>>); 28] = [
+    let targets: [(&str, Vec<Vec<u8>>); 29] = [
         ("wire", frames()),
         ("http_requests", requests()),
         ("http_responses", responses()),
@@ -47,6 +47,7 @@ fn main() {
         ("tcp_replies", vec![tcp_replies()]),
         ("nixl_metadata", vec![nixl_metadata(0), nixl_metadata(2)]),
         ("nixl_notification", notifications()),
+        ("nixl_datagram", datagrams()),
         ("nixl_agent", vec![nixl_agent(0), nixl_agent(3)]),
         ("aux_row", aux_rows()),
         ("params", params()),
@@ -409,6 +410,14 @@ fn notifications() -> Vec<Vec<u8>> {
     let head = |kind: u8| [vec![2, kind], vec![7; 16]].concat();
     let frame = [head(0), b"frame".to_vec()].concat();
     vec![frame, [head(1), vec![5; 8]].concat(), head(2), [head(3), vec![6; 8]].concat(), head(4)]
+}
+
+/// Datagrams with every kind of notification: all of them, two before one that is cut off, and a ring.
+fn datagrams() -> Vec<Vec<u8>> {
+    let put = |bytes: Vec<u8>| [&(bytes.len() as u16).to_le_bytes()[..], &bytes].concat();
+    let all = notifications().into_iter().map(put).collect::<Vec<_>>().concat();
+    let cut = all[..60].to_vec();
+    vec![all, cut, vec![0]]
 }
 
 /// The layout of the reader, a wish to seal the row, and the row.

@@ -19,7 +19,7 @@ use kv_host::random;
 use crate::agent::name::{agent_name, is_of_a_transport};
 
 /// Longest datagram. The kernel allows a socket some 200 KiB that wait in its peer's queue.
-const LONGEST: usize = 16 << 10;
+pub(crate) const LONGEST: usize = 16 << 10;
 /// Bytes of a notification's length, which comes before the notification.
 const LENGTH: usize = 2;
 /// A datagram without notifications.
@@ -126,8 +126,7 @@ impl PeerSocket {
     /// Adds a notification to the next datagram, which has room. True if it is the first one.
     pub(crate) fn put(&mut self, notification: &[u8]) -> bool {
         let is_first = self.next.is_empty();
-        self.next.extend((notification.len() as u16).to_le_bytes());
-        self.next.extend(notification);
+        add(&mut self.next, notification);
         is_first
     }
 
@@ -150,6 +149,12 @@ impl PeerSocket {
             let _ = self.socket.send(RING);
         }
     }
+}
+
+/// Adds a notification to the content of a datagram, which has room.
+pub(crate) fn add(datagram: &mut Vec<u8>, notification: &[u8]) {
+    datagram.extend((notification.len() as u16).to_le_bytes());
+    datagram.extend(notification);
 }
 
 /// The notifications of a datagram. What no length fits comes as it is.

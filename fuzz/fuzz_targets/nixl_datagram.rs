@@ -1,0 +1,6 @@
+#![no_main]
+
+#[global_allocator]
+static COUNTING: kv_fuzz::alloc::Counting = kv_fuzz::alloc::Counting;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| kv_fuzz::nixl_datagram(bytes));
