@@ -172,10 +172,13 @@ impl Intake<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
     use std::time::{Duration, Instant};
 
     use kv_core::{Op, Origin, PeerId, PostId, Transport, WayEnd};
     use kv_host::{Life, Process};
+    use rustix::event::{PollFd, PollFlags};
+    use rustix::io::{FdFlags, fcntl_setfd};
 
     use super::*;
     use crate::agent::engine::Engine;
@@ -285,6 +288,60 @@ mod tests {
         assert!(dialogue.confirmed > 0 && dialogue.confirmed == dialogue.sent && !dialogue.said_farewell);
     }
 
+    /// Two processes: one is taken for the process of the transport's peer, and the other has inherited the descriptor by
+    /// which the transport sees the end of the first.
+    fn processes_for(here: &mut NixlTransport) -> [Child; 2] {
+        let sleep = || Command::new("sleep").arg("60").spawn().unwrap();
+        let peer = sleep();
+        let process = Process::open(peer.id() as i32).unwrap();
+        let (id, remote) = here.remotes.iter_mut().next().unwrap();
+        epoll::add(&here.wakes, &process, epoll::EventData::new_u64(id.0), epoll::EventFlags::IN).unwrap();
+        fcntl_setfd(&process, FdFlags::empty()).unwrap();
+        remote.life = Life::Watched(process);
+        [peer, sleep()]
+    }
+
+    fn end(mut process: Child) {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// Closing the descriptor is not enough: a transport that was woken by it would never sleep again.
+    #[test]
+    fn the_end_of_a_process_wakes_once_although_a_child_has_inherited_its_descriptor() {
+        let Some(nixl) = nixl() else { return };
+        for way in
+            ["dies", "dies while a request is under way", "dies as it is lost", "dies after its connection"]
+        {
+            let ((mut here, _), (mut there, _)) = (worker(nixl), worker(nixl));
+            here.connect(PEER, &there.metadata().unwrap()).unwrap();
+            pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+            if way == "dies while a request is under way" {
+                here.post(PEER, whole(1, Op::Read)).unwrap();
+                until(&mut [&mut here], "a request", |here, _| !here.requests.is_empty());
+            }
+            let [dying, heir] = processes_for(&mut here);
+            if way == "dies after its connection" {
+                here.disconnect(PEER);
+                until(&mut [&mut here], "the end", |here, _| here.remotes.is_empty());
+            }
+            end(dying);
+            if way == "dies as it is lost" {
+                here.break_off(*here.remotes.keys().next().unwrap());
+                here.end_connections(Instant::now());
+            }
+            here.poll(kv_core::Time::ZERO, &mut Vec::new());
+            let mut woken = [PollFd::new(&here.wakes, PollFlags::IN)];
+            assert_eq!(
+                rustix::event::poll(&mut woken, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })),
+                Ok(0),
+                "{way}"
+            );
+            until(&mut [&mut here, &mut there], "the end", |here, _| here.remotes.is_empty());
+            end(heir);
+        }
+    }
+
     /// They are in the reader's socket before the process can end, but a look may have been over just then.
     #[test]
     fn the_last_datagrams_of_a_peer_come_before_its_death() {
@@ -293,22 +350,18 @@ mod tests {
         here.connect(PEER, &there.metadata().unwrap()).unwrap();
         there.connect(PEER, &here.metadata().unwrap()).unwrap();
         pass(&mut [&mut here, &mut there], Duration::from_millis(100));
-        let mut dying = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let process = Process::open(dying.id() as i32).unwrap();
-        let (id, remote) = here.remotes.iter_mut().next().unwrap();
-        epoll::add(&here.wakes, &process, epoll::EventData::new_u64(id.0), epoll::EventFlags::IN).unwrap();
-        remote.life = Life::Watched(process);
-        dying.kill().unwrap();
-        dying.wait().unwrap();
+        let [dying, heir] = processes_for(&mut here);
+        end(dying);
         let mut events = Vec::new();
         here.poll(kv_core::Time::ZERO, &mut events);
         assert_eq!(events, []);
         there.send(PEER, Bytes::from_static(FRAME)).unwrap();
         there.poll(kv_core::Time::ZERO, &mut Vec::new());
-        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        let gone = WayEnd::Dead { quiet_after: Duration::ZERO };
         let events = until(&mut [&mut here], "the death", |_, events| !events.is_empty());
         assert_eq!(frames(&events).len(), 1, "{events:?}");
-        assert_eq!(events[1..], [TransportEvent::PeerGone { peer: PEER, end }]);
+        assert_eq!(events[1..], [TransportEvent::PeerGone { peer: PEER, end: gone }]);
+        end(heir);
     }
 
     /// Whatever number of a connection is written into a frame.

@@ -260,6 +260,19 @@ mod tests {
         Some([(here, ours), (there, theirs)])
     }
 
+    /// Sends frames until one goes by NIXL, because the peer, which is not polled, can take no further datagram. Returns
+    /// how many were sent.
+    fn fill_queue(here: &mut NixlTransport) -> usize {
+        let spoke = |here: &NixlTransport| here.remotes.values().next().unwrap().spoke;
+        let (before, mut sent) = (spoke(here), 0);
+        while spoke(here) == before {
+            here.send(PEER, Bytes::from_static(b"another")).unwrap();
+            here.poll(Time::ZERO, &mut Vec::new());
+            sent += 1;
+        }
+        sent
+    }
+
     fn framed(events: &[TransportEvent]) -> Vec<(Origin, Bytes)> {
         let frames = events.iter().filter_map(|event| match event {
             TransportEvent::Frame { from, frame } => Some((*from, frame.clone())),
@@ -289,6 +302,17 @@ mod tests {
         let heard = until(&mut [&mut there], "the frames", |_, events| events.len() == 4);
         let heard: Vec<Bytes> = framed(&heard).into_iter().map(|(_, frame)| frame).collect();
         assert_eq!(heard, ["before", "behind", "before", "behind"]);
+    }
+
+    #[test]
+    fn frames_of_one_turn_that_fill_several_datagrams_arrive_in_their_order() {
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
+        let sent: Vec<Bytes> = (0..20_u8).map(|number| vec![number; 3000].into()).collect();
+        sent.iter().for_each(|frame| here.send(PEER, frame.clone()).unwrap());
+        let all = |events: &[TransportEvent]| events.len() == sent.len();
+        let heard = until(&mut [&mut there, &mut here], "all frames", |_, events| all(events));
+        let heard: Vec<Bytes> = framed(&heard).into_iter().map(|(_, frame)| frame).collect();
+        assert!(heard == sent);
     }
 
     /// A sleeping peer's socket has room for a few, the longest fit no datagram, and NIXL takes the rest.
@@ -360,6 +384,31 @@ mod tests {
         assert_eq!(here.wait(), TransportWait::Now);
         here.disconnect(PEER);
         let heard = until(&mut [&mut there, &mut here], "the frame", |_, events| !events.is_empty());
+        assert_eq!(framed(&heard)[0].1, "the last one");
+    }
+
+    /// Nothing is sent by NIXL on a connection that is not in use.
+    #[test]
+    fn a_frame_that_finds_no_room_before_its_peer_is_disconnected_goes_by_nixl() {
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
+        // The peer knows its end of the connection.
+        here.send(PEER, Bytes::from_static(b"the first one")).unwrap();
+        until(&mut [&mut there, &mut here], "the frame", |_, events| !events.is_empty());
+        pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+        let sent = fill_queue(&mut here);
+        here.send(PEER, Bytes::from_static(b"the last one")).unwrap();
+        here.disconnect(PEER);
+        here.poll(Time::ZERO, &mut Vec::new());
+        let heard = until(&mut [&mut there, &mut here], "all frames", |_, events| events.len() > sent);
+        assert!(framed(&heard).iter().any(|(_, frame)| *frame == "the last one"), "{} frames", heard.len());
+    }
+
+    #[test]
+    fn what_was_accepted_before_a_shutdown_is_sent_by_the_shutdown() {
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
+        here.send(PEER, Bytes::from_static(b"the last one")).unwrap();
+        assert!(here.shutdown(Duration::from_secs(1)));
+        let heard = until(&mut [&mut there], "the frame", |_, events| !events.is_empty());
         assert_eq!(framed(&heard)[0].1, "the last one");
     }
 

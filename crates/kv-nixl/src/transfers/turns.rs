@@ -172,6 +172,8 @@ impl NixlTransport {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use kv_core::{
         Descriptor, MemoryKind, Op, Post, PostId, Region, RegionRole, Transport, TransportEvent, WayEnd,
     };
@@ -224,6 +226,16 @@ mod tests {
         let events = pass(&mut [&mut here, &mut there], Duration::from_millis(300));
         assert_eq!((others(&ours, 0xee), events), (0, Vec::new()), "written after the end of its post");
         assert!(here.requests.is_empty() && here.stats().unquiet == 0);
+    }
+
+    #[test]
+    fn memory_under_a_request_stays_when_its_transport_and_its_owner_are_dropped() {
+        let Some([(here, ours), (_there, _theirs)]) = reading() else { return };
+        let (addr, mut bytes) = (ours.addr(), vec![0; LEN]);
+        drop((here, ours));
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        memory.read_exact_at(&mut bytes, addr).expect("the peer may answer yet");
+        assert!(bytes.iter().all(|byte| *byte == 1), "it is the memory of somebody else");
     }
 
     /// One piece was refused, the others are on their way, and the connection is as good as before.
