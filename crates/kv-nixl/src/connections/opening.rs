@@ -103,11 +103,14 @@ impl NixlTransport {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
     use kv_core::{MemoryKind, Transport};
 
     use super::*;
     use crate::regions::place::Place;
-    use crate::testing::{PEER, nixl, worker};
+    use crate::testing::{PEER, nixl, pass, worker};
 
     #[test]
     fn other_metadata_in_the_name_of_a_connected_agent_is_refused() {
@@ -127,5 +130,10 @@ mod tests {
         assert_eq!(here.connect(other, &genuine), Ok(()));
         assert_eq!(here.connect(PEER, &genuine), Ok(()));
         assert_eq!((here.remotes.len(), here.peers.len()), (1, 2));
+        // The agent stays connected under the id that is left.
+        here.disconnect(other);
+        assert_eq!(here.send(PEER, Bytes::new()), Ok(()));
+        pass(&mut [&mut here], Duration::from_millis(20));
+        assert_eq!((here.remotes.len(), here.peers.len()), (1, 1));
     }
 }

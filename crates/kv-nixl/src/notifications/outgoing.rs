@@ -396,11 +396,41 @@ mod tests {
         until(&mut [&mut there, &mut here], "the frame", |_, events| !events.is_empty());
         pass(&mut [&mut here, &mut there], Duration::from_millis(100));
         let sent = fill_queue(&mut here);
-        here.send(PEER, Bytes::from_static(b"the last one")).unwrap();
+        let last = ["the last but one", "the last one"];
+        last.iter().for_each(|frame| here.send(PEER, Bytes::from_static(frame.as_bytes())).unwrap());
         here.disconnect(PEER);
         here.poll(Time::ZERO, &mut Vec::new());
-        let heard = until(&mut [&mut there, &mut here], "all frames", |_, events| events.len() > sent);
-        assert!(framed(&heard).iter().any(|(_, frame)| *frame == "the last one"), "{} frames", heard.len());
+        let heard = until(&mut [&mut there, &mut here], "all frames", |_, events| events.len() > sent + 1);
+        for last in last {
+            assert_eq!(framed(&heard).iter().filter(|(_, frame)| *frame == last).count(), 1, "{last}");
+        }
+    }
+
+    /// Its bytes are in place, and its notify frame waits for room.
+    #[test]
+    fn a_waiting_notify_frame_is_passed_by_no_frame_and_goes_nowhere_once_its_post_is_cancelled() {
+        let Some([(mut here, ours), (mut there, theirs)]) = copying() else { return };
+        pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+        let id = *here.remotes.keys().next().unwrap();
+        let most = here.config.outbound_bytes as u64;
+        // Room for an empty frame.
+        here.remotes.get_mut(&id).unwrap().dialogue().unwrap().sent = most - charge(0);
+        ours.write(0, &vec![7; LEN]).unwrap();
+        let notify = Some(Bytes::from_static(b"the bytes are there"));
+        here.post(PEER, Post { notify, ..whole(1, Op::Write) }).unwrap();
+        let waits = |here: &NixlTransport| !here.remotes[&id].parked.is_empty();
+        let events = until(&mut [&mut here, &mut there], "the copy", |here, _| waits(here));
+        assert_eq!((others(&theirs, 7), events), (0, Vec::new()));
+        assert_eq!(here.send(PEER, Bytes::new()), Err(TransportError::WouldBlock));
+        here.cancel(PostId(1));
+        here.remotes.get_mut(&id).unwrap().dialogue().unwrap().confirm(most);
+        here.flush(id);
+        assert_eq!(here.send(PEER, Bytes::from_static(b"after")), Ok(()));
+        let cancelled = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::Cancelled) };
+        assert_eq!(pass(&mut [&mut here], Duration::from_millis(20)), [cancelled]);
+        let heard = pass(&mut [&mut there, &mut here], Duration::from_millis(100));
+        assert_eq!(framed(&heard).len(), 1, "{heard:?}");
+        assert_eq!(framed(&heard)[0].1, "after");
     }
 
     #[test]
