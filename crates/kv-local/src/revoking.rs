@@ -37,7 +37,7 @@ impl Revoking {
     /// returns the peer once no slice is under way.
     pub(crate) fn ask(&mut self, peer: PeerId, links: &Links, now: Time) {
         let served = links.id_of(peer).and_then(|id| links.get(id)?.token());
-        let served = served.or_else(|| self.lost.values().find(|it| it.peer == Some(peer))?.token);
+        let served = served.or_else(|| self.token_of_lost(peer));
         let of_peer = |token: Option<Token>| token.is_some() && token == served;
         let open = links.iter().filter(|(_, link)| of_peer(link.token())).map(|(id, _)| id);
         let ended = self.lost.iter().filter(|(_, lost)| of_peer(lost.token)).map(|(id, _)| *id);
@@ -151,6 +151,11 @@ impl Revoking {
     /// True if the connection to a peer was lost and the owner is still to be told the peer's end.
     pub(crate) fn has_lost(&self, peer: PeerId) -> bool {
         self.lost.values().any(|lost| lost.peer == Some(peer))
+    }
+
+    /// The token of a peer whose connection was lost.
+    pub(crate) fn token_of_lost(&self, peer: PeerId) -> Option<Token> {
+        self.lost.values().find(|lost| lost.peer == Some(peer))?.token
     }
 
     /// How many ended links of a process may still have a slice under way.

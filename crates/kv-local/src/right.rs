@@ -82,6 +82,11 @@ impl Right {
         self.state().fetch_or(REVOKED, Ordering::SeqCst) & MARKED == 0
     }
 
+    /// For the owner: true if the right was revoked, which is for ever.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.state().load(Ordering::SeqCst) & REVOKED != 0
+    }
+
     /// For the owner: the number of slices that the copier has counted.
     pub(crate) fn copied(&self) -> u64 {
         self.slices().load(Ordering::Relaxed)
@@ -118,8 +123,10 @@ mod tests {
         let (owner, file) = Right::grant().unwrap();
         let copier = Right::of(&file).unwrap();
         assert!(copier.mark());
+        assert!(!owner.is_revoked());
         assert!(!owner.revoke());
         assert!(!owner.revoke());
+        assert!(owner.is_revoked());
         copier.clear();
         assert!(owner.revoke());
         assert!(!copier.mark());

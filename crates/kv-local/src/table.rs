@@ -7,6 +7,7 @@ use kv_core::{PeerId, TransportError};
 use kv_host::Token;
 
 use crate::link::{Link, LinkId, Stage};
+use crate::right::Right;
 
 /// Links by their numbers. An accepted link is a stranger's at first, is unclaimed once its hello has been
 /// accepted, and serves a peer once `connect` claims it. A dialed link serves its peer from the beginning.
@@ -142,6 +143,17 @@ impl Links {
             }
             None => Vec::new(),
         }
+    }
+
+    /// Unclaimed links through which the transport with this token may not write any more. None of a transport that
+    /// is a peer now: such links end with the link that serves the peer.
+    pub(crate) fn revoked_unclaimed(&self, token: Token) -> Vec<LinkId> {
+        let is_over =
+            |link: &Link| link.token() == Some(token) && link.granted.as_ref().is_some_and(Right::is_revoked);
+        if self.tokens().contains(&token) {
+            return Vec::new();
+        }
+        self.unclaimed.iter().copied().filter(|id| self.get(*id).is_some_and(is_over)).collect()
     }
 
     /// How many descriptors the peers of unclaimed links have sent.

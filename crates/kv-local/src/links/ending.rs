@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kv_core::{PeerId, TransportEvent, WayEnd};
+use kv_host::Token;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
@@ -144,8 +145,19 @@ impl LocalTransport {
 
     /// Notes that the owner need not be told any more about a peer whose link was lost.
     pub(crate) fn forget_lost(&mut self, peer: PeerId) {
+        if let Some(token) = self.revoking.token_of_lost(peer) {
+            self.close_revoked(token);
+        }
         self.revoking.forget(peer);
         self.serve_revocations();
+    }
+
+    /// Says goodbye on the unclaimed links that were revoked with the right of a peer whose own link was lost. A revoked
+    /// right never comes back: the other side would write through such a link in vain for ever, and connects anew now.
+    pub(super) fn close_revoked(&mut self, token: Token) {
+        for id in self.links.revoked_unclaimed(token) {
+            self.close(id);
+        }
     }
 
     /// Waits up to 10 ms for full sockets of links that are closing, and writes on. False if there are none.

@@ -60,6 +60,7 @@ impl LocalTransport {
             return Err(TransportError::WouldBlock);
         }
         self.given.metadata()?;
+        self.close_revoked(metadata.token);
         match self.links.proven_unclaimed(metadata.token) {
             Some(id) => self.claim(id, peer, bytes)?,
             None => self.dial_new(peer, Identity { bytes: Bytes::copy_from_slice(bytes), metadata })?,

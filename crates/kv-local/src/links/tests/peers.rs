@@ -314,3 +314,71 @@ fn a_link_whose_process_cannot_be_watched_is_dropped_completely() {
     let lost = TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
     assert_eq!(poll_at(&mut us, DYING), [lost]);
 }
+
+/// Both sides have connected at once, and each serves the other by the link that it has dialed itself.
+fn crossed() -> ((LocalTransport, Arena), (LocalTransport, Arena)) {
+    let ((mut us, ours), (mut them, theirs)) = (transport(), transport());
+    befriend(&mut us, PeerId(1), &them.metadata().unwrap()).unwrap();
+    befriend(&mut them, PeerId(2), &us.metadata().unwrap()).unwrap();
+    for _ in 0..20 {
+        us.poll(Time::ZERO, &mut Vec::new());
+        them.poll(Time::ZERO, &mut Vec::new());
+    }
+    assert_eq!([us.links.unclaimed().len(), them.links.unclaimed().len()], [1, 1]);
+    ((us, ours), (them, theirs))
+}
+
+#[test]
+fn a_second_link_that_was_revoked_is_closed_and_both_sides_connect_anew() {
+    for says_goodbye in [false, true] {
+        let ((mut us, arena), (mut them, source)) = crossed();
+        let (mut our_events, mut their_events) = (Vec::new(), Vec::new());
+        let mut turn = |us: &mut LocalTransport, them: &mut LocalTransport, at: Duration| {
+            for _ in 0..20 {
+                us.poll(Time::ZERO + at, &mut our_events);
+                them.poll(Time::ZERO + at, &mut their_events);
+            }
+            (mem::take(&mut our_events), mem::take(&mut their_events))
+        };
+        // This side alone loses its link, by an error of its own kernel.
+        us.unwatched.push(us.links.id_of(PeerId(1)).unwrap());
+        us.poll(Time::ZERO, &mut Vec::new());
+        us.revoke(PeerId(1));
+        let (ours, theirs) = turn(&mut us, &mut them, DYING);
+        let lost = TransportEvent::PeerGone { peer: PeerId(1), end: WayEnd::Lost };
+        assert_eq!(ours, [TransportEvent::Revoked { peer: PeerId(1) }, lost]);
+        assert_eq!(theirs, [], "the peer is served by its own link");
+
+        let metadata = them.metadata().unwrap();
+        if says_goodbye {
+            us.disconnect(PeerId(1));
+        }
+        befriend(&mut us, PeerId(1), &metadata).unwrap();
+        let (ours, theirs) = turn(&mut us, &mut them, DYING);
+        let gone = TransportEvent::PeerGone { peer: PeerId(2), end: DEAD };
+        assert_eq!((ours, theirs), (Vec::new(), vec![gone]));
+        befriend(&mut them, PeerId(2), &us.metadata().unwrap()).unwrap();
+        source.write(0, b"written anew").unwrap();
+        them.post(PeerId(2), write_post(7, 4096)).unwrap();
+        us.post(PeerId(1), Post { op: Op::Read, ..write_post(8, 4096) }).unwrap();
+        let (ours, theirs) = turn(&mut us, &mut them, DYING);
+        assert_eq!(ours, [TransportEvent::Posted { post: PostId(8), result: Ok(()) }]);
+        assert_eq!(theirs, [TransportEvent::Posted { post: PostId(7), result: Ok(()) }]);
+        let mut page = [0; 12];
+        arena.read(0, &mut page).unwrap();
+        assert_eq!(&page, b"written anew");
+        assert_eq!((us.links.len(), them.links.len()), (1, 1));
+    }
+}
+
+#[test]
+fn a_second_link_that_keeps_its_right_is_used_after_the_first_is_lost() {
+    let ((mut us, _arena), (mut them, _source)) = crossed();
+    let second = *us.links.unclaimed().first().unwrap();
+    us.unwatched.push(us.links.id_of(PeerId(1)).unwrap());
+    us.poll(Time::ZERO, &mut Vec::new());
+    us.disconnect(PeerId(1));
+    assert_eq!(poll_at(&mut them, Duration::ZERO), []);
+    us.connect(PeerId(1), &them.metadata().unwrap()).unwrap();
+    assert_eq!(us.links.id_of(PeerId(1)), Some(second));
+}
