@@ -24,7 +24,8 @@ pub struct LocalConfig {
     /// has not named in `connect` yet (default 256, 1 to 65 536). When the limit is reached, a new one takes the
     /// place of the one that has been silent for longest.
     pub max_unclaimed: usize,
-    /// How long after its acceptance a stranger's hello may arrive (default 5 s).
+    /// How long after its acceptance a stranger's hello may arrive, and how long the kernel may be without the means to
+    /// write to a peer before the connection is lost (default 5 s).
     pub handshake_timeout: Duration,
     /// Most file descriptors that all unclaimed connections together may have sent (default 512, 65 to 2^20).
     /// A connection sends one, and one more for each arena. When the limit is reached, the connection that has been

@@ -1,7 +1,7 @@
 //! [`LocalTransport`]: its parts, each of which owns its state, and how it is made. Other files work with the
 //! parts, from the bottom up: [`links`](crate::links), `copying`, and `contract`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kv_core::Time;
 use kv_host::{Arena, Mapping, Memory};
@@ -35,6 +35,8 @@ pub struct LocalTransport {
     pub(crate) backlog: VecDeque<LinkId>,
     /// Links with messages that are to be written together.
     pub(crate) unflushed: BTreeSet<LinkId>,
+    /// Links that the kernel has no means to write to, each with the moment since when.
+    pub(crate) starved: BTreeMap<LinkId, Time>,
     /// Links whose sockets the kernel does not watch: they will be ended.
     pub(crate) unwatched: Vec<LinkId>,
     /// Links whose peers' memory is made present, in turns, each from a moment on.
@@ -45,6 +47,7 @@ pub struct LocalTransport {
     /// Until when messages do not wake the owner.
     pub(crate) crowded_until: Time,
     pub(crate) dial_at: Time,
+    pub(crate) flush_at: Time,
     pub(crate) sweep_at: Time,
     pub(crate) listen_at: Option<Time>,
     pub(crate) now: Time,
@@ -95,11 +98,13 @@ impl LocalTransport {
             pacing: Pacing::default(),
             backlog: VecDeque::new(),
             unflushed: BTreeSet::new(),
+            starved: BTreeMap::new(),
             unwatched: Vec::new(),
             populating: VecDeque::new(),
             retired: Vec::new(),
             crowded_until: Time::ZERO,
             dial_at: Time::ZERO,
+            flush_at: Time::ZERO,
             sweep_at: Time::MAX,
             listen_at: None,
             now: Time::ZERO,

@@ -17,6 +17,7 @@ impl LocalTransport {
             self.retired.extend(memory.retire());
         }
         self.backlog.retain(|other| *other != id);
+        self.starved.remove(&id);
         self.pacing.close(id);
         link.peer
     }

@@ -25,6 +25,11 @@ impl LocalTransport {
                 }
             }
         }
+        if self.feed_at().is_some_and(|at| at <= now) {
+            for id in self.feed() {
+                self.reject(id);
+            }
+        }
         if self.sweep_at <= now {
             self.sweep();
         }
@@ -36,7 +41,7 @@ impl LocalTransport {
         let dial = self.links.has_to_dial().then_some(self.dial_at);
         let watched = !self.links.strangers().is_empty() || !self.links.unclaimed().is_empty();
         let sweep = (watched && self.sweep_at != Time::MAX).then_some(self.sweep_at);
-        [dial, sweep, self.revoking.next(), self.listen_at].into_iter().flatten().min()
+        [dial, sweep, self.feed_at(), self.revoking.next(), self.listen_at].into_iter().flatten().min()
     }
 
     /// Drops strangers and unclaimed links that have been silent for too long.

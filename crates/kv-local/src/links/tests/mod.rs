@@ -3,6 +3,7 @@
 mod cut;
 mod impostors;
 mod peers;
+mod starving;
 mod strangers;
 
 use std::io::{self, Read, Write};
