@@ -83,6 +83,15 @@ pub enum PeerError {
         /// Effective user of this process.
         ours: u32,
     },
+    /// The process, like this one, runs as the overflow user id of a user namespace, under which the kernel shows every
+    /// user that the namespace does not know. Give the workers a user of their own there.
+    #[error(
+        "the peer runs as {peer}, under which this process's user namespace shows all users that it does not map"
+    )]
+    UnmappedUser {
+        /// Effective user of both processes, as the kernel shows it.
+        peer: u32,
+    },
     /// The process is in a PID namespace that this process cannot see, and the kernel is older than Linux
     /// 6.5. Put both into one PID namespace, or use a newer kernel.
     #[error("the peer is in a PID namespace that this process cannot see; Linux 6.5 or newer is needed")]
@@ -99,6 +108,9 @@ impl From<PeerError> for TransportError {
     fn from(error: PeerError) -> TransportError {
         match error {
             PeerError::OtherUser { peer, ours } => TransportError::OtherUser { peer, ours },
+            PeerError::UnmappedUser { .. } => TransportError::Unsupported(
+                "a peer of a user that this process's user namespace does not map",
+            ),
             PeerError::Unseen => {
                 TransportError::Unsupported("a peer in a PID namespace that this process cannot see")
             }

@@ -1,5 +1,6 @@
 //! [`Process`]: a process of this host, held by a descriptor that tells the process's end for certain.
 
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -81,6 +82,9 @@ impl AsFd for Process {
 
 /// Refuses the process at the other end of a Unix socket with [`PeerError::OtherUser`] if it belongs to
 /// another user. A process of the same user could reach this process's memory without a transport, too.
+///
+/// In a user namespace, the kernel shows all users of other namespaces under one number, the overflow user id (65534).
+/// There a peer of this number is refused with [`PeerError::UnmappedUser`]: it may be anybody.
 pub fn check_user(socket: BorrowedFd<'_>) -> Result<(), PeerError> {
     credentials(socket).map(|_| ())
 }
@@ -88,7 +92,21 @@ pub fn check_user(socket: BorrowedFd<'_>) -> Result<(), PeerError> {
 fn credentials(socket: BorrowedFd<'_>) -> Result<sys::Credentials, PeerError> {
     let credentials = sys::peer_credentials(socket)?;
     let (peer, ours) = (credentials.uid, geteuid().as_raw());
-    if peer == ours { Ok(credentials) } else { Err(PeerError::OtherUser { peer, ours }) }
+    if peer != ours {
+        return Err(PeerError::OtherUser { peer, ours });
+    }
+    let read = |path| fs::read_to_string(path).map_err(|error| OsError::new("read uid_map", error));
+    if may_be_anybody(peer, &read("/proc/sys/kernel/overflowuid")?, &read("/proc/self/uid_map")?) {
+        return Err(PeerError::UnmappedUser { peer });
+    }
+    Ok(credentials)
+}
+
+/// True if the kernel may show several users as `uid`: it is the overflow user id, and the calling process's user
+/// namespace does not have every user under its own number.
+fn may_be_anybody(uid: u32, overflow: &str, map: &str) -> bool {
+    let of_all = ["0", "0", "4294967295"];
+    overflow.trim().parse() == Ok(uid) && !map.split_ascii_whitespace().eq(of_all)
 }
 
 #[cfg(test)]
@@ -97,6 +115,8 @@ pub(crate) mod tests {
     use std::process::{Child, Command};
 
     use super::*;
+
+    const NOBODY: &str = "KV_HOST_NOBODY";
 
     /// Another process, which is killed when this value is dropped.
     pub(crate) struct Sleeper(Child);
@@ -131,6 +151,46 @@ pub(crate) mod tests {
         assert_eq!(process.pid(), Some(pid));
         assert!(process.is_alive());
         assert!(process.is(&Process::open(pid).unwrap()));
+    }
+
+    #[test]
+    fn a_user_that_the_namespace_shows_as_nobody_is_taken_for_nobody() {
+        let everybody = "         0          0 4294967295\n";
+        assert!(!may_be_anybody(65534, "65534\n", everybody));
+        for map in ["", "0 1000 1\n", "65534 1000 1\n", "0 0 65536\n", "0 0 1000\n1000 1000 4294966295\n"] {
+            assert!(may_be_anybody(65534, "65534\n", map), "{map}");
+            assert!(!may_be_anybody(0, "65534\n", map), "{map}");
+            assert!(may_be_anybody(99, "99\n", map) && !may_be_anybody(65534, "99\n", map));
+        }
+    }
+
+    /// A process without a user of its own. Without its variable, this test does nothing.
+    #[test]
+    fn nobody() {
+        if std::env::var_os(NOBODY).is_some() {
+            let (socket, _other) = UnixStream::pair().unwrap();
+            println!("as {}: {:?}", geteuid().as_raw(), check_user(socket.as_fd()));
+        }
+    }
+
+    #[test]
+    fn a_process_without_a_user_in_its_namespace_accepts_nobody() {
+        let child = Command::new("unshare")
+            .args(["--user", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "process::tests::nobody", "--nocapture", "--test-threads=1"])
+            .env(NOBODY, "1")
+            .output();
+        match child {
+            Ok(child) if child.status.success() => {
+                let said = String::from_utf8_lossy(&child.stdout).into_owned();
+                let uid = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap();
+                let uid = uid.trim();
+                assert!(said.contains(&format!("as {uid}: Err(UnmappedUser {{ peer: {uid} }})")), "{said}");
+            }
+            // A container may forbid its processes to make user namespaces.
+            refused => println!("no user namespace could be made: {refused:?}"),
+        }
     }
 
     #[test]
