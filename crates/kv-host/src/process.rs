@@ -1,7 +1,8 @@
 //! [`Process`]: a process of this host, held by a descriptor that tells the process's end for certain.
 
-use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{fstat, fstatfs};
@@ -63,6 +64,25 @@ impl Process {
     pub fn is_alive(&self) -> bool {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(count) if count > 0)
+    }
+
+    /// The process's memory, as a file that stays with the address space that the process has now: once the process has
+    /// ended, or executes another program, nothing can be read there (unless a process that shares the address space
+    /// goes on with it). Needs the right to trace the process; the error is `EACCES` otherwise.
+    pub fn memory(&self) -> Result<OwnedFd, PeerError> {
+        let error = |call| move |error: io::Error| OsError::new(call, error);
+        // `/proc` may have been mounted in another PID namespace, where the process has another number.
+        let path = format!("/proc/self/fdinfo/{}", self.pidfd.as_raw_fd());
+        let info = fs::read_to_string(path).map_err(error("read fdinfo"))?;
+        let number = info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
+        let number = match number {
+            Some(number) if number > 0 => number,
+            _ if self.is_alive() => return Err(PeerError::Unseen),
+            _ => return Err(PeerError::Gone),
+        };
+        let opened = File::open(format!("/proc/{number}/mem"));
+        // Until now, the number was not used again.
+        if self.is_alive() { Ok(opened.map_err(error("open mem"))?.into()) } else { Err(PeerError::Gone) }
     }
 
     /// A number that no other process of this boot has; zero before Linux 6.9.

@@ -15,7 +15,7 @@ pub struct LocalConfig {
     /// Most connected peers (default 1024, 1 to 2^20).
     pub max_peers: usize,
     /// Most open connections, opened by either side (default 2048, 1 to 2^20). A connection takes two file
-    /// descriptors.
+    /// descriptors, and three to a peer with adopted memory.
     pub max_connections: usize,
     /// Most strangers: accepted connections whose hello has not arrived (default 64, 1 to 65 536). When the
     /// limit is reached, a new one takes the place of the oldest.

@@ -4,12 +4,11 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use kv_core::{Op, PostId, Time, TransportError};
-use kv_host::{Memory, Process, clock};
+use kv_host::{Memory, clock};
 
 use crate::link::LinkId;
-use crate::remote::PeerMemory;
 use crate::right::Right;
-use crate::transfer::{Progress, Transfer};
+use crate::transfer::{Peer, Progress, Transfer};
 use crate::transport::LocalTransport;
 
 /// Bytes of one post that are copied before the next post has its turn.
@@ -45,7 +44,8 @@ impl LocalTransport {
             let (Some((memory, right)), Some(process)) = (&mut link.memory, &link.process) else {
                 continue;
             };
-            match slice(transfer, self.given.regions(), (memory, process), right, link.permitted) {
+            let peer = Peer { memory, process, space: link.space.as_ref() };
+            match slice(transfer, self.given.regions(), peer, right, link.permitted) {
                 None => {
                     link.held.insert(id);
                     continue;
@@ -125,19 +125,19 @@ impl LocalTransport {
 fn slice(
     transfer: &mut Transfer,
     regions: &[Memory],
-    (memory, process): (&mut PeerMemory, &Process),
+    peer: Peer<'_>,
     right: &Right,
     permitted: Time,
 ) -> Option<Result<Progress, TransportError>> {
     let slice = if transfer.op() == Op::Read {
-        transfer.step(regions, memory, process, QUANTUM)
+        transfer.step(regions, peer, QUANTUM)
     } else if !right.mark() {
         Err(TransportError::Revoked)
     } else {
         // The clock is read while the right is marked: an owner that finds the right unmarked after the
         // permission has ended knows that no slice begins any more.
         let may = clock::now() + SLICE_TIME < permitted;
-        let slice = may.then(|| transfer.step(regions, memory, process, QUANTUM));
+        let slice = may.then(|| transfer.step(regions, peer, QUANTUM));
         right.clear();
         slice?
     };

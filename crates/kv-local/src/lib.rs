@@ -86,6 +86,7 @@ mod presence;
 mod remote;
 mod revoking;
 mod right;
+mod space;
 mod sys;
 mod table;
 mod transfer;

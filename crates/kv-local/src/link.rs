@@ -12,6 +12,7 @@ use crate::handshake::Lent;
 use crate::metadata::Metadata;
 use crate::remote::PeerMemory;
 use crate::right::Right;
+use crate::space::AddressSpace;
 
 /// Number of a link. Numbers are never reused, so that a late event of an old link cannot reach a new one.
 pub(crate) type LinkId = u64;
@@ -50,6 +51,8 @@ pub(crate) struct Link {
     /// The descriptors that the peer has sent, until they are mapped.
     pub(crate) lent: Option<Lent>,
     pub(crate) process: Option<Process>,
+    /// Where the peer's adopted memory lies, if it has some.
+    pub(crate) space: Option<AddressSpace>,
     /// True if the kernel confirms that the peer is the process that the identity names.
     pub(crate) proven: bool,
     /// The peer's memory and this side's right to write to it, while the link is open and serves a peer.
@@ -90,6 +93,7 @@ impl Link {
             identity: None,
             lent: None,
             process: None,
+            space: None,
             proven: false,
             memory: None,
             granted: None,

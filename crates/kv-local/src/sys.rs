@@ -11,17 +11,6 @@ use kv_host::{Memory, OsError};
 /// Most pieces copied in one call (the kernel's bound `UIO_MAXIOV` is 1024).
 pub(crate) const MAX_PIECES: usize = 512;
 
-/// Reads one byte at `addr` in another process: shows whether this process has the right to.
-pub(crate) fn read_byte(pid: i32, addr: usize) -> Result<u8, OsError> {
-    let mut byte = 0_u8;
-    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let remote = libc::iovec { iov_base: addr as *mut c_void, iov_len: 1 };
-    // SAFETY: the local piece is the byte above, which nothing else refers to; the remote address is checked by
-    // the kernel.
-    let done = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    if done == 1 { Ok(byte) } else { Err(OsError::new("process_vm_readv", io::Error::last_os_error())) }
-}
-
 /// Pieces of this process' memory and of another process' memory, which one call copies.
 pub(crate) struct ProcessBatch<'a> {
     local: Vec<libc::iovec>,

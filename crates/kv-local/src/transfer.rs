@@ -6,6 +6,7 @@ use kv_host::{Memory, OsError, Process};
 
 use crate::link::LinkId;
 use crate::remote::{PeerMemory, PeerRegion};
+use crate::space::AddressSpace;
 use crate::sys::ProcessBatch;
 
 /// Bytes added to the length of each descriptor, so that a slice of many small descriptors takes no longer
@@ -33,6 +34,14 @@ pub(crate) struct Transfer {
     done: usize,
 }
 
+/// The other side of a copy.
+pub(crate) struct Peer<'a> {
+    pub(crate) memory: &'a mut PeerMemory,
+    pub(crate) process: &'a Process,
+    /// Where the peer's adopted memory lies.
+    pub(crate) space: Option<&'a AddressSpace>,
+}
+
 /// How far a post is after a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -58,10 +67,10 @@ impl Transfer {
     pub(crate) fn step(
         &mut self,
         local: &[Memory],
-        remote: &mut PeerMemory,
-        process: &Process,
+        peer: Peer<'_>,
         quantum: usize,
     ) -> Result<Progress, TransportError> {
+        let Peer { memory: remote, process, space } = peer;
         let mut left = quantum;
         while let Some(descriptor) = self.descriptors.get(self.next) {
             if left == 0 {
@@ -89,7 +98,10 @@ impl Transfer {
                     self.advance(len);
                     left = left.saturating_sub(len + DESC_COST + made * PRESENCE_COST);
                 }
-                PeerRegion::Adopted(_) => left = self.step_process(local, remote, process, left)?,
+                PeerRegion::Adopted(_) => {
+                    let space = space.ok_or(TransportError::PeerGone)?;
+                    left = self.step_process(local, remote, (process, space), left)?;
+                }
             }
         }
         Ok(Progress::Complete)
@@ -117,7 +129,7 @@ impl Transfer {
         &mut self,
         local: &[Memory],
         remote: &PeerMemory,
-        process: &Process,
+        (process, space): (&Process, &AddressSpace),
         quantum: usize,
     ) -> Result<usize, TransportError> {
         let mut batch = ProcessBatch::new();
@@ -142,7 +154,7 @@ impl Transfer {
         if batch.is_empty() {
             return Ok(0);
         }
-        let copied = process_copy(&batch, self.op, process)?;
+        let copied = process_copy(&batch, self.op, process, space)?;
         self.advance(copied);
         Ok(left)
     }
@@ -170,20 +182,28 @@ fn piece(rest: usize, left: usize) -> usize {
     if rest <= left.saturating_add(SCRAP) { rest } else { left }
 }
 
-/// Copies a batch to or from the peer's process. The process must be alive before and after the copy: then
-/// its process id was its own meanwhile, because an id is not used again before its process has ended.
-fn process_copy(batch: &ProcessBatch<'_>, op: Op, process: &Process) -> Result<usize, TransportError> {
+/// Copies a batch to or from the peer's process, which must be alive, with the address space of the connection, before
+/// and after the copy. Then its process id was its own meanwhile, because an id is not used again before its process has
+/// ended, and a read has the bytes of the peer. A write can still hit another program, if the peer executes that between
+/// the check and the copy. Only writes through `/proc/PID/mem` cannot, and they take about twice as long.
+fn process_copy(
+    batch: &ProcessBatch<'_>,
+    op: Op,
+    process: &Process,
+    space: &AddressSpace,
+) -> Result<usize, TransportError> {
     let Some(pid) = process.pid() else {
         return Err(TransportError::Unsupported("adopted memory of a process in an unseen PID namespace"));
     };
-    if !process.is_alive() {
+    let is_itself = || process.is_alive() && space.is_in_use();
+    if !is_itself() {
         return Err(TransportError::PeerGone);
     }
     let copied = match op {
         Op::Write => batch.write_to(pid),
         Op::Read => batch.read_from(pid),
     };
-    if !process.is_alive() {
+    if !is_itself() {
         return Err(TransportError::PeerGone);
     }
     match copied? {

@@ -1,11 +1,12 @@
 //! Dialing peers, accepting strangers, and claiming connections that peers have opened.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{PeerId, TransportError};
-use kv_host::{OsError, Process, Proof, check_user};
+use kv_host::{OsError, PeerError, Process, Proof, check_user};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, connect};
 
@@ -14,7 +15,7 @@ use crate::handshake::{Hello, opening};
 use crate::link::{Identity, Link, LinkId, Stage};
 use crate::metadata::Metadata;
 use crate::right::Right;
-use crate::sys::read_byte;
+use crate::space::AddressSpace;
 use crate::transport::LocalTransport;
 use crate::watch::new_socket;
 
@@ -25,22 +26,24 @@ pub(super) const DIAL_AGAIN: Duration = Duration::from_millis(10);
 /// How soon connections are accepted again after file descriptors ran out.
 pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 
-/// Refuses a peer whose adopted memory cannot be reached from here, so that the peer is reached by another
-/// transport.
-fn check_adopted(metadata: &Metadata, process: &Process) -> Result<(), TransportError> {
-    let adopted = metadata.regions.iter().find(|region| region.arena.is_none() && region.len > 0);
-    let Some(addr) = adopted.and_then(|region| usize::try_from(region.start).ok()) else { return Ok(()) };
-    let Some(pid) = process.pid() else {
+/// Where the peer's adopted memory lies, if it has some; `None` as well if the peer's process has ended. Refuses a peer
+/// whose adopted memory cannot be reached from here, so that the peer is reached by another transport.
+fn adopted_space(metadata: &Metadata, process: &Process) -> Result<Option<AddressSpace>, TransportError> {
+    if !metadata.regions.iter().any(|region| region.arena.is_none() && region.len > 0) {
+        return Ok(None);
+    }
+    if process.pid().is_none() {
         return Err(TransportError::Metadata(
             "it has adopted memory in a PID namespace that is not seen here",
         ));
-    };
-    match read_byte(pid, addr) {
-        Err(error) if error.errno == Some(Errno::PERM.raw_os_error()) && process.is_alive() => {
+    }
+    match AddressSpace::of(process) {
+        Ok(space) => Ok(Some(space)),
+        Err(PeerError::Gone) => Ok(None),
+        Err(PeerError::Os(error)) if error.kind == ErrorKind::PermissionDenied => {
             Err(TransportError::Metadata("it has adopted memory that this process has no right to reach"))
         }
-        // What else is wrong, the first post will tell.
-        _ => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -78,7 +81,7 @@ impl LocalTransport {
         }
         let lent = link.lent.as_ref().ok_or(TransportError::PeerGone)?;
         if let Some(process) = &link.process {
-            check_adopted(&identity.metadata, process)?;
+            link.space = adopted_space(&identity.metadata, process)?;
         }
         let mapped = lent.map(&identity.metadata)?;
         link.memory = Some(mapped);
@@ -147,7 +150,7 @@ impl LocalTransport {
                 return Err(TransportError::Metadata("another process listens at the peer's address"));
             }
         };
-        check_adopted(&identity.metadata, &process)?;
+        link.space = adopted_space(&identity.metadata, &process)?;
         let (right, page) = Right::grant()?;
         self.watch.watch_process(id, &process)?;
         link.process = Some(process);

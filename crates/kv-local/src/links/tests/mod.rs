@@ -2,6 +2,7 @@
 
 mod cut;
 mod impostors;
+mod lives;
 mod peers;
 mod starving;
 mod strangers;
