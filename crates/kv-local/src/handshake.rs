@@ -178,4 +178,25 @@ mod tests {
         assert_eq!(check_arena(&file, 8192), Ok(()));
         assert_eq!(check_arena(&file, 8193), Err(Refusal::Arena));
     }
+
+    #[test]
+    fn files_on_huge_pages_are_no_rights_and_no_arenas_with_holes() {
+        let len = 2 << 20;
+        // No page is taken from those that the host has reserved.
+        let huge = || MemoryFile::create("test", len, true).unwrap();
+        assert_eq!(check_arena(&huge(), len), Err(Refusal::Holes { got: len, allocated: 0 }));
+        let metadata = Metadata {
+            host: kv_host::Host::here().unwrap(),
+            token: Token::random().unwrap(),
+            process: kv_host::ProcessIdentity::here().unwrap(),
+            socket: String::new(),
+            arenas: Vec::new(),
+            regions: Vec::new(),
+        };
+        let small = |len| MemoryFile::create("test", len, false).unwrap();
+        let check = |right: MemoryFile| Lent::check(vec![right.into()], &metadata, 0).err();
+        assert_eq!(check(small(RIGHT_LEN as u64)), None);
+        assert_eq!(check(small(RIGHT_LEN as u64 - 1)), Some(Refusal::Right));
+        assert_eq!(check(huge()), Some(Refusal::Right));
+    }
 }

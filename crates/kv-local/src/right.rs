@@ -92,6 +92,12 @@ impl Right {
         self.slices().load(Ordering::Relaxed)
     }
 
+    /// Address of the page.
+    #[cfg(test)]
+    pub(crate) fn addr(&self) -> u64 {
+        std::ptr::from_ref(self.state()) as u64
+    }
+
     fn state(&self) -> &AtomicU64 {
         self.mapping.word(STATE)
     }

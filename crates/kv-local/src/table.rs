@@ -193,11 +193,15 @@ impl Links {
 pub(crate) mod tests {
     use std::os::unix::net::UnixStream;
 
+    use bytes::Bytes;
     use kv_core::Time;
+    use kv_host::{Host, ProcessIdentity};
 
     use super::*;
     use crate::connection::Connection;
     use crate::handshake::OPENING;
+    use crate::link::Identity;
+    use crate::metadata::Metadata;
 
     /// A link whose other end is closed.
     pub(crate) fn link() -> Link {
@@ -228,5 +232,32 @@ pub(crate) mod tests {
         assert!(links.remove(stranger).is_some() && links.strangers().is_empty());
         assert_eq!((links.len(), links.peers()), (1, 0));
         assert!(stranger > accepted && accepted > dialed, "numbers are never used again");
+    }
+
+    #[test]
+    fn only_an_open_link_of_a_proven_process_is_taken_for_the_peers() {
+        let metadata = Metadata {
+            host: Host::here().unwrap(),
+            token: Token::random().unwrap(),
+            process: ProcessIdentity::here().unwrap(),
+            socket: String::new(),
+            arenas: Vec::new(),
+            regions: Vec::new(),
+        };
+        let token = metadata.token;
+        for (stage, proven, is_theirs) in [
+            (Stage::Greeting, true, false),
+            (Stage::Welcoming, true, false),
+            (Stage::Open, false, false),
+            (Stage::Open, true, true),
+            (Stage::Closing, true, false),
+        ] {
+            let identity = Some(Identity { bytes: Bytes::new(), metadata: metadata.clone() });
+            let mut links = Links::default();
+            let id = links.insert_stranger(Link { identity, stage, proven, ..link() });
+            links.introduce(id);
+            assert_eq!(links.proven_unclaimed(token), is_theirs.then_some(id), "{stage:?}, proven: {proven}");
+            assert_eq!(links.proven_unclaimed(Token::random().unwrap()), None);
+        }
     }
 }

@@ -8,6 +8,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, liste
 use super::*;
 use crate::handshake::{Lent, Refusal};
 use crate::links::opening::DIAL_AGAIN;
+use crate::remote::PeerRegion;
 use crate::watch::new_socket;
 
 #[test]
@@ -381,4 +382,34 @@ fn a_second_link_that_keeps_its_right_is_used_after_the_first_is_lost() {
     assert_eq!(poll_at(&mut them, Duration::ZERO), []);
     us.connect(PeerId(1), &them.metadata().unwrap()).unwrap();
     assert_eq!(us.links.id_of(PeerId(1)), Some(second));
+}
+
+/// True if the mapping at this address is not given to children that this process forks.
+fn is_kept_from_children(addr: u64) -> bool {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = smaps.lines();
+    let begins = |line: &&str| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let hex = |digits| u64::from_str_radix(digits, 16);
+        range.is_some_and(|(from, to)| {
+            hex(from).is_ok_and(|at| at <= addr) && hex(to).is_ok_and(|at| addr < at)
+        })
+    };
+    lines.find(begins).unwrap();
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+    flags.split_ascii_whitespace().any(|flag| flag == "dc")
+}
+
+#[test]
+fn a_forked_child_has_no_mapping_of_a_peers_memory_or_of_rights() {
+    let ((us, ours), (them, _theirs)) = crossed();
+    for (side, peer) in [(&us, PeerId(1)), (&them, PeerId(2))] {
+        let link = side.links.id_of(peer).and_then(|id| side.links.get(id)).unwrap();
+        let (memory, right) = link.memory.as_ref().unwrap();
+        let Some(PeerRegion::Mapped { memory, .. }) = memory.region(0) else { panic!("{memory:?}") };
+        assert!(is_kept_from_children(memory.addr()));
+        assert!(is_kept_from_children(right.addr()));
+        assert!(is_kept_from_children(link.granted.as_ref().unwrap().addr()));
+    }
+    assert!(!is_kept_from_children(ours.addr()), "a child may read what is this process's own");
 }
