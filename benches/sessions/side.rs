@@ -224,7 +224,7 @@ impl Side {
         Ok(())
     }
 
-    /// Reads of each page of the cache, as a worker that serves does all the time. In a virtual machine the first touch
+    /// Reads the first eight bytes of each page of the cache, as a worker that serves does all the time. In a virtual machine the first touch
     /// of memory that nobody has used for some ten seconds may be slow, which a plain copy shows as well.
     pub(crate) fn read_through(&self) -> Result<(), Error> {
         for at in (0..self.shape.len()).step_by(self.shape.item) {

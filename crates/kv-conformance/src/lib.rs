@@ -100,8 +100,9 @@ pub trait Harness {
         1_000_000
     }
 
-    /// Cuts the connections by which the second worker of a pair reaches the first one, as a network does that fails:
-    /// both workers live on, and can be connected anew. False where a test cannot do that.
+    /// Cuts the connections by which the second worker of a pair reaches the first one, as a failing network does. Both
+    /// workers live on, and can be connected anew. False (the default) if the harness cannot do that: checks then revoke a
+    /// right over a way that stands.
     fn cut(&self, pair: &mut Pair<Self::Transport>) -> bool {
         let _ = pair;
         false

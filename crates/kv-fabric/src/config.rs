@@ -29,12 +29,11 @@ pub struct FabricConfig {
     pub slice_bytes: usize,
     /// Most bytes of slices that are under way to one peer over one device (default 4 MiB, 4 KiB to 1 GiB).
     pub window_bytes: usize,
-    /// A peer of which nothing was heard for this long (default 20 s, 1 s to 1 day) is lost, if this side has then greeted
-    /// it and looked for its answer four times, a sixteenth of this apart or more. So a silent peer is lost after a quarter
-    /// more than this at the latest, while this side polls; and when this side has not polled for a while, its peers have
-    /// three sixteenths of this to be heard afterwards, or are lost with the fourth look of an owner that polls more seldom.
-    /// The end of a peer's process on this host is seen at once, whatever this says. An idle connection over TCP is closed
-    /// if its other end does not answer the kernel's keepalive for as long.
+    /// How long nothing may be heard of a peer (default 20 s, 1 s to 1 day). After that, the peer is greeted, and is lost
+    /// once four looks of this side, a sixteenth of this apart or more, have found nothing: within 5/4 of this while this
+    /// side polls. Time in which this side does not poll is one look at most. The end of a peer's process on this host is
+    /// seen at once, whatever this says. An idle connection over TCP is closed if its other end does not answer the
+    /// kernel's keepalive for as long.
     pub silence: Duration,
     /// How long the way to a peer may take to open (default 5 s, 10 ms to 1 minute). It is given up by the rule of
     /// [`silence`](FabricConfig::silence): a quarter later at the latest, and not because this side has not polled.
@@ -42,8 +41,8 @@ pub struct FabricConfig {
     /// Most connected peers (default 1024, 1 to 2^20).
     pub max_peers: usize,
     /// Most peers that may be connected to this transport (default 1024, 1 to 4096). For one more, the one that was
-    /// silent for longest is forgotten, if it is silent by the rule of [`silence`](FabricConfig::silence); otherwise the
-    /// one more is refused.
+    /// silent for longest is forgotten, if nothing was heard of it for [`silence`](FabricConfig::silence) and in four looks
+    /// after that; otherwise the one more is refused.
     pub max_guests: usize,
     /// Most bytes of frames queued for one peer; beyond that `send` returns `WouldBlock` (default 4 MiB, 1 MiB and
     /// 24 bytes to 1 GiB).

@@ -23,7 +23,8 @@ const REFUSED: u8 = 3;
 const AGAIN: Duration = Duration::from_millis(5);
 /// How long a way that was disconnected goes on sending its frames.
 pub(crate) const LEAVING: Duration = Duration::from_secs(2);
-/// How long a transport that is dropped awaits what is under way, and then that its farewells are sent.
+/// How long a transport that is dropped sends frames and awaits slices, and how long it then awaits that its farewells are
+/// sent.
 const FAREWELL: Duration = Duration::from_millis(100);
 
 impl FabricTransport {
@@ -289,8 +290,8 @@ impl FabricTransport {
         }
     }
 
-    /// Awaits for a moment what is under way, and sends the frames that were taken. If no slice is left, guests are told
-    /// that nothing will come any more.
+    /// Sends the frames that were taken, and awaits the slices under way, for [`FAREWELL`] at most. If no slice is left,
+    /// says farewell to guests and goodbye to peers.
     pub(crate) fn take_leave(&mut self) {
         let ids: Vec<WayId> = self.ways.keys().copied().collect();
         for id in ids {

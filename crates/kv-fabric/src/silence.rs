@@ -13,7 +13,8 @@ const PARTS: u32 = 16;
 ///
 /// A process that is stopped for a while, or whose owner does not poll, has not listened: its peers' answers lie in its
 /// sockets, or were not asked for. So time alone makes no peer silent. The limit must have passed, and then this side must
-/// have looked four times, a sixteenth of the limit apart or more; with each of these looks it greets the peer.
+/// have looked four times, a sixteenth of the limit apart or more. A way that is open or opening greets its peer with each of
+/// these looks; guests greet by themselves.
 ///
 /// - While this side looks all the time, a peer is silent when the limit has passed, and a quarter of it more at most.
 /// - After a pause that began before the limit had passed, the peer has three sixteenths of the limit to be heard, whenever

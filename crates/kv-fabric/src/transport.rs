@@ -53,9 +53,11 @@ pub struct FabricTransport {
     pub(crate) filled: WayId,
     /// Ways by the time at which they are looked at.
     pub(crate) timers: BTreeSet<(Time, WayId)>,
-    /// Which peers are silent, which have not welcomed this side, and which ways have been leaving for long enough.
+    /// How long a peer may be silent ([`FabricConfig::silence`]).
     pub(crate) silence: Looks,
+    /// How long a peer may take to welcome this side ([`FabricConfig::handshake_timeout`]).
     pub(crate) greeting: Looks,
+    /// How long a disconnected way goes on sending ([`LEAVING`]).
     pub(crate) leaving: Looks,
     /// When the keepalive is given to new connections, if there may be some.
     pub(crate) keep_alive_at: Option<Time>,

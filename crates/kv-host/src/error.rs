@@ -86,7 +86,8 @@ pub enum PeerError {
     /// The process, like this one, runs as the overflow user id of a user namespace, under which the kernel shows every
     /// user that the namespace does not know. Give the workers a user of their own there.
     #[error(
-        "the peer runs as {peer}, under which this process's user namespace shows all users that it does not map"
+        "the peer and this process run as {peer}, the overflow user id of this user namespace, so that the peer may be any \
+         user"
     )]
     UnmappedUser {
         /// Effective user of both processes, as the kernel shows it.
@@ -109,7 +110,7 @@ impl From<PeerError> for TransportError {
         match error {
             PeerError::OtherUser { peer, ours } => TransportError::OtherUser { peer, ours },
             PeerError::UnmappedUser { .. } => TransportError::Unsupported(
-                "a peer of a user that this process's user namespace does not map",
+                "a peer that may be any user, because both run as the overflow user id",
             ),
             PeerError::Unseen => {
                 TransportError::Unsupported("a peer in a PID namespace that this process cannot see")

@@ -103,8 +103,9 @@ impl AsFd for Process {
 /// Refuses the process at the other end of a Unix socket with [`PeerError::OtherUser`] if it belongs to
 /// another user. A process of the same user could reach this process's memory without a transport, too.
 ///
-/// In a user namespace, the kernel shows all users of other namespaces under one number, the overflow user id (65534).
-/// There a peer of this number is refused with [`PeerError::UnmappedUser`]: it may be anybody.
+/// In a user namespace, the kernel shows every user that the namespace does not map under one number, the overflow user
+/// id (65534). Where this process runs under that number, a peer is refused with [`PeerError::UnmappedUser`], unless the
+/// namespace maps the number and the peer is seen to be in the same namespace.
 pub fn check_user(socket: BorrowedFd<'_>) -> Result<(), PeerError> {
     credentials(socket).map(|_| ())
 }
@@ -115,18 +116,44 @@ fn credentials(socket: BorrowedFd<'_>) -> Result<sys::Credentials, PeerError> {
     if peer != ours {
         return Err(PeerError::OtherUser { peer, ours });
     }
-    let read = |path| fs::read_to_string(path).map_err(|error| OsError::new("read uid_map", error));
-    if may_be_anybody(peer, &read("/proc/sys/kernel/overflowuid")?, &read("/proc/self/uid_map")?) {
-        return Err(PeerError::UnmappedUser { peer });
+    let overflow = fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let overflow = overflow.map_err(|error| OsError::new("read overflowuid", error))?;
+    if overflow.trim().parse() != Ok(peer) {
+        return Ok(credentials);
     }
-    Ok(credentials)
+    let map = match fs::read_to_string("/proc/self/uid_map") {
+        Ok(map) => map,
+        // A kernel without user namespaces.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(credentials),
+        Err(error) => return Err(OsError::new("read uid_map", error).into()),
+    };
+    if has_all_users(&map) || has_user(&map, peer) && is_of_our_user_namespace(credentials.pid) {
+        return Ok(credentials);
+    }
+    Err(PeerError::UnmappedUser { peer })
 }
 
-/// True if the kernel may show several users as `uid`: it is the overflow user id, and the calling process's user
-/// namespace does not have every user under its own number.
-fn may_be_anybody(uid: u32, overflow: &str, map: &str) -> bool {
-    let of_all = ["0", "0", "4294967295"];
-    overflow.trim().parse() == Ok(uid) && !map.split_ascii_whitespace().eq(of_all)
+/// True if a user namespace with this map has every user under its own number.
+fn has_all_users(map: &str) -> bool {
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// True if a user namespace with this map has a user of its own under this number.
+fn has_user(map: &str, uid: u32) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(|number| number.parse::<u32>());
+        let (Some(Ok(first)), _, Some(Ok(count))) = (numbers.next(), numbers.next(), numbers.next()) else {
+            return false;
+        };
+        uid.checked_sub(first).is_some_and(|at| at < count)
+    })
+}
+
+/// True if the process is for certain in the calling process's user namespace, in which it has the user that it shows.
+fn is_of_our_user_namespace(pid: i32) -> bool {
+    let [ours, theirs] =
+        ["self".to_owned(), pid.to_string()].map(|of| fs::read_link(format!("/proc/{of}/ns/user")));
+    pid > 0 && ours.is_ok_and(|ours| theirs.is_ok_and(|theirs| theirs == ours))
 }
 
 #[cfg(test)]
@@ -174,14 +201,25 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_user_that_the_namespace_shows_as_nobody_is_taken_for_nobody() {
-        let everybody = "         0          0 4294967295\n";
-        assert!(!may_be_anybody(65534, "65534\n", everybody));
-        for map in ["", "0 1000 1\n", "65534 1000 1\n", "0 0 65536\n", "0 0 1000\n1000 1000 4294966295\n"] {
-            assert!(may_be_anybody(65534, "65534\n", map), "{map}");
-            assert!(!may_be_anybody(0, "65534\n", map), "{map}");
-            assert!(may_be_anybody(99, "99\n", map) && !may_be_anybody(65534, "99\n", map));
+    fn a_map_of_users_says_whether_a_number_is_that_of_one_user() {
+        let all = "         0          0 4294967295\n";
+        assert!(has_all_users(all) && has_user(all, 65534));
+        for (map, has) in [
+            ("", false),
+            ("0 1000 1\n", false),
+            ("65534 1000 1\n", true),
+            ("0 100000 65534\n", false),
+            ("0 100000 65536\n", true),
+            ("0 0 1000\n1000 1000 4294966295\n", true),
+            ("65535 0 7\n", false),
+            ("0 0\n", false),
+        ] {
+            assert_eq!((has_all_users(map), has_user(map, 65534)), (false, has), "{map}");
         }
+        let ours = std::process::id().cast_signed();
+        assert!(
+            is_of_our_user_namespace(ours) && !is_of_our_user_namespace(0) && !is_of_our_user_namespace(-1)
+        );
     }
 
     /// A process without a user of its own. Without its variable, this test does nothing.
@@ -194,7 +232,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_process_without_a_user_in_its_namespace_accepts_nobody() {
+    fn a_process_that_runs_as_the_overflow_user_accepts_no_peer() {
         let child = Command::new("unshare")
             .args(["--user", "--"])
             .arg(std::env::current_exe().unwrap())
@@ -210,7 +248,7 @@ pub(crate) mod tests {
             }
             // A container may forbid its processes to make user namespaces.
             refused => {
-                println!("SKIPPED: a_process_without_a_user_in_its_namespace_accepts_nobody: {refused:?}");
+                println!("SKIPPED: a_process_that_runs_as_the_overflow_user_accepts_no_peer: {refused:?}");
             }
         }
     }

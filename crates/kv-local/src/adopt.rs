@@ -17,6 +17,10 @@ impl LocalTransport {
     /// where the Yama security module restricts tracing,
     /// [`LocalConfig::permit_tracing`](crate::LocalConfig::permit_tracing).
     ///
+    /// Once this process executes another program (`exec`), posts of peers to this memory end with
+    /// [`PeerGone`](kv_core::TransportError::PeerGone). A write that is being copied at that very moment may still reach
+    /// the new program; so stop the worker before. Memory of an arena cannot be reached in that way.
+    ///
     /// # Errors
     ///
     /// [`LocalError::Memory`] if the range is impossible (it begins at address zero, has no bytes, or wraps around),

@@ -18,9 +18,10 @@ impl AddressSpace {
         Ok(AddressSpace { memory: process.memory()? })
     }
 
-    /// False once the process has ended or executes another program.
-    pub(crate) fn is_in_use(&self) -> bool {
-        // Nothing lies at address zero, which is an error; without an address space, the file is empty.
-        !matches!(pread(&self.memory, &mut [0], 0), Ok(0))
+    /// False once the process has ended or executes another program. `at` is an address of the adopted memory, because
+    /// the kernel takes longer for one where nothing lies.
+    pub(crate) fn is_in_use(&self, at: usize) -> bool {
+        // Without an address space, the file is empty.
+        !matches!(pread(&self.memory, &mut [0], at as u64), Ok(0))
     }
 }

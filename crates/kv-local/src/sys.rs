@@ -45,6 +45,11 @@ impl<'a> ProcessBatch<'a> {
         true
     }
 
+    /// The first address in the other process; zero for a batch without pieces.
+    pub(crate) fn peer_at(&self) -> usize {
+        self.remote.first().map_or(0, |piece| piece.iov_base as usize)
+    }
+
     /// Copies from the other process to this one. Returns how many bytes were copied, from the first piece
     /// on.
     pub(crate) fn read_from(&self, pid: i32) -> Result<usize, OsError> {

@@ -195,7 +195,7 @@ fn process_copy(
     let Some(pid) = process.pid() else {
         return Err(TransportError::Unsupported("adopted memory of a process in an unseen PID namespace"));
     };
-    let is_itself = || process.is_alive() && space.is_in_use();
+    let is_itself = || process.is_alive() && space.is_in_use(batch.peer_at());
     if !is_itself() {
         return Err(TransportError::PeerGone);
     }

@@ -228,7 +228,8 @@ mod tests {
         assert_eq!((transport.guests.len(), transport.connections.len()), (1, 2));
     }
 
-    /// A connection of a guest: what it says first, and its end once the transport has answered or closed it.
+    /// Connects a guest, which says this hello. Returns its socket, and how many bytes the transport has answered: none if
+    /// it has closed the connection.
     fn greeted(transport: &mut TcpTransport, hello: &Hello) -> (TcpStream, usize) {
         let mut guest = TcpStream::connect(transport.local_addr()).unwrap();
         guest.write_all(&hello.encode()).unwrap();

@@ -29,8 +29,8 @@ pub struct UcxConfig {
     /// Further settings of UCX: names without the prefix `UCX_`, and values. They win over UCX's environment
     /// variables.
     pub settings: Vec<(String, String)>,
-    /// Most bytes of one slice of a post, where each descriptor counts 8 KiB beside its own bytes (default 1 MiB, 64
-    /// KiB to 1 GiB). Posts take turns slice by slice.
+    /// Bytes of one slice of a post, where each descriptor counts 8 KiB beside its own bytes (default 1 MiB, 64 KiB to 1
+    /// GiB); a quarter more if that keeps a descriptor whole. Posts take turns slice by slice.
     pub slice_bytes: usize,
     /// Most bytes of slices that are under way to one peer, counted as in `slice_bytes` (default 4 MiB, 64 KiB to 1
     /// GiB).

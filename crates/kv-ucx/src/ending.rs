@@ -341,7 +341,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_who_is_met_beyond_the_most_known_takes_the_place_of_one_who_has_left() {
+    fn a_peer_beyond_max_known_takes_the_place_of_one_that_has_left() {
         let Some(mut pair) = Pair::with(|config| config.max_known = 1) else { return };
         let (ucx, config) = (Ucx::load(None).unwrap(), pair.sides[1].config.clone());
         let metadata = pair.sides[0].metadata().unwrap();

@@ -13,8 +13,10 @@ use crate::remote::{Remote, RemoteId};
 use crate::transport::UcxTransport;
 use crate::way::Stage;
 
-/// How long a transport that is dropped awaits what is under way and its last words.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// How long a transport that is dropped awaits its slices and sends its frames; and how long it then awaits that these have
+/// gone, and that its farewells have.
+const WORDS: Duration = Duration::from_millis(300);
+const FLUSH: Duration = Duration::from_millis(100);
 
 impl Drop for UcxTransport {
     fn drop(&mut self) {
@@ -26,8 +28,7 @@ impl UcxTransport {
     /// Starts no more slices, awaits those under way, and sends the frames that were taken. Says farewell to the remotes
     /// with which nothing is under way then.
     fn take_leave(&mut self) {
-        let begun = Instant::now();
-        let is_over = || begun.elapsed() >= FAREWELL;
+        let is_over = after(WORDS);
         let ways: Vec<_> = self.ways.keys().copied().collect();
         for transfer in ways.iter().flat_map(|way| self.posts.of_way(*way)).collect::<Vec<_>>() {
             if self.posts.get(transfer).is_some_and(|transfer| transfer.has_more()) {
@@ -39,13 +40,14 @@ impl UcxTransport {
             self.now = clock::now();
             let crowded = std::mem::take(&mut self.crowded);
             self.stirred.extend(crowded);
-            self.fill_stirred(is_over);
+            self.fill_stirred(&is_over);
             self.engine.progress();
-            self.take_news(is_over);
+            self.take_news();
         }
-        let quiet = self.flushed(self.quiet_remotes(), is_over);
+        // A peer that is stuck takes no farewell from the others.
+        let quiet = self.flushed(self.quiet_remotes());
         let told = quiet.into_iter().filter(|id| self.say_farewell(*id)).collect();
-        self.flushed(told, is_over);
+        self.flushed(told);
     }
 
     /// True if slices are under way, or frames can be sent.
@@ -64,8 +66,10 @@ impl UcxTransport {
         self.remotes.all().filter(|(_, remote)| is_quiet(remote)).map(|(id, _)| id).collect()
     }
 
-    /// Those of the remotes to which all that was sent before has gone, as long as the time is not over.
-    fn flushed(&mut self, mut remotes: BTreeSet<RemoteId>, is_over: impl Fn() -> bool) -> BTreeSet<RemoteId> {
+    /// Flushes the endpoints of these remotes. Returns the remotes to which all that was sent before has gone.
+    fn flushed(&mut self, mut remotes: BTreeSet<RemoteId>) -> BTreeSet<RemoteId> {
+        let is_over = after(FLUSH);
+        // The flush has the remote's number, which no slice has: both are drawn from `last_id`.
         for id in &remotes {
             if let Some(remote) = self.remotes.get(*id) {
                 self.engine.begin(remote.endpoint, Op::Write, &[], *id);
@@ -99,6 +103,11 @@ impl UcxTransport {
         }
         self.break_off(id);
     }
+}
+
+fn after(limit: Duration) -> impl Fn() -> bool {
+    let begun = Instant::now();
+    move || begun.elapsed() >= limit
 }
 
 #[cfg(test)]

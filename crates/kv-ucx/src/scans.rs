@@ -18,10 +18,10 @@ const DOUBT: Duration = Duration::from_millis(100);
 /// So many times as long as a scan takes, none begins: its thread takes a small part of a processor.
 const REST: u32 = 9;
 
-/// What is known about the last bytes of processes that have ended.
+/// What is known about the last bytes of remotes that have died or said farewell.
 #[derive(Debug, Default)]
 pub(crate) struct Scans {
-    /// Remotes whose processes have ended, since when that is known, and whether their last bytes have arrived.
+    /// Remotes that have died or said farewell, since when that is known, and whether their last bytes have arrived.
     asked: HashMap<RemoteId, (Time, bool)>,
     running: Option<(Time, JoinHandle<(Verdict, Duration)>)>,
     /// No scan begins before.
@@ -44,7 +44,7 @@ impl Scans {
         self.next
     }
 
-    /// True if nothing of the remote, whose process has ended, can arrive any more.
+    /// True if nothing of the remote, whose process has ended or which has said farewell, can arrive any more.
     pub(crate) fn is_quiet(&mut self, id: RemoteId, now: Time) -> bool {
         let (_, quiet) = self.asked.entry(id).or_insert((now, false));
         *quiet

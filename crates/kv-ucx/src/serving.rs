@@ -10,7 +10,7 @@ use crate::transport::{Flight, UcxTransport};
 
 /// How long one call of `poll` begins slices and lets UCX work.
 const TURN: Duration = Duration::from_micros(500);
-/// The number of events for the owner after which a call of `poll` takes no more messages.
+/// The number of messages, and of events for the owner, after which a call of `poll` takes no more messages.
 const EVENTS: usize = 1024;
 
 impl UcxTransport {
@@ -24,15 +24,15 @@ impl UcxTransport {
             self.now = clock::now();
             self.fill_stirred(is_over);
             let busy = self.engine.progress();
-            let told = self.take_news(is_over);
+            let told = self.take_news();
             if !busy && !told && self.stirred.is_empty() || is_over() || self.posts.events() >= EVENTS {
                 return;
             }
         }
     }
 
-    /// Looks at what UCX has left, at messages until the time is over. True if there was something.
-    pub(crate) fn take_news(&mut self, is_over: impl Fn() -> bool) -> bool {
+    /// Looks at what UCX has left. True if there was something.
+    pub(crate) fn take_news(&mut self) -> bool {
         let mut told = false;
         while let Some((flight, result)) = self.engine.take_ended() {
             told = true;
@@ -40,19 +40,18 @@ impl UcxTransport {
                 self.landed(flight, result.is_ok());
             }
         }
+        // Not every message is an event for the owner.
+        let mut messages = 0;
+        while self.posts.events().max(messages) < EVENTS {
+            let Some(arrived) = self.engine.take_arrived() else { break };
+            (told, messages) = (true, messages + 1);
+            self.on_message(arrived);
+        }
+        // After what has come by the endpoints: the last words of their peers.
         while let Some((endpoint, _)) = self.engine.take_broken() {
             told = true;
             if let Some(remote) = self.remotes.by_endpoint(endpoint) {
                 self.break_off(remote);
-            }
-        }
-        while self.posts.events() < EVENTS {
-            let Some(arrived) = self.engine.take_arrived() else { break };
-            told = true;
-            self.on_message(arrived);
-            // Messages that are no event for the owner take time, too.
-            if is_over() {
-                break;
             }
         }
         told

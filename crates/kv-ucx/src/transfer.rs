@@ -7,7 +7,7 @@ use kv_host::OfWay;
 /// Bytes that a descriptor counts beside its own: UCX takes 5 to 7 µs for each descriptor over TCP, in which it would
 /// move some 8 KiB.
 pub(crate) const DESCRIPTOR: u64 = 8 << 10;
-/// One part in so many is what a slice may weigh beyond its weight.
+/// A slice may weigh one part in so many more than asked, if that keeps a descriptor whole.
 const SPARE: u64 = 4;
 
 /// A post that was accepted and has not ended.

@@ -51,7 +51,7 @@ impl LocalTransport {
         self.flush(id);
     }
 
-    /// Ends a link whose peer has broken the rules, or whose hello is refused.
+    /// Ends a link whose peer has broken the rules, whose hello is refused, or that was starved for too long.
     pub(super) fn reject(&mut self, id: LinkId) {
         if self.links.get(id).is_some_and(|link| link.peer.is_some()) {
             self.lose(id);

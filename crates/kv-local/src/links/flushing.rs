@@ -48,7 +48,8 @@ impl LocalTransport {
     /// Writes some of the queued messages, ends parked posts whose notify frames have room now, and asks the
     /// kernel to report when there is room for more.
     pub(crate) fn flush(&mut self, id: LinkId) {
-        // An error means that the peer has closed; reading will find the end of the stream.
+        // After an error the socket is not watched for room: the link is starved and will be written to again, or the peer
+        // has closed, and reading will find the end of the stream.
         let mut failed = self.write(id).is_err();
         let is_starved = self.starved.contains_key(&id);
         let Some(link) = self.links.get_mut(id) else {

@@ -17,9 +17,9 @@ use crate::notifications::envelope::{Kind, Notification};
 use crate::notifications::speech::Speech;
 use crate::transport::NixlTransport;
 
-/// How long a connection may be silent before it is tried out, if the peer's death cannot be seen otherwise.
+/// How long nothing may go by NIXL on a connection before it is tried out.
 pub(crate) const PROBE: Duration = Duration::from_secs(1);
-/// How many peers are tried out without a word at once: each attempt takes some 15 µs.
+/// How many connections one call tries out with a read of no bytes, which takes some 15 µs each.
 const TRIED: usize = 16;
 
 impl NixlTransport {
@@ -170,9 +170,9 @@ impl NixlTransport {
         self.try_silent(now);
     }
 
-    /// Tries out, without a word, the peers to which NIXL has been silent for longest: foreign agents, and peers whose
-    /// death is seen. Frames to a peer of this host go beside NIXL, and a copy would wait until the peer has confirmed
-    /// a word by NIXL.
+    /// Tries out the connections on which nothing went by NIXL for longest, each with a read of no bytes: those to foreign
+    /// agents, and those to peers whose process is watched. These get no probe, because their next copy would wait until
+    /// the probe is confirmed.
     fn try_silent(&mut self, now: Instant) {
         let silent = self.remotes.iter().filter(|(_, remote)| {
             remote.is_open()

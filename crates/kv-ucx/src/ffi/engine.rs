@@ -26,7 +26,7 @@ use crate::message::HEADER;
 /// The number of this crate's active messages.
 const MESSAGE: u32 = 0;
 /// How long a dropped engine waits until its endpoints are closed.
-const FAREWELL: Duration = Duration::from_millis(500);
+const CLOSING: Duration = Duration::from_millis(500);
 
 /// A call of UCX that has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -409,7 +409,7 @@ impl Drop for Engine {
             for (_, endpoint) in mem::take(&mut self.endpoints) {
                 self.closing.extend(endpoint.close(true));
             }
-            let deadline = Instant::now() + FAREWELL;
+            let deadline = Instant::now() + CLOSING;
             while !self.closing.is_empty() && Instant::now() < deadline {
                 self.progress();
             }

@@ -1,4 +1,4 @@
-//! A process that executes another program keeps its id: the new program is never read from nor written to.
+//! A process that executes another program keeps its id. No copy to or from it begins afterwards.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -68,7 +68,7 @@ fn lives() {
 }
 
 #[test]
-fn a_program_that_the_peer_executes_is_never_read_from_nor_written_to() {
+fn no_copy_begins_to_or_from_a_program_that_the_peer_has_executed() {
     let (mut us, arena) = transport();
     let mut process = life(FIRST).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut orders = process.stdin.take().unwrap();
