@@ -193,7 +193,7 @@ pub(crate) mod tests {
         pub(crate) arena: Arena,
     }
 
-    fn side(ucx: Ucx, config: &UcxConfig, arena: &Arena) -> UcxTransport {
+    pub(crate) fn side(ucx: Ucx, config: &UcxConfig, arena: &Arena) -> UcxTransport {
         let mut transport = UcxTransport::new(ucx, config.clone()).unwrap();
         transport.add_memory(arena).unwrap();
         transport.register(&Region::dram(RegionRole::Kv, arena.addr(), 4096, 1)).unwrap();

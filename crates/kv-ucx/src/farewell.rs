@@ -13,8 +13,8 @@ use crate::remote::{Remote, RemoteId};
 use crate::transport::UcxTransport;
 use crate::way::Stage;
 
-/// How long a transport that is dropped awaits its slices and sends its frames; and how long it then awaits that these have
-/// gone, and that its farewells have.
+/// How long a transport that is dropped awaits its slices and sends its frames; and how long it then awaits that peers have
+/// taken these, and the farewells.
 const WORDS: Duration = Duration::from_millis(300);
 const FLUSH: Duration = Duration::from_millis(100);
 
@@ -66,7 +66,7 @@ impl UcxTransport {
         self.remotes.all().filter(|(_, remote)| is_quiet(remote)).map(|(id, _)| id).collect()
     }
 
-    /// Flushes the endpoints of these remotes. Returns the remotes to which all that was sent before has gone.
+    /// Flushes the endpoints of these remotes. Returns the remotes that have taken all that was sent before.
     fn flushed(&mut self, mut remotes: BTreeSet<RemoteId>) -> BTreeSet<RemoteId> {
         let is_over = after(FLUSH);
         // The flush has the remote's number, which no slice has: both are drawn from `last_id`.
@@ -112,10 +112,11 @@ fn after(limit: Duration) -> impl Fn() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Descriptor, Post, PostId, Transport, TransportEvent, WayEnd};
+    use kv_core::{Descriptor, PeerId, Post, PostId, Time, Transport, TransportEvent, WayEnd};
 
     use super::*;
-    use crate::ending::tests::{PEER, Pair};
+    use crate::ending::tests::{PEER, Pair, side};
+    use crate::library::Ucx;
 
     /// Polls until the end of the peer has been told.
     fn until_gone(side: &mut UcxTransport) -> Vec<TransportEvent> {
@@ -125,6 +126,18 @@ mod tests {
             side.poll(clock::now(), &mut events);
         }
         events
+    }
+
+    /// Begins to write more to the peer than sockets hold.
+    fn write_much(side: &mut UcxTransport) {
+        side.permit(PEER, Time::MAX);
+        let write =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
+        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![write; 1 << 14], notify: None };
+        side.post(PEER, post).unwrap();
+        while side.stats().slices < 4 {
+            side.poll(clock::now(), &mut Vec::new());
+        }
     }
 
     #[test]
@@ -161,17 +174,37 @@ mod tests {
         pair.send(0, 1);
         pair.send(1, 1);
         let Pair { sides: [mut drops, mut stays], arena: _arena, .. } = pair;
-        drops.permit(PEER, kv_core::Time::MAX);
-        // More than sockets hold.
-        let write =
-            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
-        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![write; 1 << 14], notify: None };
-        drops.post(PEER, post).unwrap();
-        while drops.stats().slices < 4 {
-            drops.poll(clock::now(), &mut Vec::new());
-        }
+        write_much(&mut drops);
         drop(drops);
         let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
         assert_eq!(until_gone(&mut stays), [lost]);
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_takes_no_farewell_from_the_others() {
+        const OTHER: PeerId = PeerId(2);
+        let Some(mut pair) = Pair::new() else { return };
+        pair.connect(0);
+        pair.send(0, 1);
+        let mut other = side(Ucx::load(None).unwrap(), &pair.sides[1].config.clone(), &pair.arena);
+        let Pair { sides: [mut drops, _stuck], arena: _arena, .. } = pair;
+        drops.connect(OTHER, &other.metadata().unwrap()).unwrap();
+        other.connect(PEER, &drops.metadata().unwrap()).unwrap();
+        let frame = Bytes::from_static(b"a frame");
+        drops.send(OTHER, frame.clone()).unwrap();
+        other.send(PEER, frame).unwrap();
+        let (mut events, begun) = ([Vec::new(), Vec::new()], Instant::now());
+        while events.iter().any(Vec::is_empty) {
+            assert!(begun.elapsed() < Duration::from_secs(30), "not connected");
+            drops.poll(clock::now(), &mut events[0]);
+            other.poll(clock::now(), &mut events[1]);
+        }
+        write_much(&mut drops);
+        let events = std::thread::scope(|scope| {
+            scope.spawn(move || drop(drops));
+            until_gone(&mut other)
+        });
+        let dead = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end: dead }]);
     }
 }
