@@ -89,11 +89,14 @@ fn ends(report: &Report) -> (BTreeSet<&str>, usize) {
 
 #[test]
 fn without_an_encoder_every_request_is_encoded_here_or_fails_by_name() {
-    let report = service(&["--kill", "encoder"]);
-    assert!(report.problems.is_empty(), "{report:#?}");
-    assert_eq!(ends(&report), (BTreeSet::new(), 8));
-    let ways = report.rounds.iter().map(|round| round.encoded_here);
-    assert!(ways.sum::<usize>() > 0, "{report:#?}");
+    // The transfer in whose middle the encoder is killed may just end.
+    let encodes_here = || {
+        let report = service(&["--kill", "encoder"]);
+        assert!(report.problems.is_empty(), "{report:#?}");
+        assert_eq!(ends(&report), (BTreeSet::new(), 8));
+        report.rounds.iter().any(|round| round.encoded_here > 0)
+    };
+    assert!((0..5).any(|_| encodes_here()), "five kills, and no image was encoded here");
 
     let report = service(&["--kill", "encoder", "--no-encode-here"]);
     assert!(report.problems.is_empty(), "{report:#?}");

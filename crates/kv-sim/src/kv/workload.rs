@@ -57,6 +57,10 @@ impl KvWorld {
             let again = self.rng.between(5 * MS, 20 * MS);
             return self.calendar.enter(self.now + again, Event::Act(KvAct::Serve));
         }
+        // A peer that begins anew is not welcomed while a post of before is under way, and a post may be slow.
+        if self.flights.iter().any(|flight| !flight.over && self.lives[flight.life].alive) {
+            return self.calendar.enter(self.now + 20 * MS, Event::Act(KvAct::Serve));
+        }
         self.service.to_serve -= 1;
         for _ in 0..8 {
             let request = self.draw_request();

@@ -11,22 +11,22 @@ use crate::kv::ledger::{Leg, LegId, Side};
 
 #[derive(Default, Clone)]
 pub(crate) struct RequestsAreServed {
-    /// Requests of which a half has failed that was excused. The other halves fail with it, even those that are opened
-    /// after the host that drained was replaced.
+    /// Requests of which a half was excused when it changed its state. Halves of them may fail, even those that are opened
+    /// after the host that drained was replaced: receivers may still be told of the former host.
     lost: BTreeSet<usize>,
 }
 
 impl Invariant for RequestsAreServed {
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
         match *fact {
-            Fact::Own(KvFact::Status { leg, to: KvPoll::Failed, failure }) => {
+            Fact::Own(KvFact::Status { leg, to, failure }) => {
                 let known = &view.ledger.legs[leg];
                 let cause = failure.as_ref().map(|failure| &failure.cause);
                 let missed_the_end = cause == Some(&Cause::PeerLost) && was_served_by_drained(view, leg);
                 if view.is_excused(leg) || missed_the_end {
                     self.lost.insert(known.request);
                 }
-                match self.is_owed(view, leg) {
+                match to == KvPoll::Failed && self.is_owed(view, leg) {
                     true => Err(format!("leg {leg} which must be served, fails: {failure:?}")),
                     false => Ok(()),
                 }
