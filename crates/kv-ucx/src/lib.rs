@@ -35,8 +35,8 @@
 //!
 //! UCX says when a connection has failed, and the kernel says when a process of this host has ended. A peer is
 //! [dead](kv_core::WayEnd::Dead) only if its process has ended on this host, in this network namespace, or if its
-//! transport has said farewell. A transport that is dropped starts no more slices, and takes half a second at most for
-//! those under way and for the frames that it has accepted. Then it says farewell to each peer to which nothing of it is
+//! transport has said farewell. A transport that is dropped starts no more slices, and takes a second at most for
+//! those under way, for the frames that it has accepted, and for its peers to take these. Then it says farewell to each peer to which nothing of it is
 //! under way. (UCX may take half a second more to close its connections.)
 //!
 //! What a dead process has left in its sockets may still arrive, and UCX would put it in place. So a death, also one that
