@@ -182,15 +182,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_takes_nothing_takes_no_farewell_from_the_others() {
-        // On a busy machine, another peer may take longer than the transport waits.
-        let dead = WayEnd::Dead { quiet_after: Duration::ZERO };
-        let told = || Pair::new().is_none_or(|pair| told_beside_a_stuck_one(pair) == dead);
-        assert!((0..5).any(|_| told()), "five times no farewell");
-    }
-
-    /// How the way ends of a peer that polls, if the transport is dropped while it writes to another one, which does not.
-    fn told_beside_a_stuck_one(mut pair: Pair) -> WayEnd {
         const OTHER: PeerId = PeerId(2);
+        let Some(mut pair) = Pair::new() else { return };
         pair.connect(0);
         pair.send(0, 1);
         let mut other = side(Ucx::load(None).unwrap(), &pair.sides[1].config.clone(), &pair.arena);
@@ -207,13 +200,19 @@ mod tests {
             other.poll(clock::now(), &mut events[1]);
         }
         write_much(&mut drops);
-        let events = std::thread::scope(|scope| {
+        // The way itself ends later: a death is not told while this process leaves bytes unread, as the stuck one does.
+        let hears = std::thread::scope(|scope| {
             scope.spawn(move || drop(drops));
-            until_gone(&mut other)
+            let begun = Instant::now();
+            loop {
+                other.poll(clock::now(), &mut Vec::new());
+                let (_, remote) = other.remotes.all().next().unwrap();
+                if !remote.is_standing() {
+                    break matches!(remote.life, Life::Dead);
+                }
+                assert!(begun.elapsed() < Duration::from_secs(30), "no end of the peer");
+            }
         });
-        match events[..] {
-            [TransportEvent::PeerGone { peer: PEER, end }] => end,
-            _ => panic!("{events:?}"),
-        }
+        assert!(hears, "no farewell");
     }
 }
