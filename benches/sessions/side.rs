@@ -224,8 +224,8 @@ impl Side {
         Ok(())
     }
 
-    /// Reads the first eight bytes of each page of the cache, as a worker that serves does all the time. In a virtual machine the first touch
-    /// of memory that nobody has used for some ten seconds may be slow, which a plain copy shows as well.
+    /// Reads the first eight bytes of each page of the cache: a worker that serves uses its cache all the time. In a virtual
+    /// machine the first touch of memory that nobody has used for some ten seconds may be slow, also for a plain copy.
     pub(crate) fn read_through(&self) -> Result<(), Error> {
         for at in (0..self.shape.len()).step_by(self.shape.item) {
             self.memory.read(at, &mut [0; 8])?;

@@ -123,17 +123,25 @@ fn await_quiet<H: Harness>(harness: &H, pair: &mut Pair<H::Transport>, until: Ti
     }
 }
 
-pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) {
-    for turns in [0, 1, 2, 4] {
+/// Pairs of which one worker writes to the other, at moments from the beginning to the end of the writes; none if the
+/// other cannot revoke the right to write.
+fn amid_writes<H: Harness>(harness: &H) -> impl Iterator<Item = Pair<H::Transport>> {
+    [0, 1, 2, 4].into_iter().map_while(|turns| {
         let mut pair = Pair::connected(harness, &LENS);
         if pair.b.transport.write_fence(B_KNOWS_A) != WriteFence::Revocable {
-            return;
+            return None;
         }
         pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
         write_all(&mut pair, 0..POSTS);
         for _ in 0..turns {
             pair.turn();
         }
+        Some(pair)
+    })
+}
+
+pub(crate) fn after_a_right_is_revoked_no_byte_arrives<H: Harness>(harness: &H) {
+    for mut pair in amid_writes(harness) {
         pair.b.transport.revoke(B_KNOWS_A);
         let revoked = TransportEvent::Revoked { peer: B_KNOWS_A };
         pair.until("a revocation", |pair| pair.b_events.contains(&revoked));
@@ -166,16 +174,7 @@ pub(crate) fn a_right_revoked_after_the_way_was_lost_is_gone_for_good_and_a_new_
 >(
     harness: &H,
 ) {
-    for turns in [0, 1, 2, 4] {
-        let mut pair = Pair::connected(harness, &LENS);
-        if pair.b.transport.write_fence(B_KNOWS_A) != WriteFence::Revocable {
-            return;
-        }
-        pair.a.memory.write(0, 0, &vec![1; LENS[0]]);
-        write_all(&mut pair, 0..POSTS);
-        for _ in 0..turns {
-            pair.turn();
-        }
+    for mut pair in amid_writes(harness) {
         let mut posted = POSTS;
         if harness.cut(&mut pair) {
             let lost = TransportEvent::PeerGone { peer: B_KNOWS_A, end: WayEnd::Lost };

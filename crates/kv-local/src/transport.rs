@@ -47,6 +47,7 @@ pub struct LocalTransport {
     /// Until when messages do not wake the owner.
     pub(crate) crowded_until: Time,
     pub(crate) dial_at: Time,
+    /// When starved links are written to again.
     pub(crate) flush_at: Time,
     pub(crate) sweep_at: Time,
     pub(crate) listen_at: Option<Time>,

@@ -22,10 +22,9 @@
 //!   microseconds at each end; and UCX calls a copy over only when the peer has confirmed the notifications before the
 //!   copy. So frames to a peer of this host, and confirmations of frames, are datagrams of a Unix socket, which also wake
 //!   the peer. What one turn has to say to a peer goes together. By NIXL goes what the peer's queue has no room for, what
-//!   is longer than a datagram (16 KiB), and what tries a connection out or proves something: probes and farewells. Such
-//!   frames do not show that the connection has broken. So a read of no bytes tries out each idle connection once a second
-//!   (more than 64 take longer). Where
-//!   both ends have an RDMA card, or the backend is not UCX, all frames go by NIXL, and a datagram without content wakes
+//!   is longer than a datagram (16 KiB), and what tries a connection out or proves something: probes and farewells.
+//!   Datagrams do not show that the connection has broken. So a read of no bytes tries out each connection on which nothing
+//!   goes by NIXL once a second (more than 64 take longer). Where both ends have an RDMA card, or the backend is not UCX, all frames go by NIXL, and a datagram without content wakes
 //!   the peer.
 //! - UCX can send notifications by shared memory, too, if `UCX_POSIX_ERROR_HANDLING=y` or its like allows that. A server
 //!   must not allow it: all local senders share a receiver's one queue, and a sender that is killed in the middle of a

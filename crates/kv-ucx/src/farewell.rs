@@ -1,7 +1,7 @@
 //! The last words of a transport that is dropped: the frames that it has taken, and then a farewell, by which each peer
 //! knows that nothing of this transport can touch its memory any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -59,9 +59,9 @@ impl UcxTransport {
     /// The remotes to which nothing can be under way: by their endpoint, or by an earlier one that has failed.
     fn quiet_remotes(&self) -> BTreeSet<RemoteId> {
         let ending = self.ending.iter().filter_map(|id| self.remotes.get(*id));
-        let ending: BTreeSet<_> = ending.map(|remote| remote.name.token.to_bytes()).collect();
+        let ending: HashSet<_> = ending.map(|remote| remote.name.token).collect();
         let is_quiet = |remote: &Remote| {
-            remote.is_standing() && remote.flights == 0 && !ending.contains(&remote.name.token.to_bytes())
+            remote.is_standing() && remote.flights == 0 && !ending.contains(&remote.name.token)
         };
         self.remotes.all().filter(|(_, remote)| is_quiet(remote)).map(|(id, _)| id).collect()
     }
@@ -112,10 +112,10 @@ fn after(limit: Duration) -> impl Fn() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Descriptor, PeerId, Post, PostId, Time, Transport, TransportEvent, WayEnd};
+    use kv_core::{PeerId, Transport, TransportEvent, WayEnd};
 
     use super::*;
-    use crate::ending::tests::{PEER, Pair, side};
+    use crate::ending::tests::{PEER, Pair, side, write_much};
     use crate::library::Ucx;
 
     /// Polls until the end of the peer has been told.
@@ -126,18 +126,6 @@ mod tests {
             side.poll(clock::now(), &mut events);
         }
         events
-    }
-
-    /// Begins to write more to the peer than sockets hold.
-    fn write_much(side: &mut UcxTransport) {
-        side.permit(PEER, Time::MAX);
-        let write =
-            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
-        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![write; 1 << 14], notify: None };
-        side.post(PEER, post).unwrap();
-        while side.stats().slices < 4 {
-            side.poll(clock::now(), &mut Vec::new());
-        }
     }
 
     #[test]

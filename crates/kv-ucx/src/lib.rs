@@ -35,13 +35,13 @@
 //!
 //! UCX says when a connection has failed, and the kernel says when a process of this host has ended. A peer is
 //! [dead](kv_core::WayEnd::Dead) only if its process has ended on this host, in this network namespace, or if its
-//! transport has said farewell. A transport that is dropped starts no more slices, and takes a second at most for
-//! those under way, for the frames that it has accepted, and for its peers to take these. Then it says farewell to each peer to which nothing of it is
-//! under way. (UCX may take half a second more to close its connections.)
+//! transport has said farewell. A transport that is dropped starts no more slices, and takes a second and a tenth at most
+//! for those under way, for the frames that it has accepted, and until its peers have taken these. It says farewell to each
+//! peer to which nothing of it is under way. (UCX may take half a second more to close its connections.)
 //!
 //! What a dead process has left in its sockets may still arrive, and UCX would put it in place. So a death, also one that
-//! a farewell has told, is reported once every TCP connection of this process whose other end has no process any more has been read to its end. A thread looks
-//! for such connections in `/proc`, at pauses that grow to 100 ms, while a peer that has died waits to be told. UCX does
+//! a farewell has told, is reported once every TCP connection of this process whose other end has no process any more has
+//! been read to its end. A thread looks for such connections in `/proc`, at pauses that grow to 100 ms, while a peer that has died waits to be told. UCX does
 //! not say which connections are its own, so those of other libraries count, too. A death is not told while this process
 //! leaves bytes unread that a process of this host may have sent: on a connection that was reset, of which the kernel
 //! does not say where it led to, or on one to a mapped port of this host, behind which a process of another network

@@ -57,8 +57,11 @@ impl KvWorld {
             let again = self.rng.between(5 * MS, 20 * MS);
             return self.calendar.enter(self.now + again, Event::Act(KvAct::Serve));
         }
-        // A peer that begins anew is not welcomed while a post of before is under way, and a post may be slow.
-        if self.flights.iter().any(|flight| !flight.over && self.lives[flight.life].alive) {
+        // A peer that begins anew is not welcomed while a post of before is under way, and a post may be slow. One that
+        // takes longer than any may is no excuse.
+        let slowest = self.params.fault_span + self.params.dma.time_max + self.grace();
+        let is_under_way = self.flights.iter().any(|flight| !flight.over && self.lives[flight.life].alive);
+        if self.now < slowest && is_under_way {
             return self.calendar.enter(self.now + 20 * MS, Event::Act(KvAct::Serve));
         }
         self.service.to_serve -= 1;
