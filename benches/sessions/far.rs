@@ -5,9 +5,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use kv_transfer::prelude::*;
 
-use crate::Error;
 use crate::side::{Batch, Sending, Shape, Side};
 use crate::way::Way;
+use crate::{Error, cpus};
 
 /// The variable that makes a process the prefill worker: transport, shape, and the bootstrap server.
 const FAR: &str = "KV_BENCH_SESSIONS_FAR";
@@ -83,11 +83,9 @@ pub(crate) struct Told {
 impl Told {
     /// Starts this program again, which finds `value` in the variable.
     pub(crate) fn start(variable: &str, value: &str) -> Result<Told, Error> {
-        let mut process = Command::new(std::env::current_exe()?)
-            .env(variable, value)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(variable, value).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = cpus::there(|| command.spawn())?;
         let input = process.stdin.take().ok_or("no input of the child")?;
         let output = BufReader::new(process.stdout.take().ok_or("no output of the child")?);
         let mut told = Told { process, input, output };

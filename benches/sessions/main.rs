@@ -11,10 +11,12 @@
 //! the same copy, by plain calls of processes that do not sleep. The plain messages of NIXL are its notifications, which go
 //! over TCP here; those of sessions go beside NIXL. The first request to a new peer, a row of `large`, stands beside plain
 //! calls, too, for which the library opens connections. The ratios are medians over the rounds; of the first request, the
-//! table has the difference in milliseconds.
+//! table has the difference in milliseconds. Where this process may use two CPUs, the prefill worker and the decode worker
+//! have one each.
 
 #![allow(clippy::print_stdout)]
 
+mod cpus;
 mod far;
 mod limits;
 mod plain;
@@ -57,6 +59,7 @@ fn main() -> Result<(), Error> {
         return far::serve(&order, &ways);
     }
     let extent = if kv_benches::is_trial() { Extent::TRIAL } else { Extent::FULL };
+    cpus::here()?;
     table::heading();
     for (name, measure) in rows::GROUPS {
         if is_wanted(name, &rows::GROUPS.map(|(name, _)| name)) {

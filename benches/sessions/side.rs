@@ -224,15 +224,6 @@ impl Side {
         Ok(())
     }
 
-    /// Reads the first eight bytes of each page of the cache: a worker that serves uses its cache all the time. In a virtual
-    /// machine the first touch of memory that nobody has used for some ten seconds may be slow, also for a plain copy.
-    pub(crate) fn read_through(&self) -> Result<(), Error> {
-        for at in (0..self.shape.len()).step_by(self.shape.item) {
-            self.memory.read(at, &mut [0; 8])?;
-        }
-        Ok(())
-    }
-
     /// Waits until the sending halves have ended and their pages are back.
     pub(crate) fn settled(&self, sending: Sending) -> Result<(), Error> {
         let Sending { mut senders, .. } = sending;
