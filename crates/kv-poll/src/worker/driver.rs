@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use kv_core::machine::{Input, Machine, Output, SessionCommand};
@@ -66,6 +67,8 @@ pub struct Driver<M: Machine> {
     ebb: Option<Ebb>,
     stopping: Option<Stopping>,
     listeners: Listeners<M::Trace>,
+    /// The last turn has told the scheduler of changed sessions.
+    has_signalled: bool,
 }
 
 /// What the owner of a [`Driver`] does after a turn.
@@ -130,6 +133,7 @@ impl<M: Machine> Driver<M> {
             ebb: None,
             stopping: None,
             listeners,
+            has_signalled: false,
             shared,
         })
     }
@@ -149,6 +153,9 @@ impl<M: Machine> Driver<M> {
     pub(super) fn run(mut self) -> Ended {
         loop {
             match self.turn() {
+                // The scheduler may wait for this very CPU, and what is left to do is not what it waits for. Only a worker
+                // with nothing else under way yields: one with much to do keeps its share of a busy CPU.
+                Turn::Again if self.has_signalled && self.sessions.is_empty() => thread::yield_now(),
                 Turn::Again => {}
                 Turn::Rest(rest) => self.sleep(&rest),
                 Turn::Ended(ended) => return ended,
@@ -166,7 +173,7 @@ impl<M: Machine> Driver<M> {
         self.take_commands();
         self.take_events();
         // The messages of the commands are on their way.
-        self.shared.poll_set.signal_noted();
+        self.has_signalled = self.shared.poll_set.signal_noted();
         self.take_answers();
         self.take_timeout();
         self.take_ready_events();
@@ -176,7 +183,7 @@ impl<M: Machine> Driver<M> {
         let now = self.clock.now();
         self.drain(now);
         let ended = self.wind_up(now);
-        self.shared.poll_set.signal_noted();
+        self.has_signalled |= self.shared.poll_set.signal_noted();
         match ended {
             Some(ended) => Turn::Ended(ended),
             None => {

@@ -159,12 +159,14 @@ impl<M: Machine> PollSet<M> {
         }
     }
 
-    /// Makes the descriptor readable if changes were noted that nobody has drained meanwhile.
-    pub(crate) fn signal_noted(&self) {
-        if self.noted.load(Ordering::Relaxed) {
+    /// Makes the descriptor readable if changes were noted that nobody has drained meanwhile. True if changes were noted.
+    pub(crate) fn signal_noted(&self) -> bool {
+        let was_noted = self.noted.load(Ordering::Relaxed);
+        if was_noted {
             self.noted.store(false, Ordering::Relaxed);
             self.signal();
         }
+        was_noted
     }
 
     /// Puts a session into the set. False if it is there already, or has no handle.
