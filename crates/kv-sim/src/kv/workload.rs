@@ -44,10 +44,10 @@ impl KvWorld {
         if self.service.to_serve == 0 {
             return;
         }
-        if let Some(until) =
-            self.lives.iter().map(|life| life.paused_until).max().filter(|&until| until > self.now)
-        {
-            return self.calendar.enter(until + self.grace(), Event::Act(KvAct::Serve));
+        // A host that was paused goes on with what it knew before.
+        let known = self.lives.iter().map(|life| life.paused_until).filter(|&until| until > 0).max();
+        if let Some(until) = known.map(|until| until + self.grace()).filter(|&until| until > self.now) {
+            return self.calendar.enter(until, Event::Act(KvAct::Serve));
         }
         if let Some(until) = self.wait_for_drains() {
             return self.calendar.enter(until, Event::Act(KvAct::Serve));
