@@ -15,17 +15,20 @@ const PEER: PeerId = PeerId(1);
 /// The name of the PID namespace that a kernel starts with.
 const FIRST_PIDS: &str = "pid:[4026531836]";
 
-/// Prints what was found. What does not work here is left to the next transport, so nothing is an error.
-pub fn report() {
+/// Prints what was found. What does not work here is left to the next transport, so nothing is an error. True if the trial
+/// works.
+pub fn report() -> bool {
     println!("kv-local (needs nothing installed)");
     let same = "peers must be in the same one, or are reached by the next transport";
     line("network", &namespace("net"), same);
     let pids = if namespace("pid") == FIRST_PIDS { "the host's" } else { "a container's" };
-    line(
-        "processes",
-        pids,
-        "peers in other PID namespaces of this host are reached, but no adopted memory of theirs",
-    );
+    let hidden = match sees_hidden_processes() {
+        true => "peers in other PID namespaces of this host are reached, but no adopted memory of theirs",
+        false => {
+            "before Linux 6.5: peers whose PID namespace is not seen here are reached by the next transport"
+        }
+    };
+    line("processes", pids, hidden);
     line(
         "user",
         &geteuid().as_raw().to_string(),
@@ -50,12 +53,22 @@ pub fn report() {
         getrlimit(Resource::Nofile).current.map_or_else(|| "unlimited".to_owned(), |files| files.to_string());
     line("descriptors", &files, "two for each peer, and a few for each worker");
     line("/dev/shm", "not used", "arenas are memory files, which no mount limits");
-    match trial() {
+    let trial = trial();
+    match &trial {
         Ok(rate) => {
             line("speed", &format!("WRITE {rate:.2} GB/s"), "between two transports of this process, 64 MiB")
         }
         Err(error) => line("speed", "does not work here", &error.to_string()),
     }
+    trial.is_ok()
+}
+
+/// True if the kernel names the process behind a socket also where its PID namespace is not seen: Linux 6.5 or newer.
+fn sees_hidden_processes() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(5))
 }
 
 fn line(what: &str, value: &str, why: &str) {

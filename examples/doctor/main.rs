@@ -15,6 +15,8 @@
 //! | libfabric (`--features fabric`) | the library, providers; the speed between two threads, in a process of its own |
 //! | NIXL (`--features nixl`) | the library, backends, settings of UCX; what UCX has chosen and the speed between two processes, whose bytes are compared |
 //!
+//! The last line names the transports that `--transport auto` of the other examples takes here, in their order.
+//!
 //! UCX and libfabric are tried in processes of their own because NIXL brings other copies of them. The exit status is 1
 //! if a library for which the program was built cannot be loaded, or its trial fails.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn report() -> Result<(), Error> {
-    local::report();
+    let local = local::report();
     println!();
     tcp::report();
     println!();
@@ -58,7 +60,19 @@ fn report() -> Result<(), Error> {
     let fabric = fabric::report();
     println!();
     // Last, because NIXL must be loaded while there is one thread: those of the trials have ended.
-    let failed = [ucx, fabric, nixl::report()].into_iter().filter_map(Result::err);
+    let nixl = nixl::report();
+    let named = std::env::var_os("KV_FABRIC_PROVIDER").is_some();
+    let members = [
+        ("local", local),
+        ("nixl", cfg!(feature = "nixl") && nixl.is_ok()),
+        ("ucx", cfg!(feature = "ucx") && ucx.is_ok() && !(cfg!(feature = "nixl") && nixl.is_ok())),
+        ("fabric", cfg!(feature = "fabric") && fabric.is_ok() && named),
+        ("tcp", true),
+    ];
+    let members: Vec<&str> =
+        members.into_iter().filter_map(|(name, is_there)| is_there.then_some(name)).collect();
+    println!("\n--transport auto takes here: {}", members.join(", "));
+    let failed = [ucx, fabric, nixl].into_iter().filter_map(Result::err);
     let failed: Vec<String> = failed.map(|error| error.to_string()).collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\nerror: ").into()) }
 }

@@ -1,5 +1,6 @@
 //! The transport of a rank, and the memory that it reaches. All differences between transports are here.
 
+use std::net::SocketAddr;
 #[cfg(any(feature = "nixl", feature = "ucx"))]
 use std::sync::{Mutex, PoisonError};
 
@@ -219,7 +220,7 @@ pub fn several(
         local.add_arena(arena)?;
         members.push(Member::new(Box::new(local)));
     }
-    #[cfg(any(feature = "nixl", feature = "ucx"))]
+    #[cfg(feature = "ucx")]
     let before = members.len();
     #[cfg(feature = "nixl")]
     if let Some(mut nixl) = or_without("nixl", nixl(pace)) {
@@ -264,8 +265,10 @@ fn or_without<P>(name: &'static str, transport: Result<P, ExampleError>) -> Opti
     None
 }
 
-/// The variable with the address by which this host's processes are reached over TCP, port 0 for any port.
+/// The variable with the address on which this host's processes listen for TCP, port 0 for any port.
 const TCP_ADDRESS: &str = "KV_TCP_ADDRESS";
+/// The variable with the addresses by which peers reach them, separated by commas, where these are others.
+const TCP_ADVERTISE: &str = "KV_TCP_ADVERTISE";
 
 /// A transport over TCP, without memory: on the address in `KV_TCP_ADDRESS`, or between processes of this host; encrypted
 /// if there are variables with certificates.
@@ -273,6 +276,11 @@ pub fn tcp(pace: Pace) -> Result<TcpTransport, ExampleError> {
     let address = std::env::var(TCP_ADDRESS).unwrap_or_else(|_| "127.0.0.1:0".to_owned());
     let bad = |_| ExampleError::Variable { variable: TCP_ADDRESS, got: address.clone() };
     let config = TcpConfig::new(address.parse().map_err(bad)?);
+    let advertise = std::env::var(TCP_ADVERTISE).unwrap_or_default();
+    let parsed = advertise.split(',').filter(|address| !address.is_empty()).map(str::parse).collect();
+    let bad = |_| ExampleError::Variable { variable: TCP_ADVERTISE, got: advertise.clone() };
+    let advertise: Vec<SocketAddr> = Result::map_err(parsed, bad)?;
+    let config = config.with(|config| config.advertise = advertise);
     let handshake_timeout = pace.at_most_a_second(config.handshake_timeout);
     let config = encrypted(config)?;
     Ok(TcpTransport::new(config.with(|config| config.handshake_timeout = handshake_timeout))?)
