@@ -58,9 +58,9 @@ impl TcpTransport {
                     self.begin_landing(connection, (way, lane), number, bytes)?
                 }
                 Some(Reply::Answer { number, verdict, clock: theirs }) => {
-                    let now = clock::now();
+                    let (begun, now) = (self.front(way, lane)?.begun, clock::now());
                     if let Some(clock) = self.ways.get_mut(&way).and_then(|way| way.clock.as_mut()) {
-                        clock.heard(theirs, now);
+                        clock.heard(theirs, begun, now);
                     }
                     self.on_answer(way, lane, number, verdict)?;
                 }
@@ -467,7 +467,7 @@ mod tests {
             transport.poll(Time::ZERO, &mut events);
             match peer.next_request() {
                 Some(Request::Write(asked, notify)) => {
-                    let len = asked.bytes as usize + notify;
+                    let len = asked.bytes as usize + 1 + notify;
                     while peer.got.len() < len {
                         transport.poll(Time::ZERO, &mut events);
                         peer.fill();

@@ -212,7 +212,9 @@ impl TcpTransport {
             Stage::Ending { .. } => return Err(Over::Failed),
         }
         let now = clock::now();
-        way.clock.get_or_insert(PeerClock::new(welcome.clock, now)).heard(welcome.clock, now);
+        let clock = way.clock.get_or_insert(PeerClock::new(welcome.clock, now));
+        // When this lane's hello was sent is not known any more.
+        clock.heard(welcome.clock, Time::ZERO, now);
         if let Some(lane) = way.lanes.get_mut(lane) {
             (lane.connection, lane.open) = (Some(id), true);
         }

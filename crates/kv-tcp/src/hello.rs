@@ -20,8 +20,8 @@ pub(crate) const HELLO: usize = 8 + 2 * Identity::LEN + Token::LEN;
 /// Length of a welcome, in bytes.
 pub(crate) const WELCOME: usize = 8 + Identity::LEN + Token::LEN + 8;
 
-const ASKS: [u8; 4] = *b"KVt\x01";
-const ANSWERS: [u8; 4] = *b"KVw\x01";
+const ASKS: [u8; 4] = *b"KVt\x02";
+const ANSWERS: [u8; 4] = *b"KVw\x02";
 
 /// What the side that dials says first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,7 +147,7 @@ mod tests {
         let mut bytes = hello.encode();
         assert_eq!(Hello::decode(&bytes), Some(hello));
         assert!((0..=HELLO).all(|len| Hello::may_begin_with(&bytes[..len])));
-        bytes[3] = 2;
+        bytes[3] = 1;
         assert_eq!(Hello::decode(&bytes), None);
         assert!(Hello::may_begin_with(&bytes[..3]) && !Hello::may_begin_with(&bytes[..4]));
 

@@ -13,8 +13,9 @@
 //! | 4 | number of the slice | 0 | counts up | counts up | as asked | as asked |
 //! | 4 | 0 | | | | | |
 //!
-//! A range is 16 bytes: region (4), length (4), offset (8). After the ranges come the bytes of the pages, in
-//! the order of the ranges, and then the frame. The side that dialed sends frames, writes and reads; the other
+//! A range is 16 bytes: region (4), length (4), offset (8). After the ranges of a write come the bytes of the pages, in the
+//! order of the ranges; then a byte, which is 1 if these are the pages' bytes, and 0 if zeros stand for some of them, because
+//! the time was over before they were sent; and then the frame. The side that dialed sends frames, writes and reads; the other
 //! side sends answers, in the order of the slices, and the bytes of reads before their answers.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -30,6 +31,11 @@ pub(crate) const MAX_RANGES: usize = 1024;
 pub(crate) const MAX_SLICE: usize = 16 << 20;
 /// Longest frame that travels with a slice, in bytes.
 pub(crate) const MAX_NOTIFY: usize = 16 << 10;
+
+/// The byte after the pages of a write whose bytes were all sent in time.
+pub(crate) const WHOLE: u8 = 1;
+/// The byte after the pages of a write if zeros stand for some of them.
+pub(crate) const ZEROED: u8 = 0;
 
 /// A contiguous part of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +72,8 @@ pub(crate) struct Asked {
 pub(crate) enum Request {
     /// A frame for the owner of the transport.
     Frame(Bytes),
-    /// The bytes of the slice follow, and then, if the number is not 0, a frame of so many bytes.
+    /// The bytes of the slice follow, then [`WHOLE`] or [`ZEROED`], and then, if the number is not 0, a frame of so many
+    /// bytes.
     Write(Asked, usize),
     /// The bytes of the ranges are to be sent.
     Read(Asked),
@@ -95,6 +102,8 @@ pub(crate) enum Broken {
     Size { field: &'static str, got: u64, min: u64, max: u64 },
     #[error("range {range}: region {region} has {len} bytes, but {size} bytes at offset {offset} were named")]
     OutOfBounds { range: usize, region: u32, len: u64, offset: u64, size: u64 },
+    #[error("the byte after the pages of a write is {0}; it must be 0 or 1")]
+    Ending(u8),
     #[error("the connection has ended")]
     End,
 }
@@ -159,7 +168,7 @@ pub(crate) fn frame(len: usize) -> Bytes {
     Header { kind: FRAME, frame: len as u32, ..Header::default() }.encode()
 }
 
-/// The beginning of a write with its ranges; the bytes and then the frame follow.
+/// The beginning of a write with its ranges; the bytes, [`WHOLE`] or [`ZEROED`], and then the frame follow.
 pub(crate) fn write(asked: &Asked, frame: usize) -> Bytes {
     asked.encode(WRITE, frame)
 }

@@ -14,8 +14,8 @@ use sha2::{Digest, Sha256};
 pub(crate) const MAX_ADDRESSES: usize = 16;
 /// Longest metadata, in bytes.
 const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
-/// "KV TCP", version 1.
-const MAGIC: [u8; 4] = *b"KVT\x01";
+/// "KV TCP", version 2.
+const MAGIC: [u8; 4] = *b"KVT\x02";
 
 /// One life of a transport, and a hash of the metadata that it has given out. Two sides that name each other
 /// alike use the same tables of regions and addresses.

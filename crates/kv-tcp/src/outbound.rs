@@ -2,7 +2,8 @@
 //! memory at the moment of writing.
 //!
 //! Pages have a time until which they may be read. A slice of which bytes are left by then is completed with
-//! zeros, so that the stream stays in order: the other side has been told the time, and discards them.
+//! zeros, so that the stream stays in order, and what follows its pages says so: the other side knows the time, too, but its
+//! clock may have stood still meanwhile, as that of a paused virtual machine does.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -11,7 +12,7 @@ use bytes::{Buf, Bytes};
 use kv_core::Time;
 use kv_host::{Memory, OsError};
 
-use crate::message::{HEADER, Range, Reply, Verdict};
+use crate::message::{HEADER, Range, Reply, Verdict, WHOLE, ZEROED};
 use crate::sys::Gather;
 
 /// Bytes that stand for pages that may not be read any more.
@@ -27,6 +28,8 @@ enum Segment {
     Zeros(usize),
     /// The answer to a read whose pages come before: written once it is certain that none were zeros.
     ReadDone(u32),
+    /// The same of a write: the byte that says whether its pages were all read in time.
+    WriteDone,
 }
 
 impl Segment {
@@ -36,6 +39,7 @@ impl Segment {
             Segment::Pages { range, .. } => range.len as usize,
             Segment::Zeros(len) => *len,
             Segment::ReadDone(_) => HEADER,
+            Segment::WriteDone => 1,
         }
     }
 }
@@ -91,6 +95,11 @@ impl Outbound {
         self.segments.push_back(Segment::ReadDone(number));
     }
 
+    /// Adds the byte that ends the pages of a write, which were added just before.
+    pub(crate) fn push_write_done(&mut self) {
+        self.segments.push_back(Segment::WriteDone);
+    }
+
     /// Writes as many bytes as the socket takes, about `most` at most. Returns how many, and whether the
     /// socket may take more.
     pub(crate) fn flush(
@@ -130,6 +139,7 @@ impl Outbound {
                         return Err(OUTSIDE);
                     }
                 }
+                Segment::WriteDone => gather.slice(&[WHOLE]),
                 Segment::ReadDone(_) => match answers_left.next() {
                     Some(answer) => gather.slice(answer),
                     None => break,
@@ -178,6 +188,7 @@ impl Outbound {
             match segment {
                 Segment::Bytes(encoded) => bytes(encoded),
                 Segment::ReadDone(number) => bytes(&done(*number, now)),
+                Segment::WriteDone => bytes(&[WHOLE]),
                 Segment::Zeros(_) => into.fill(0),
                 Segment::Pages { range, .. } => {
                     let memory = regions.get(range.region as usize).ok_or(OUTSIDE)?;
@@ -225,7 +236,7 @@ impl Outbound {
         }
     }
 
-    /// Replaces pages that may not be read any more, and the answers of reads of which such pages are a part.
+    /// Replaces pages that may not be read any more, and what follows the slices of which such pages are a part.
     fn expire(&mut self, now: Time) {
         let (mut late, mut encoded) = (false, 0);
         self.soonest = Time::MAX;
@@ -243,7 +254,12 @@ impl Outbound {
                     encoded += HEADER;
                     late = false;
                 }
-                Segment::ReadDone(_) => late = false,
+                Segment::WriteDone if late => {
+                    *segment = Segment::Bytes(Bytes::from_static(&[ZEROED]));
+                    encoded += 1;
+                    late = false;
+                }
+                Segment::ReadDone(_) | Segment::WriteDone => late = false,
                 // Between the pages of two slices there always are encoded bytes.
                 Segment::Bytes(_) => late = false,
             }
@@ -313,6 +329,23 @@ mod tests {
             let wanted = Reply::Answer { number: 3, verdict: Verdict::Done, clock: Time::ZERO };
             assert_eq!(Reply::next(&mut answer), Ok(Some(wanted)), "{most}");
             assert!(answer.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_follows_the_pages_of_a_write_says_whether_zeros_stand_for_some_of_them() {
+        let (long, most) = (200_000, 50_000);
+        for (late_from, ending) in [(usize::MAX, WHOLE), (0, ZEROED), (1, ZEROED), (3, ZEROED), (4, WHOLE)] {
+            let mut outbound = Outbound::default();
+            outbound.push_pages([range(0, 20_000), range(9, 180_000)], AT_10);
+            outbound.push_write_done();
+            outbound.push(Bytes::from_static(b"notify"));
+            outbound.push_pages([range(0, 10)], Time::MAX);
+            outbound.push_write_done();
+            let out = written(outbound, most, |turn| if turn < late_from { Time::ZERO } else { AT_10 });
+            let zeros = out[..long].iter().any(|byte| *byte == 0);
+            assert_eq!((zeros, out[long]), (ending == ZEROED, ending), "late from turn {late_from} on");
+            assert_eq!(out[long + 1..], *b"notify\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x01");
         }
     }
 

@@ -5,6 +5,9 @@
 //! common but their speed. A reading that has travelled from the peer to here is older than its arrival says,
 //! so the peer's clock is at least as far ahead as the reading. Times that are translated with that least
 //! difference end too early by the travel of one message, and never too late.
+//!
+//! A clock may lose time against the other: that of a virtual machine stands still while the machine is paused. A reading
+//! that answers something also says how far ahead the peer's clock is at most, which shows the loss.
 
 use kv_core::Time;
 
@@ -25,10 +28,12 @@ impl PeerClock {
         PeerClock { ahead: nanos(theirs).saturating_sub(nanos(now)), at: now }
     }
 
-    /// Another reading has arrived.
-    pub(crate) fn heard(&mut self, theirs: Time, now: Time) {
+    /// Another reading has arrived, which answers what was sent at `sent`.
+    pub(crate) fn heard(&mut self, theirs: Time, sent: Time, now: Time) {
         let new = PeerClock::new(theirs, now);
-        if new.ahead >= self.least(now) {
+        let most = nanos(theirs).saturating_sub(nanos(sent));
+        let least = self.least(now);
+        if new.ahead >= least || most < least {
             *self = new;
         }
     }
@@ -66,13 +71,20 @@ mod tests {
             let mut clock = PeerClock::new(theirs(begun), at(begun + 30));
             let end = begun + 1000;
             assert_eq!(clock.theirs(at(end), at(begun + 30)), theirs(end - 30));
-            clock.heard(theirs(begun + 40), at(begun + 42));
-            clock.heard(theirs(begun + 50), at(begun + 59));
+            clock.heard(theirs(begun + 40), at(begun + 39), at(begun + 42));
+            clock.heard(theirs(begun + 50), at(begun + 42), at(begun + 59));
             assert!(clock.theirs(at(end), at(begun + 60)) <= theirs(end - 2));
             assert!(clock.theirs(at(end), at(begun + 60)) > theirs(end - 3));
             // After ten seconds without a reading, clocks that drift by 1 in 1000 are still met.
             assert!(clock.theirs(at(end + 10_000), at(begun + 10_042)) <= theirs(end + 10_000 - 12));
         }
+        // The peer's clock stands still for three seconds, which the next answer shows.
+        let mut clock = PeerClock::new(at(9_000), at(1_000));
+        clock.heard(at(9_100), at(3_950), at(4_100));
+        assert_eq!(clock.theirs(at(5_000), at(4_100)), at(10_000));
+        // An answer that was long under way shows nothing.
+        clock.heard(at(9_110), at(4_105), at(5_100));
+        assert!(clock.theirs(at(6_000), at(5_100)) > at(10_998));
         let clock = PeerClock::new(at(1), at(500));
         assert_eq!(clock.theirs(at(100), at(500)), Time::ZERO);
         assert!(PeerClock::new(Time::MAX, at(1)).theirs(Time::MAX, at(1)) > at(1));

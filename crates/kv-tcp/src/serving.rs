@@ -1,12 +1,13 @@
 //! Slices of guests: pages that they write land in this side's regions, and pages that they read are sent.
 
+use bytes::Buf;
 use kv_core::{Origin, TransportEvent};
 use kv_host::clock;
 
 use crate::connection::{Connection, Owner, Writing};
 use crate::guest::GuestId;
 use crate::inbound::{Landing, Received};
-use crate::message::{Asked, Reply, Request, Verdict};
+use crate::message::{Asked, Broken, Reply, Request, Verdict, WHOLE, ZEROED};
 use crate::sockets::{EVENTS, Over};
 use crate::transport::TcpTransport;
 
@@ -45,11 +46,11 @@ impl TcpTransport {
             if let Some(writing) = connection.writing {
                 self.judge(connection, id);
                 if !connection.inbound.settle(self.given.regions())?
-                    || connection.inbound.bytes.len() < writing.notify
+                    || connection.inbound.bytes.len() < 1 + writing.notify
                 {
                     return Ok(());
                 }
-                self.landed(connection, id);
+                self.landed(connection, id)?;
                 continue;
             }
             let given = &self.given;
@@ -87,17 +88,25 @@ impl TcpTransport {
         }
     }
 
-    /// All pages of a write have come, and the frame that follows them.
-    fn landed(&mut self, connection: &mut Connection, id: GuestId) {
+    /// All pages of a write have come, the byte that ends them, and the frame that follows.
+    fn landed(&mut self, connection: &mut Connection, id: GuestId) -> Result<(), Over> {
         connection.inbound.landing = None;
-        let Some(writing) = connection.writing.take() else { return };
+        let Some(writing) = connection.writing.take() else { return Ok(()) };
+        let verdict = match (connection.inbound.bytes.get_u8(), writing.verdict) {
+            (WHOLE, verdict) => verdict,
+            // By the clock of the peer the slice was late, whatever this side's clock says.
+            (ZEROED, Verdict::Done) => Verdict::Late,
+            (ZEROED, verdict) => verdict,
+            (other, _) => return Err(Broken::Ending(other).into()),
+        };
         let frame = connection.inbound.bytes.split_to(writing.notify);
-        if writing.verdict == Verdict::Done && !frame.is_empty() {
+        if verdict == Verdict::Done && !frame.is_empty() {
             let frame = bytes::Bytes::copy_from_slice(&frame);
             self.posts.tell(TransportEvent::Frame { from: Origin(id), frame });
         }
-        let (number, verdict) = (writing.number, writing.verdict);
-        connection.outbound.push(Reply::Answer { number, verdict, clock: clock::now() }.encode());
+        let answer = Reply::Answer { number: writing.number, verdict, clock: clock::now() };
+        connection.outbound.push(answer.encode());
+        Ok(())
     }
 }
 
@@ -243,9 +252,10 @@ mod tests {
         }
     }
 
-    /// What this side does with a write of two pages whose second page comes after `lag`, when the write is to be in
-    /// place within `time`: the verdict, the frames that it tells, and the byte that it has of the second page.
-    fn written(time: Duration, lag: Duration, revoke: bool) -> (Verdict, usize, u8) {
+    /// What this side does with a write of two pages whose second page comes after `lag` and is followed by `ending`, when
+    /// the write is to be in place within `time`: the verdict, the frames that it tells, and the byte that it has of the
+    /// second page.
+    fn written(time: Duration, lag: Duration, revoke: bool, ending: u8) -> (Verdict, usize, u8) {
         const PAGE: usize = 4096;
         let arena = Arena::new(2 * PAGE).unwrap();
         let (mut transport, mut guest, token) = served(&arena);
@@ -267,6 +277,7 @@ mod tests {
             transport.guests.get_mut(guests[0]).unwrap().revoked = true;
         }
         guest.write_all(&[2; PAGE]).unwrap();
+        guest.write_all(&[ending]).unwrap();
         guest.write_all(b"notify").unwrap();
         let (mut got, mut piece) = (BytesMut::new(), [0; 256]);
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -290,10 +301,18 @@ mod tests {
     #[test]
     fn pages_that_come_after_their_time_or_after_the_right_was_revoked_are_not_put_in_place() {
         let (soon, hour) = (Duration::from_millis(100), Duration::from_secs(3600));
-        assert_eq!(written(hour, soon, false), (Verdict::Done, 1, 2));
-        assert_eq!(written(2 * soon, 3 * soon, false), (Verdict::Late, 0, 0));
-        assert_eq!(written(Duration::ZERO, soon, false), (Verdict::Late, 0, 0));
-        assert_eq!(written(hour, soon, true), (Verdict::Revoked, 0, 0));
+        assert_eq!(written(hour, soon, false, WHOLE), (Verdict::Done, 1, 2));
+        assert_eq!(written(2 * soon, 3 * soon, false, WHOLE), (Verdict::Late, 0, 0));
+        assert_eq!(written(Duration::ZERO, soon, false, WHOLE), (Verdict::Late, 0, 0));
+        assert_eq!(written(hour, soon, true, WHOLE), (Verdict::Revoked, 0, 0));
+    }
+
+    #[test]
+    fn a_write_is_late_if_its_sender_was_late_whatever_this_sides_clock_says() {
+        let (soon, hour) = (Duration::from_millis(10), Duration::from_secs(3600));
+        assert_eq!(written(hour, soon, false, ZEROED).0, Verdict::Late);
+        assert_eq!(written(hour, soon, false, ZEROED).1, 0, "the frame says that the pages are there");
+        assert_eq!(written(hour, soon, true, ZEROED), (Verdict::Revoked, 0, 0));
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl Way {
             let frame = notify.clone().unwrap_or_default();
             connection.outbound.push(message::write(&asked, frame.len()));
             connection.outbound.push_pages(here, until);
+            connection.outbound.push_write_done();
             connection.outbound.push(frame);
         } else {
             connection.outbound.push(message::read(&asked));

@@ -197,7 +197,7 @@ fn strangers_who_send_without_end_cost_one_greeting_each() {
     let mut to = worker(TcpConfig::new(loopback()), &[LEN]);
     to.transport.metadata().unwrap();
     let addr = to.transport.local_addr();
-    let mut hello = b"KVt\x01".to_vec();
+    let mut hello = b"KVt\x02".to_vec();
     hello.resize(119, 5);
     let flood = vec![5; 1 << 20];
     let mut events = Vec::new();

@@ -153,13 +153,13 @@ fn strangers_with_garbage_or_half_a_hello_are_closed_and_learn_nothing() {
     assert!(answer(&mut to, &[0; 10_000]).is_empty());
     assert!(answer(&mut to, &[0xff; 1]).is_empty());
     // Half a hello: closed when its time is over.
-    assert!(answer(&mut to, b"KVt\x01\0\0\0\0").is_empty());
+    assert!(answer(&mut to, b"KVt\x02\0\0\0\0").is_empty());
     assert!(answer(&mut to, b"").is_empty());
     // A hello for another life of the transport is told that this is not it, and not who it is.
-    let mut hello = b"KVt\x01".to_vec();
+    let mut hello = b"KVt\x02".to_vec();
     hello.resize(120, 5);
     let told = answer(&mut to, &hello);
-    assert_eq!((told.len(), &told[..4]), (80, &b"KVw\x01"[..]));
+    assert_eq!((told.len(), &told[..4]), (80, &b"KVw\x02"[..]));
     assert!(told[8..56].iter().all(|byte| *byte == 0), "{told:?}");
     assert_eq!((to.transport.stats().accepted, to.transport.stats().refused), (6, 6));
     let mut from = worker(TcpConfig::new(loopback()), &[LEN]);

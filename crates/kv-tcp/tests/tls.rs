@@ -92,7 +92,7 @@ fn greetings_in_plain_text_and_of_tls_are_refused_by_who_awaits_the_other_and_co
     let (mut plain, mut secret) = (worker(TcpConfig::new(loopback()), &[LEN]), worker(over(tls), &[LEN]));
     plain.transport.metadata().unwrap();
     secret.transport.metadata().unwrap();
-    let mut hello = b"KVt\x01".to_vec();
+    let mut hello = b"KVt\x02".to_vec();
     hello.resize(120, 5);
     // Seven bytes: an alert of TLS, in plain text.
     assert!(answer(&mut secret, &hello).len() <= 7);
@@ -198,7 +198,7 @@ fn nothing_of_pages_frames_and_greetings_is_readable_on_the_wire() {
         let seen = wire.keep();
         assert!(seen.len() > 2 * LEN, "{} bytes were carried", seen.len());
         let finds = |text: &[u8]| seen.windows(text.len()).any(|window| window == text);
-        [&b"nobody else may read"[..], b"a frame", b"KVt\x01\0\0\0\0", &[9; 32]].map(finds)
+        [&b"nobody else may read"[..], b"a frame", b"KVt\x02\0\0\0\0", &[9; 32]].map(finds)
     };
     let plain = TcpConfig::new(loopback());
     let wire = Wire::new();

@@ -325,7 +325,7 @@ fn messages() -> Vec<Vec<u8>> {
 fn tcp_metadata(regions: usize) -> Vec<u8> {
     let addresses = ["10.0.0.1:9000", "[fd00::1]:9001"];
     let addresses = addresses.map(|address| address.parse::<std::net::SocketAddr>().unwrap());
-    let mut bytes = b"KVT\x01".to_vec();
+    let mut bytes = b"KVT\x02".to_vec();
     let all = ((4_u64, 5_u64), addresses, vec![4096_u64; regions]);
     rmp_serde::encode::write(&mut bytes, &all).unwrap();
     bytes
