@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use kv_host::HostMemory;
 
 use crate::hello::{HELLO, Hello, WELCOME, Welcome};
@@ -49,7 +49,7 @@ pub fn requests(bytes: &[u8]) {
     let parts = [memory.part(0, REGIONS[0]), memory.part(REGIONS[0], REGIONS[1])];
     let regions: Vec<_> = parts.into_iter().flatten().collect();
     let len_of = |region: u32| regions.get(region as usize).map(|memory| memory.len() as u64);
-    let mut inbound = Inbound::default();
+    let (mut inbound, mut trailing) = (Inbound::default(), 0);
     let mut scratch = vec![0; 64 + 16 * usize::from(cut)];
     if ours.set_nonblocking(true).is_err() {
         return;
@@ -62,18 +62,29 @@ pub fn requests(bytes: &[u8]) {
         while let Ok(Received::Bytes(_) | Received::Last(_)) =
             inbound.receive(ours.as_fd(), &regions, &mut scratch, most)
         {
-            if !take(&mut inbound, &regions, len_of) {
+            if !take(&mut inbound, &mut trailing, &regions, len_of) {
                 return;
             }
         }
     }
 }
 
-/// Takes all requests that have come. False if the stream is broken.
-fn take(inbound: &mut Inbound, regions: &[kv_host::Memory], len_of: impl Fn(u32) -> Option<u64>) -> bool {
+/// Takes all requests that have come. `trailing` bytes follow the pages that are being placed. False if the stream is broken.
+fn take(
+    inbound: &mut Inbound,
+    trailing: &mut usize,
+    regions: &[kv_host::Memory],
+    len_of: impl Fn(u32) -> Option<u64>,
+) -> bool {
     loop {
         match inbound.settle(regions) {
-            Ok(true) => inbound.landing = None,
+            Ok(true) => {
+                inbound.landing = None;
+                if inbound.bytes.len() < *trailing {
+                    return true;
+                }
+                inbound.bytes.advance(std::mem::take(trailing));
+            }
             Ok(false) => return true,
             Err(_) => return false,
         }
@@ -85,6 +96,7 @@ fn take(inbound: &mut Inbound, regions: &[kv_host::Memory], len_of: impl Fn(u32)
                 let again = Request::next(&mut BytesMut::from(&message::write(&asked, frame)[..]), &len_of);
                 assert_eq!(again, Ok(Some(Request::Write(asked.clone(), frame))));
                 inbound.landing = Some(Landing::new(asked.ranges, asked.bytes));
+                *trailing = 1 + frame;
             }
             Ok(Some(Request::Read(asked))) => {
                 let again = Request::next(&mut BytesMut::from(&message::read(&asked)[..]), &len_of);

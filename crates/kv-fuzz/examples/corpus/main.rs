@@ -333,8 +333,8 @@ fn tcp_metadata(regions: usize) -> Vec<u8> {
 
 fn tcp_greetings() -> Vec<Vec<u8>> {
     let (identity, way) = ([7; 48], [9; 16]);
-    let hello = [&b"KVt\x01"[..], &1_u32.to_le_bytes(), &identity, &identity, &way].concat();
-    let welcome = [&b"KVw\x01"[..], &[0; 4], &identity, &way, &77_u64.to_le_bytes()].concat();
+    let hello = [&b"KVt\x02"[..], &1_u32.to_le_bytes(), &identity, &identity, &way].concat();
+    let welcome = [&b"KVw\x02"[..], &[0; 4], &identity, &way, &77_u64.to_le_bytes()].concat();
     vec![hello, welcome]
 }
 
@@ -351,7 +351,7 @@ fn tcp_requests() -> Vec<Vec<u8>> {
     };
     let frame = [tcp_header([1, 0], 0, 5, 0, 0), b"frame".to_vec()].concat();
     let ranges = [range(0, 100, 900), range(1, 200, 69_000)].concat();
-    let write = [tcp_header([2, 0], 2, 6, 300, 1), ranges, vec![8; 300], b"notify".to_vec()].concat();
+    let write = [tcp_header([2, 0], 2, 6, 300, 1), ranges, vec![8; 300], b"\x01notify".to_vec()].concat();
     let read = [tcp_header([3, 0], 1, 0, 70_000, 2), range(1, 70_000, 0)].concat();
     let all = [frame.clone(), write.clone(), read, frame.clone()].concat();
     vec![
