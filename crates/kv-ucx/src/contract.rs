@@ -112,8 +112,9 @@ impl Transport for UcxTransport {
     fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
         self.now = clock::now();
         self.processes_ended();
-        self.look_at_opening(self.now);
+        // An answer that has come while this process was paused is in time.
         self.serve();
+        self.look_at_opening(self.now);
         self.end_remotes();
         self.posts.hand_over(events);
     }

@@ -215,7 +215,9 @@ impl UcxTransport {
 #[cfg(test)]
 #[allow(clippy::print_stdout)]
 mod tests {
-    use kv_core::{Region, RegionRole, Transport};
+    use std::time::{Duration, Instant};
+
+    use kv_core::{PeerId, Region, RegionRole, Time, Transport};
     use kv_host::Arena;
 
     use super::*;
@@ -224,6 +226,30 @@ mod tests {
 
     /// Most bytes of frames that wait.
     const MOST: usize = 2 * MAX_FRAME;
+
+    #[test]
+    fn an_answer_that_came_in_a_pause_of_this_process_opens_the_way() {
+        let arena = Arena::new(4096).unwrap();
+        let Some(mut here) = transport(&arena, 1) else { return };
+        let mut there = transport(&arena, 1).unwrap();
+        here.config.handshake_timeout = Duration::from_millis(500);
+        here.connect(PeerId(1), &there.metadata().unwrap()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut events = Vec::new();
+        while there.remotes.by_name(here.given.name()).is_none() {
+            assert!(Instant::now() < deadline && events.is_empty(), "{events:?}");
+            here.poll(Time::ZERO, &mut events);
+            there.poll(Time::ZERO, &mut events);
+        }
+        let pause = Instant::now() + Duration::from_millis(800);
+        while Instant::now() < pause {
+            there.poll(Time::ZERO, &mut events);
+        }
+        here.poll(Time::ZERO, &mut events);
+        assert_eq!(events, [], "the peer has answered");
+        let way = here.ways.values().next().unwrap();
+        assert!(matches!(way.stage, Stage::Open(_)), "{:?}", way.stage);
+    }
 
     /// A transport over TCP on the loopback device; `None`, and the reason why nothing is tested, without UCX.
     fn transport(arena: &Arena, regions: u64) -> Option<UcxTransport> {

@@ -155,7 +155,7 @@ impl<M: Machine> Driver<M> {
             match self.turn() {
                 // The scheduler may wait for this very CPU, and what is left to do is not what it waits for. Only a worker
                 // with nothing else under way yields: one with much to do keeps its share of a busy CPU.
-                Turn::Again if self.has_signalled && self.sessions.is_empty() => thread::yield_now(),
+                Turn::Again if self.has_signalled && self.is_quiet() => thread::yield_now(),
                 Turn::Again => {}
                 Turn::Rest(rest) => self.sleep(&rest),
                 Turn::Ended(ended) => return ended,

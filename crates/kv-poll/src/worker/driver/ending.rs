@@ -59,7 +59,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Everything lent is back, no command waits, and nothing is under way for peers.
-    fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         let sessions = self.sessions.is_empty() && self.ready_events.is_empty();
         sessions && !self.shared.has_commands() && !self.machine.is_busy()
     }
