@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use kv_core::{Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent, TransportWait};
+use kv_core::{
+    Descriptor, Op, PeerId, Post, PostId, Transport, TransportError, TransportEvent, TransportWait,
+};
 
 use crate::pair::descriptor;
-use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, connect, snapshot};
+use crate::{A_KNOWS_B, Harness, LENS, Pair, Random, boottime, connect, snapshot};
 
 pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
@@ -49,6 +51,21 @@ pub(crate) fn every_post_ends_exactly_once_also_when_cancelled<H: Harness>(harne
     }
     assert_eq!(pair.a_events, []);
     assert!(ends.values().all(|count| *count == 1), "{ends:?}");
+}
+
+/// Posts many writes to a peer that permits none, one byte each, and cancels each at once. Such posts have ended, so that
+/// no limit of posts bounds what a transport keeps of them: how much that is, the tests of each transport see.
+pub fn cancel_many<T: Transport>(transport: &mut T, peer: PeerId) {
+    let byte = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 1 };
+    let mut events = Vec::new();
+    for id in (0..10_000).map(PostId) {
+        let post = Post { id, op: Op::Write, descriptors: vec![byte], notify: None };
+        transport.post(peer, post).unwrap();
+        transport.cancel(id);
+        transport.poll(boottime(), &mut events);
+        let ended = TransportEvent::Posted { post: id, result: Err(TransportError::Cancelled) };
+        assert_eq!(std::mem::take(&mut events), [ended]);
+    }
 }
 
 /// Posts that `give_up` ends early: after their events, neither side's memory changes any more.

@@ -52,6 +52,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::{Time, Transport};
 
+pub use ending::cancel_many;
 pub use needed::needed;
 pub use other::{Job, Other, Puppet, pattern};
 pub use pages::Pages;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait,
+    Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait,
     WriteFence,
 };
 use kv_host::{check, clock, random};
@@ -80,12 +80,8 @@ impl Transport for FabricTransport {
             |region| theirs.get(region as usize).map(|place| place.len),
         )?;
         self.posts.check(post.id, self.config.max_posts)?;
-        let op = post.op;
         let transfer = self.posts.accept(Transfer::new(id, post, way.immediate >= Immediate::SURE));
-        match op {
-            Op::Write => way.writes.push_back(transfer),
-            Op::Read => way.reads.push_back(transfer),
-        }
+        way.turns.push(transfer, &self.posts);
         self.stirred.insert(id);
         Ok(())
     }

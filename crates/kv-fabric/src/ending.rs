@@ -45,9 +45,6 @@ impl FabricTransport {
                 way.parked.retain(|(parked, _)| *parked != id);
             }
             self.settle(id);
-            if let Some(way) = self.ways.get_mut(&way) {
-                way.shorten_lines(&self.posts);
-            }
         }
     }
 
@@ -566,6 +563,14 @@ mod tests {
         let mut arrived = vec![0; LEN];
         theirs.read(0, &mut arrived).unwrap();
         assert!(arrived == bytes, "bytes are missing");
+    }
+
+    #[test]
+    fn cancelled_writes_leave_nothing_behind_though_the_peer_permits_none() {
+        let (id, [(mut here, _ours), (_there, _theirs)]) = connected();
+        kv_conformance::cancel_many(&mut here, PEER);
+        let turns = here.ways.get(&id).unwrap().turns.len();
+        assert!(turns < 100, "{turns} turns wait, and no post");
     }
 
     /// The peer's libfabric does not know the key.

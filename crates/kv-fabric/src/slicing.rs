@@ -4,7 +4,7 @@ use std::mem;
 use std::ops::Bound;
 
 use kv_core::Op;
-use kv_host::{Posts, TransferId, clock};
+use kv_host::clock;
 
 use crate::completing::Flight;
 use crate::ffi::{Attempt, Far, MOVES, Near, RANGES};
@@ -12,7 +12,7 @@ use crate::incoming::{ANNOUNCED, ANNOUNCED_BYTES};
 use crate::lane::Lane;
 use crate::message::{Header, Immediate, Kind, SEQUENCE_BITS};
 use crate::pairing::MAX_LANES;
-use crate::transfer::{Cut, Notify, Transfer};
+use crate::transfer::{Cut, Notify};
 use crate::transport::FabricTransport;
 use crate::way::{Stage, Way, WayId};
 
@@ -43,7 +43,7 @@ impl FabricTransport {
         let share = (MOVES / (self.ways.len() + 1)).clamp(4, SLICES);
         let (window, cut) = (self.config.window_bytes as u64, self.cut());
         let Some(way) = self.ways.get_mut(&id).filter(|way| way.stage == Stage::Open) else { return true };
-        if way.lanes.len() > 1 && !(way.writes.is_empty() && way.reads.is_empty()) {
+        if way.lanes.len() > 1 && !way.turns.is_empty() {
             self.ask_lanes(id);
         }
         let Some(way) = self.ways.get_mut(&id) else { return true };
@@ -64,7 +64,7 @@ impl FabricTransport {
                 may_read = true;
                 may_write |= may_announce && lane.may_write(now, permitted);
             }
-            let next = if may_read { way.next(&mut self.posts, may_write) } else { None };
+            let next = if may_read { way.turns.next(&self.posts, may_write) } else { None };
             let Some(transfer_id) = next else { return !full.contains(&true) };
             let Some(transfer) = self.posts.get_mut(transfer_id) else { continue };
             let Some(slice) = transfer.peek(cut) else { continue };
@@ -72,7 +72,7 @@ impl FabricTransport {
                 if !way.may_announce(frame.len()) {
                     // The end of another counted post makes room, or an answer of the peer.
                     may_announce = false;
-                    way.writes.push_front(transfer_id);
+                    way.turns.put_back(transfer_id, Op::Write);
                     continue;
                 }
                 let count = transfer.slices(cut);
@@ -93,9 +93,8 @@ impl FabricTransport {
             let lanes = lanes.filter(|(number, lane)| {
                 has_room(*number, lane) && (op == Op::Read || lane.may_write(now, permitted))
             });
-            let line = if op == Op::Write { &mut way.writes } else { &mut way.reads };
             let Some((number, lane)) = lanes.min_by_key(|(_, lane)| lane.cost(nodes)) else {
-                line.push_front(transfer_id);
+                way.turns.put_back(transfer_id, op);
                 return !full.contains(&true);
             };
             let mut ranges = [(Near { region: 0, offset: 0, len: 0 }, Far { addr: 0, key: 0 }); RANGES];
@@ -120,7 +119,7 @@ impl FabricTransport {
             match begun {
                 Attempt::Begun => {}
                 Attempt::Full => {
-                    line.push_front(transfer_id);
+                    way.turns.put_back(transfer_id, op);
                     if let Some(full) = full.get_mut(number) {
                         *full = true;
                     }
@@ -128,7 +127,7 @@ impl FabricTransport {
                 }
                 Attempt::Failed(_) if number > 0 => {
                     // Nothing was begun: the other lanes may do.
-                    line.push_front(transfer_id);
+                    way.turns.put_back(transfer_id, op);
                     lane.close();
                     continue;
                 }
@@ -140,11 +139,8 @@ impl FabricTransport {
             transfer.take(slice);
             transfer.begun += 1;
             transfer.under_way += 1;
-            if transfer.has_more() {
-                line.push_back(transfer_id);
-            }
+            way.turns.begun(transfer_id, &self.posts);
             lane.begin(op, bytes);
-            way.reads_next = op == Op::Write;
             if is_over() {
                 self.stirred.insert(id);
                 return true;
@@ -160,18 +156,6 @@ impl FabricTransport {
 }
 
 impl Way {
-    /// The next post to cut a slice from: writes and reads take turns, and so do posts.
-    fn next(&mut self, posts: &mut Posts<Transfer>, may_write: bool) -> Option<TransferId> {
-        loop {
-            let write = may_write && !self.writes.is_empty() && (!self.reads_next || self.reads.is_empty());
-            let line = if write { &mut self.writes } else { &mut self.reads };
-            let id = line.pop_front()?;
-            if posts.get(id).is_some_and(|transfer| transfer.has_more()) {
-                return Some(id);
-            }
-        }
-    }
-
     /// True if a notify frame of this length may be sent ahead, so that the peer never holds more than it has room for. One
     /// may be longer than all together may be.
     fn may_announce(&self, len: usize) -> bool {

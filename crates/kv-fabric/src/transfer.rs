@@ -73,6 +73,14 @@ impl OfWay for Transfer {
     fn way(&self) -> u64 {
         self.way
     }
+
+    fn op(&self) -> Op {
+        self.op
+    }
+
+    fn has_more(&self) -> bool {
+        self.failed.is_none() && self.next < self.descriptors.len()
+    }
 }
 
 impl Transfer {
@@ -95,11 +103,6 @@ impl Transfer {
             under_way: 0,
             failed: None,
         }
-    }
-
-    /// True if there is a slice to be cut.
-    pub(crate) fn has_more(&self) -> bool {
-        self.failed.is_none() && self.next < self.descriptors.len()
     }
 
     /// True if all writes of a counted post were begun: the peer gives the frame out when they have arrived, whatever this

@@ -4,13 +4,12 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use kv_core::{PeerId, Time, WayEnd};
-use kv_host::{Life, Posts, TransferId};
+use kv_host::{Life, TransferId, Turns};
 
 use crate::ffi::Address;
 use crate::lane::{Lane, Link, Probe, Reach};
 use crate::message::Header;
 use crate::metadata::{Identity, Metadata, Place};
-use crate::transfer::Transfer;
 
 /// Number of a way; never used again.
 pub(crate) type WayId = u64;
@@ -79,11 +78,7 @@ pub(crate) struct Way {
     pub(crate) frame_bytes: usize,
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: VecDeque<(TransferId, Bytes)>,
-    /// Posts with slices to be begun, the next one first.
-    pub(crate) writes: VecDeque<TransferId>,
-    pub(crate) reads: VecDeque<TransferId>,
-    /// True if the next slice is one of a read, if there is one.
-    pub(crate) reads_next: bool,
+    pub(crate) turns: Turns,
     /// Until when the peer permits writes.
     pub(crate) permitted: Time,
     /// Counted posts that have not ended, the bytes of their frames, and the number of the next.
@@ -132,9 +127,7 @@ impl Way {
             outgoing: VecDeque::new(),
             frame_bytes: 0,
             parked: VecDeque::new(),
-            writes: VecDeque::new(),
-            reads: VecDeque::new(),
-            reads_next: false,
+            turns: Turns::default(),
             permitted: Time::ZERO,
             announced: 0,
             announced_bytes: 0,
@@ -147,15 +140,6 @@ impl Way {
             heard: now,
             greet_at: now,
             due: None,
-        }
-    }
-
-    /// Forgets posts that have ended while they waited in line, if they are most of the line.
-    pub(crate) fn shorten_lines(&mut self, posts: &Posts<Transfer>) {
-        for line in [&mut self.writes, &mut self.reads] {
-            if line.len() > 2 * posts.open() + 64 {
-                line.retain(|id| posts.get(*id).is_some());
-            }
         }
     }
 

@@ -11,6 +11,7 @@
 //! | [`check`] | bounds of frames, data-operation descriptors, limits and address ranges |
 //! | [`Parked`] | notify frames that wait for room behind their posts |
 //! | [`Posts`] | the posts that have not ended, of transports with a way to each peer, and the events for the owner |
+//! | [`Turns`] | of which of these posts the next slice to a peer is |
 //! | [`Latency`] | how long the next slice to a peer is expected to take |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
 //! | [`printed`] | what a C library prints, as text |
@@ -68,6 +69,7 @@ mod process;
 mod random;
 mod sys;
 mod token;
+mod turns;
 
 pub use arena::Arena;
 pub use error::{Limit, MemoryError, OsError, PeerError};
@@ -82,3 +84,4 @@ pub use process::{Process, check_user};
 pub use random::random;
 pub use sys::{Mapping, Memory, printed};
 pub use token::Token;
+pub use turns::Turns;

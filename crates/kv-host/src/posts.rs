@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use kv_core::{PostId, TransportError, TransportEvent};
+use kv_core::{Op, PostId, TransportError, TransportEvent};
 
 /// Number of an accepted post; never used again, unlike the owner's [`PostId`].
 pub type TransferId = u64;
@@ -15,6 +15,12 @@ pub trait OfWay {
 
     /// The transport's number of the way to the peer.
     fn way(&self) -> u64;
+
+    /// The direction in which the bytes move.
+    fn op(&self) -> Op;
+
+    /// True if there is a slice to be begun: never again once the post was cancelled or has failed.
+    fn has_more(&self) -> bool;
 }
 
 /// Accepted posts, and events that the owner has not been given yet. A post ends once, and its event comes

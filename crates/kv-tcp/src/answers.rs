@@ -1,7 +1,7 @@
 //! What peers say about the slices of this side's posts, and the pages that they send.
 
 use kv_core::{Op, TransportError};
-use kv_host::{TransferId, clock};
+use kv_host::{OfWay, TransferId, clock};
 
 use crate::connection::Connection;
 use crate::inbound::{Landing, Received};
@@ -166,8 +166,7 @@ impl TcpTransport {
                     && transfer.has_more()
                     && let Some(way) = self.ways.get_mut(&way)
                 {
-                    let line = if op == Op::Write { &mut way.writes } else { &mut way.reads };
-                    line.push_front(id);
+                    way.turns.put_back(id, op);
                 }
             }
         }
@@ -499,7 +498,7 @@ mod tests {
         while (events.len() as u64) < POSTS {
             assert!(Instant::now() < deadline, "{late} late slices, {events:?}");
             transport.poll(Time::ZERO, &mut events);
-            let line = transport.ways.values().next().unwrap().reads.len() as u64;
+            let line = transport.ways.values().next().unwrap().turns.len() as u64;
             assert!(line <= POSTS, "{line} turns wait for {POSTS} posts after {late} late slices");
             while let Some(Asked { number, ranges, bytes, .. }) = peer.next() {
                 if late < 3000 {
@@ -523,6 +522,15 @@ mod tests {
         let mut bytes = vec![0; LEN as usize];
         arena.read(0, &mut bytes).unwrap();
         assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));
+    }
+
+    #[test]
+    fn cancelled_writes_leave_nothing_behind_though_the_peer_permits_none() {
+        let peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        kv_conformance::cancel_many(&mut transport, PeerId(1));
+        let turns = transport.ways.values().next().unwrap().turns.len();
+        assert!(turns < 100, "{turns} turns wait, and no post");
     }
 
     #[test]

@@ -81,13 +81,12 @@ impl Transport for TcpTransport {
             |region| way.regions.get(region as usize).copied(),
         )?;
         self.posts.check(post.id, self.config.max_posts)?;
-        let op = post.op;
+        let refused = post.op == Op::Write && way.revoked;
         let transfer = self.posts.accept(Transfer::new(id, post));
-        match op {
-            Op::Write if way.revoked => self.posts.end(transfer, Err(TransportError::Revoked)),
-            Op::Write => way.writes.push_back(transfer),
-            Op::Read => way.reads.push_back(transfer),
+        if refused {
+            self.posts.end(transfer, Err(TransportError::Revoked));
         }
+        way.turns.push(transfer, &self.posts);
         self.stirred.insert(id);
         Ok(())
     }

@@ -34,9 +34,6 @@ impl TcpTransport {
                 way.parked.retain(|(parked, _)| *parked != id);
             }
             self.settle(id);
-            if let Some(way) = self.ways.get_mut(&way) {
-                way.shorten_lines(&self.posts);
-            }
         } else if let Some(at) = self.ways.get(&way).map(|way| way.last_flight()) {
             self.look_at(way, at);
         }

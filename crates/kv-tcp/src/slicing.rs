@@ -38,9 +38,7 @@ impl TcpTransport {
 
     fn fill(&mut self, id: WayId) {
         let Some(way) = self.ways.get(&id) else { return };
-        if matches!(way.stage, Stage::Open)
-            && (way.permitted > self.now || !way.writes.is_empty() || !way.reads.is_empty())
-        {
+        if matches!(way.stage, Stage::Open) && (way.permitted > self.now || !way.turns.is_empty()) {
             self.open_lanes(id);
         }
         self.queue_frames(id);
@@ -58,8 +56,7 @@ impl TcpTransport {
     /// There is room on a lane again.
     pub(crate) fn resume(&mut self, id: WayId) {
         let Some(way) = self.ways.get(&id) else { return };
-        if !way.writes.is_empty() || !way.reads.is_empty() || !way.frames.is_empty() || !way.parked.is_empty()
-        {
+        if !way.turns.is_empty() || !way.frames.is_empty() || !way.parked.is_empty() {
             self.stirred.insert(id);
         }
         if matches!(way.stage, Stage::Leaving { .. }) {
@@ -135,25 +132,17 @@ struct Launch {
 }
 
 impl Way {
-    /// Cuts the next slice: writes and reads take turns, and so do posts.
+    /// Cuts the next slice.
     fn next_slice(
         &mut self,
         posts: &mut Posts<Transfer>,
         may_write: bool,
         most: u64,
     ) -> Option<(TransferId, Slice, bool)> {
-        loop {
-            let write = may_write && !self.writes.is_empty() && (!self.reads_next || self.reads.is_empty());
-            let line = if write { &mut self.writes } else { &mut self.reads };
-            let id = line.pop_front()?;
-            let Some(transfer) = posts.get_mut(id).filter(|transfer| transfer.has_more()) else { continue };
-            let Some((slice, whole)) = transfer.cut(most) else { continue };
-            if transfer.has_more() {
-                line.push_back(id);
-            }
-            self.reads_next = write;
-            return Some((id, slice, whole));
-        }
+        let id = self.turns.next(posts, may_write)?;
+        let (slice, whole) = posts.get_mut(id)?.cut(most)?;
+        self.turns.begun(id, posts);
+        Some((id, slice, whole))
     }
 
     /// Queues a slice on a lane.

@@ -47,6 +47,14 @@ impl OfWay for Transfer {
     fn way(&self) -> u64 {
         self.way
     }
+
+    fn op(&self) -> Op {
+        self.op
+    }
+
+    fn has_more(&self) -> bool {
+        self.failed.is_none() && (!self.again.is_empty() || self.next < self.descriptors.len())
+    }
 }
 
 impl Transfer {
@@ -64,11 +72,6 @@ impl Transfer {
             under_way: 0,
             failed: None,
         }
-    }
-
-    /// True if there is a slice to be cut.
-    pub(crate) fn has_more(&self) -> bool {
-        self.failed.is_none() && (!self.again.is_empty() || self.next < self.descriptors.len())
     }
 
     /// True if all bytes are in place, or no more will be.

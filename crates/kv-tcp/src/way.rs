@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{Op, PeerId, Time, WayEnd};
-use kv_host::{Latency, Posts, Token, TransferId};
+use kv_host::{Latency, Token, TransferId, Turns};
 
 use crate::connection::ConnectionId;
 use crate::metadata::Identity;
 use crate::peer_clock::PeerClock;
-use crate::transfer::{Slice, Transfer};
+use crate::transfer::Slice;
 
 /// Number of a way; never used again.
 pub(crate) type WayId = u64;
@@ -134,11 +134,7 @@ pub(crate) struct Way {
     pub(crate) frame_bytes: usize,
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: VecDeque<(TransferId, Bytes)>,
-    /// Posts with slices to be sent, the next one first.
-    pub(crate) writes: VecDeque<TransferId>,
-    pub(crate) reads: VecDeque<TransferId>,
-    /// True if the next slice is one of a read, if there is one.
-    pub(crate) reads_next: bool,
+    pub(crate) turns: Turns,
     /// Until when the peer permits writes.
     pub(crate) permitted: Time,
     /// True if the peer has revoked the right to write.
@@ -175,22 +171,11 @@ impl Way {
             frames: VecDeque::new(),
             frame_bytes: 0,
             parked: VecDeque::new(),
-            writes: VecDeque::new(),
-            reads: VecDeque::new(),
-            reads_next: false,
+            turns: Turns::default(),
             permitted: Time::ZERO,
             revoked: false,
             distrust: None,
             due: None,
-        }
-    }
-
-    /// Forgets posts that have ended while they waited in line, if they are most of the line.
-    pub(crate) fn shorten_lines(&mut self, posts: &Posts<Transfer>) {
-        for line in [&mut self.writes, &mut self.reads] {
-            if line.len() > 2 * posts.open() + 64 {
-                line.retain(|id| posts.get(*id).is_some());
-            }
         }
     }
 

@@ -80,10 +80,9 @@ impl Transport for UcxTransport {
             return Err(TransportError::Unsupported(NO_READS));
         }
         self.posts.check(post.id, self.config.max_posts)?;
-        let op = post.op;
         let transfer = self.posts.accept(Transfer::new(id, post));
         if let Some(way) = self.ways.get_mut(&id) {
-            way.line(op).push_back(transfer);
+            way.turns.push(transfer, &self.posts);
         }
         self.stirred.insert(id);
         Ok(())

@@ -348,6 +348,16 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn cancelled_writes_leave_nothing_behind_though_the_peer_permits_none() {
+        let Some(mut pair) = Pair::new() else { return };
+        pair.connect(0);
+        pair.send(0, 1);
+        kv_conformance::cancel_many(&mut pair.sides[0], PEER);
+        let turns = pair.sides[0].ways.values().next().unwrap().turns.len();
+        assert!(turns < 100, "{turns} turns wait, and no post");
+    }
+
+    #[test]
     fn a_peer_beyond_max_known_takes_the_place_of_one_that_has_left() {
         let Some(mut pair) = Pair::with(|config| config.max_known = 1) else { return };
         let (ucx, config) = (Ucx::load(None).unwrap(), pair.sides[1].config.clone());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{Op, TransportError};
-use kv_host::{Life, clock};
+use kv_host::{Life, OfWay, clock};
 
 use crate::message::{self, Kind};
 use crate::remote::{Remote, RemoteId};

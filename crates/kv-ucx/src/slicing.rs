@@ -84,15 +84,13 @@ impl UcxTransport {
         };
         let Some(remote) = self.remotes.get_mut(way.remote).filter(room) else { return false };
         let may_write = now + remote.latency.expected(now) < way.permitted;
-        let Some(transfer) = way.next(&self.posts, may_write) else { return false };
+        let Some(transfer) = way.turns.next(&self.posts, may_write) else { return false };
         let Some(post) = self.posts.get_mut(transfer) else { return true };
         self.parts.clear();
         let weight = post.cut((self.config.slice_bytes as u64).min(window), &mut self.parts);
-        if post.has_more() {
-            way.line(post.op).push_back(transfer);
-        }
         post.under_way += 1;
         let op = post.op;
+        way.turns.begun(transfer, &self.posts);
         (remote.flights, remote.weight) = (remote.flights + 1, remote.weight + weight);
         let remote = way.remote;
         let endpoint = self.remotes.get(remote).map_or(0, |remote| remote.endpoint);

@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use kv_core::{Op, PeerId, Time};
-use kv_host::{Posts, Token, TransferId};
+use kv_core::{PeerId, Time};
+use kv_host::{Token, TransferId, Turns};
 
 use crate::metadata::{Hash, Place};
 use crate::remote::RemoteId;
-use crate::transfer::Transfer;
 
 /// Number of a way; never used again.
 pub(crate) type WayId = u64;
@@ -31,11 +30,7 @@ pub(crate) struct Way {
     pub(crate) frame_bytes: usize,
     /// Posts whose bytes are in place, and whose notify frames wait for room.
     pub(crate) parked: VecDeque<(TransferId, Bytes)>,
-    /// Posts that have slices to be sent, in the order of their turns.
-    pub(crate) writes: VecDeque<TransferId>,
-    pub(crate) reads: VecDeque<TransferId>,
-    /// True if a read is next where both wait.
-    reads_next: bool,
+    pub(crate) turns: Turns,
 }
 
 /// | from | to | when |
@@ -83,9 +78,7 @@ impl Way {
             frames: VecDeque::new(),
             frame_bytes: 0,
             parked: VecDeque::new(),
-            writes: VecDeque::new(),
-            reads: VecDeque::new(),
-            reads_next: false,
+            turns: Turns::default(),
         }
     }
 
@@ -105,32 +98,11 @@ impl Way {
         self.regions.get(region as usize).map(|(_, len)| *len)
     }
 
-    /// The posts of a direction that wait for their turn.
-    pub(crate) fn line(&mut self, op: Op) -> &mut VecDeque<TransferId> {
-        match op {
-            Op::Write => &mut self.writes,
-            Op::Read => &mut self.reads,
-        }
-    }
-
-    /// The post whose turn it is: writes and reads take turns, and so do posts.
-    pub(crate) fn next(&mut self, posts: &Posts<Transfer>, may_write: bool) -> Option<TransferId> {
-        loop {
-            let write = may_write && !self.writes.is_empty() && (!self.reads_next || self.reads.is_empty());
-            let id = self.line(if write { Op::Write } else { Op::Read }).pop_front()?;
-            if posts.get(id).is_some_and(|transfer| transfer.has_more()) {
-                self.reads_next = write;
-                return Some(id);
-            }
-        }
-    }
-
     /// Nothing more is sent: the remote has ended, or the peer is left.
     pub(crate) fn clear(&mut self) {
         self.frames.clear();
         self.frame_bytes = 0;
         self.parked.clear();
-        self.writes.clear();
-        self.reads.clear();
+        self.turns.clear();
     }
 }
