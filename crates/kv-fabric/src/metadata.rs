@@ -2,16 +2,13 @@
 //! life of a transport, which every greeting carries.
 
 use bytes::Bytes;
-use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, TransportError};
-use kv_host::{Host, ProcessIdentity, Token};
+use kv_host::{Host, ProcessIdentity, Token, metadata};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::config::MAX_DEVICES;
 
-/// Longest metadata, in bytes.
-const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 /// Longest name of an endpoint, and of a provider, in bytes.
 pub(crate) const MAX_NAME: usize = 256;
 /// "KV Fabric", version 2.
@@ -88,30 +85,17 @@ pub(crate) struct Metadata {
 impl Metadata {
     /// The bytes that are given to peers.
     pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
-        let mut out = MAGIC.to_vec();
-        rmp_serde::encode::write(&mut out, self)
-            .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
-        if out.len() > MAX_METADATA {
+        let bytes = metadata::encode(MAGIC, self)?;
+        if bytes.len() > metadata::MAX {
             return Err(TransportError::Metadata("this transport has too many regions for so many devices"));
         }
-        Ok(out.into())
+        Ok(bytes)
     }
 
     /// Reads and checks bytes that a peer, or a stranger, sent.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
-        if bytes.len() > MAX_METADATA {
-            return Err(TransportError::Metadata("it is too long"));
-        }
-        let Some(body) = bytes.strip_prefix(&MAGIC) else {
-            return Err(TransportError::Metadata(
-                "it is not that of the libfabric transport in this version",
-            ));
-        };
-        if !lengths_fit(body) {
-            return Err(TransportError::Metadata("it is damaged"));
-        }
-        let metadata: Metadata =
-            rmp_serde::from_slice(body).map_err(|_| TransportError::Metadata("it is damaged"))?;
+        let foreign = "it is not that of the libfabric transport in this version";
+        let metadata: Metadata = metadata::decode(MAGIC, foreign, bytes)?;
         metadata.check()?;
         Ok(metadata)
     }

@@ -13,6 +13,7 @@
 //! | [`Posts`] | the posts that have not ended, of transports with a way to each peer, and the events for the owner |
 //! | [`Turns`] | of which of these posts the next slice to a peer is |
 //! | [`Latency`] | how long the next slice to a peer is expected to take |
+//! | [`metadata`] | the form of the metadata that peers are given |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
 //! | [`printed`] | what a C library prints, as text |
 //! | [`random()`] | tokens and names that nobody can guess |
@@ -63,6 +64,7 @@ mod frozen;
 mod host_memory;
 mod identity;
 mod latency;
+pub mod metadata;
 mod parked;
 mod posts;
 mod process;

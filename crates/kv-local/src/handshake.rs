@@ -19,9 +19,9 @@
 use std::os::fd::OwnedFd;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use kv_host::{MemoryFile, OsError, Token};
+use kv_host::{MemoryFile, OsError, Token, metadata};
 
-use crate::metadata::{MAX_METADATA, Metadata};
+use crate::metadata::Metadata;
 use crate::remote::PeerMemory;
 use crate::right::{RIGHT_LEN, Right};
 
@@ -29,7 +29,7 @@ const MAGIC: [u8; 4] = *b"KVH\x02";
 /// Length in bytes of the beginning of a hello: the magic bytes and the token of the transport it is for.
 pub(crate) const OPENING: usize = MAGIC.len() + Token::LEN;
 /// Longest hello, in bytes.
-pub(crate) const MAX_HELLO: usize = OPENING + MAX_METADATA;
+pub(crate) const MAX_HELLO: usize = OPENING + metadata::MAX;
 
 /// A decoded hello. The metadata and the descriptors are not checked yet.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,15 +5,12 @@
 //! the bounds that the peer itself gave.
 
 use bytes::Bytes;
-use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, TransportError};
-use kv_host::{Host, OsError, ProcessIdentity, Token, random};
+use kv_host::{Host, OsError, ProcessIdentity, Token, metadata, random};
 use serde::{Deserialize, Serialize};
 
 /// Most arenas of one transport: their descriptors travel in one message, which carries 253 at most.
 pub(crate) const MAX_ARENAS: usize = 64;
-/// Longest metadata, in bytes.
-pub(crate) const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 /// Longest name of an abstract socket, in bytes.
 const MAX_SOCKET_NAME: usize = 107;
 /// "KV local", version 2.
@@ -66,25 +63,13 @@ pub(crate) struct Metadata {
 impl Metadata {
     /// The bytes that are given to peers.
     pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
-        let mut out = MAGIC.to_vec();
-        rmp_serde::encode::write(&mut out, self)
-            .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
-        Ok(out.into())
+        metadata::encode(MAGIC, self)
     }
 
     /// Reads and checks bytes that a peer, or a stranger, sent.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
-        if bytes.len() > MAX_METADATA {
-            return Err(TransportError::Metadata("it is too long"));
-        }
-        let Some(body) = bytes.strip_prefix(&MAGIC) else {
-            return Err(TransportError::Metadata("it is not that of the local transport in this version"));
-        };
-        if !lengths_fit(body) {
-            return Err(TransportError::Metadata("it is damaged"));
-        }
-        let metadata: Metadata =
-            rmp_serde::from_slice(body).map_err(|_| TransportError::Metadata("it is damaged"))?;
+        let foreign = "it is not that of the local transport in this version";
+        let metadata: Metadata = metadata::decode(MAGIC, foreign, bytes)?;
         metadata.check()?;
         Ok(metadata)
     }

@@ -4,16 +4,13 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, TransportError};
-use kv_host::Token;
+use kv_host::{Token, metadata};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Most addresses of one transport.
 pub(crate) const MAX_ADDRESSES: usize = 16;
-/// Longest metadata, in bytes.
-const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 /// "KV TCP", version 2.
 const MAGIC: [u8; 4] = *b"KVT\x02";
 
@@ -49,25 +46,13 @@ pub(crate) struct Metadata {
 impl Metadata {
     /// The bytes that are given to peers.
     pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
-        let mut out = MAGIC.to_vec();
-        rmp_serde::encode::write(&mut out, self)
-            .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
-        Ok(out.into())
+        metadata::encode(MAGIC, self)
     }
 
     /// Reads and checks bytes that a peer, or a stranger, sent.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
-        if bytes.len() > MAX_METADATA {
-            return Err(TransportError::Metadata("it is too long"));
-        }
-        let Some(body) = bytes.strip_prefix(&MAGIC) else {
-            return Err(TransportError::Metadata("it is not that of the TCP transport in this version"));
-        };
-        if !lengths_fit(body) {
-            return Err(TransportError::Metadata("it is damaged"));
-        }
-        let metadata: Metadata =
-            rmp_serde::from_slice(body).map_err(|_| TransportError::Metadata("it is damaged"))?;
+        let foreign = "it is not that of the TCP transport in this version";
+        let metadata: Metadata = metadata::decode(MAGIC, foreign, bytes)?;
         metadata.check()?;
         Ok(metadata)
     }

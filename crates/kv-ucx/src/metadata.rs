@@ -1,16 +1,13 @@
 //! What a peer must know to reach this transport: four magic bytes with the version, then msgpack.
 
 use bytes::Bytes;
-use kv_core::wire::lengths_fit;
 use kv_core::{MAX_REGIONS, TransportError};
-use kv_host::{Host, ProcessIdentity, Token};
+use kv_host::{Host, ProcessIdentity, Token, metadata};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Longest address of a UCX worker, in bytes. An address grows with the number of devices.
 pub(crate) const MAX_ADDRESS: usize = 48 << 10;
-/// Longest metadata, in bytes.
-const MAX_METADATA: usize = (64 << 10) + 64 * MAX_REGIONS;
 /// "KV UCX", version 2.
 const MAGIC: [u8; 4] = *b"KVU\x02";
 
@@ -46,25 +43,13 @@ pub(crate) fn hash(metadata: &[u8]) -> Hash {
 impl Metadata {
     /// The bytes that are given to peers.
     pub(crate) fn encode(&self) -> Result<Bytes, TransportError> {
-        let mut out = MAGIC.to_vec();
-        rmp_serde::encode::write(&mut out, self)
-            .map_err(|_| TransportError::Metadata("this transport's own metadata cannot be encoded"))?;
-        Ok(out.into())
+        metadata::encode(MAGIC, self)
     }
 
     /// Reads and checks bytes that a peer, or a stranger, sent.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Metadata, TransportError> {
-        if bytes.len() > MAX_METADATA {
-            return Err(TransportError::Metadata("it is too long"));
-        }
-        let Some(body) = bytes.strip_prefix(&MAGIC) else {
-            return Err(TransportError::Metadata("it is not that of the UCX transport in this version"));
-        };
-        if !lengths_fit(body) {
-            return Err(TransportError::Metadata("it is damaged"));
-        }
-        let metadata: Metadata =
-            rmp_serde::from_slice(body).map_err(|_| TransportError::Metadata("it is damaged"))?;
+        let foreign = "it is not that of the UCX transport in this version";
+        let metadata: Metadata = metadata::decode(MAGIC, foreign, bytes)?;
         metadata.check()?;
         Ok(metadata)
     }
