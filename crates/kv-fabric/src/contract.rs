@@ -126,7 +126,7 @@ impl Transport for FabricTransport {
         let receives = self.devices.all().all(|device| device.unreceived.is_empty());
         let waits = !self.blocked.is_empty() || !self.unanswered.is_empty() || !receives;
         let retry = (waits || !descriptor).then_some(RETRY);
-        let timers = [self.timers.first().map(|(at, _)| *at), self.keep_alive_at];
+        let timers = [self.timers.next(), self.keep_alive_at];
         let timer = timers.into_iter().flatten().min().map(|at| at.since(clock::now()));
         match retry.into_iter().chain(timer).min() {
             None => TransportWait::Readable(watch),

@@ -130,33 +130,14 @@ impl FabricTransport {
 
     /// Looks at a way at this time, or before.
     pub(crate) fn look_at(&mut self, id: WayId, at: Time) {
-        let Some(way) = self.ways.get_mut(&id) else { return };
-        match way.due {
-            Some(due) if due <= at => {}
-            due => {
-                if let Some(due) = due {
-                    self.timers.remove(&(due, id));
-                }
-                way.due = Some(at);
-                self.timers.insert((at, id));
-            }
+        if self.ways.contains_key(&id) {
+            self.timers.arm(id, at);
         }
     }
 
     /// Does what is due.
     pub(crate) fn serve_timers(&mut self) {
-        // Ways that are looked at may be due again at once: each is looked at once in a call.
-        let mut due = Vec::new();
-        while let Some((at, id)) = self.timers.first().copied()
-            && at <= self.now
-        {
-            self.timers.remove(&(at, id));
-            if let Some(way) = self.ways.get_mut(&id) {
-                way.due = None;
-                due.push(id);
-            }
-        }
-        for id in due {
+        for id in self.timers.due(self.now) {
             self.look(id);
         }
     }
@@ -264,9 +245,7 @@ impl FabricTransport {
     /// Removes a way. Its posts end, and then the owner is told of the peer's end, if it asked for the peer.
     fn finish(&mut self, id: WayId, end: Option<WayEnd>) {
         let Some(way) = self.ways.remove(&id) else { return };
-        if let Some(due) = way.due {
-            self.timers.remove(&(due, id));
-        }
+        self.timers.remove(id);
         self.stirred.remove(&id);
         self.blocked.remove(&id);
         self.keys.remove(&way.key);

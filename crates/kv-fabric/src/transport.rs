@@ -15,7 +15,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use kv_core::{PeerId, Time};
-use kv_host::{Memory, Posts, clock};
+use kv_host::{Memory, Posts, Timers, clock};
 
 use crate::completing::Flight;
 use crate::config::FabricConfig;
@@ -52,7 +52,7 @@ pub struct FabricTransport {
     /// The way that has sent last.
     pub(crate) filled: WayId,
     /// Ways by the time at which they are looked at.
-    pub(crate) timers: BTreeSet<(Time, WayId)>,
+    pub(crate) timers: Timers,
     /// How long a peer may be silent ([`FabricConfig::silence`]).
     pub(crate) silence: Looks,
     /// How long a peer may take to welcome this side ([`FabricConfig::handshake_timeout`]).
@@ -122,7 +122,7 @@ impl FabricTransport {
             stirred: BTreeSet::new(),
             blocked: BTreeSet::new(),
             filled: 0,
-            timers: BTreeSet::new(),
+            timers: Timers::default(),
             silence,
             greeting,
             leaving: Looks::new(LEAVING),

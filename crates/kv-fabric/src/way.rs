@@ -96,8 +96,6 @@ pub(crate) struct Way {
     pub(crate) heard: Time,
     /// When the next greeting is due.
     pub(crate) greet_at: Time,
-    /// When the way is looked at again, if nothing happens before.
-    pub(crate) due: Option<Time>,
 }
 
 impl Way {
@@ -139,7 +137,6 @@ impl Way {
             asks: 0,
             heard: now,
             greet_at: now,
-            due: None,
         }
     }
 

@@ -12,6 +12,7 @@
 //! | [`Parked`] | notify frames that wait for room behind their posts |
 //! | [`Posts`] | the posts that have not ended, of transports with a way to each peer, and the events for the owner |
 //! | [`Turns`] | of which of these posts the next slice to a peer is |
+//! | [`Timers`] | when each way is looked at again |
 //! | [`Latency`] | how long the next slice to a peer is expected to take |
 //! | [`metadata`] | the form of the metadata that peers are given |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
@@ -70,6 +71,7 @@ mod posts;
 mod process;
 mod random;
 mod sys;
+mod timers;
 mod token;
 mod turns;
 
@@ -85,5 +87,6 @@ pub use posts::{OfWay, Posts, TransferId};
 pub use process::{Process, check_user};
 pub use random::random;
 pub use sys::{Mapping, Memory, printed};
+pub use timers::Timers;
 pub use token::Token;
 pub use turns::Turns;

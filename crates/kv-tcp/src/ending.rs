@@ -134,9 +134,7 @@ impl TcpTransport {
         for connection in way.connections() {
             self.close(connection);
         }
-        if let Some(due) = way.due {
-            self.timers.remove(&(due, id));
-        }
+        self.timers.remove(id);
         self.stirred.remove(&id);
         let cause = match way.distrust {
             Some(status) => TransportError::Backend { call: "TLS", status, code: None },
@@ -176,34 +174,15 @@ impl TcpTransport {
 
     /// Looks at a way at this time, or before.
     pub(crate) fn look_at(&mut self, id: WayId, at: Time) {
-        let Some(way) = self.ways.get_mut(&id) else { return };
-        match way.due {
-            Some(due) if due <= at => {}
-            due => {
-                if let Some(due) = due {
-                    self.timers.remove(&(due, id));
-                }
-                way.due = Some(at);
-                self.timers.insert((at, id));
-            }
+        if self.ways.contains_key(&id) {
+            self.timers.arm(id, at);
         }
     }
 
     /// Does what is due.
     pub(crate) fn serve_timers(&mut self) {
         self.serve_listener();
-        // Ways that are looked at may be due again at once: each is looked at once in a call.
-        let mut due = Vec::new();
-        while let Some((at, id)) = self.timers.first().copied()
-            && at <= self.now
-        {
-            self.timers.remove(&(at, id));
-            if let Some(way) = self.ways.get_mut(&id) {
-                way.due = None;
-                due.push(id);
-            }
-        }
-        for id in due {
+        for id in self.timers.due(self.now) {
             self.look(id);
         }
     }
@@ -261,7 +240,7 @@ impl TcpTransport {
 
     /// When `serve_timers` has something to do, if nothing else happens before.
     pub(crate) fn next_timer(&self) -> Option<Time> {
-        let way = self.timers.first().map(|(at, _)| *at);
+        let way = self.timers.next();
         let stranger = self.oldest_stranger().map(|(_, since)| since + self.config.handshake_timeout);
         [way, stranger, self.listen_at].into_iter().flatten().min()
     }

@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use kv_core::{PeerId, Time};
-use kv_host::{Memory, OsError, Posts, Token};
+use kv_host::{Memory, OsError, Posts, Timers, Token};
 
 use crate::config::TcpConfig;
 use crate::connection::{Connection, ConnectionId};
@@ -52,7 +52,7 @@ pub struct TcpTransport {
     /// The way that has sent last.
     pub(crate) filled: WayId,
     /// Ways by the time at which they are looked at.
-    pub(crate) timers: BTreeSet<(Time, WayId)>,
+    pub(crate) timers: Timers,
     /// When accepting begins again, after the process had no descriptor left.
     pub(crate) listen_at: Option<Time>,
     pub(crate) bound: SocketAddr,
@@ -113,7 +113,7 @@ impl TcpTransport {
             posts: Posts::default(),
             stirred: BTreeSet::new(),
             filled: 0,
-            timers: BTreeSet::new(),
+            timers: Timers::default(),
             listen_at: None,
             bound,
             last_id: 0,

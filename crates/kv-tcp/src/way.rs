@@ -141,8 +141,6 @@ pub(crate) struct Way {
     pub(crate) revoked: bool,
     /// Why the peer was not trusted, if it was not.
     pub(crate) distrust: Option<&'static str>,
-    /// When the way is looked at again, if nothing happens before.
-    pub(crate) due: Option<Time>,
 }
 
 impl Way {
@@ -175,7 +173,6 @@ impl Way {
             permitted: Time::ZERO,
             revoked: false,
             distrust: None,
-            due: None,
         }
     }
 
