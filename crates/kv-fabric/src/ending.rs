@@ -1,10 +1,11 @@
 //! How posts and ways end: with proof that no data operation touches memory any more.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{PeerId, Time, TransportError, TransportEvent, WayEnd};
-use kv_host::{Life, TransferId, clock};
+use kv_host::{Life, Token, TransferId, clock};
 
 use crate::completing::Flight;
 use crate::ffi::Attempt;
@@ -12,7 +13,7 @@ use crate::lane::Probe;
 use crate::message::{Header, Kind};
 use crate::transfer::Notify;
 use crate::transport::FabricTransport;
-use crate::way::{Stage, WayId};
+use crate::way::{Stage, Way, WayId};
 
 /// How long the end of a process on this host is awaited after its connection has failed.
 const DYING: Duration = Duration::from_secs(1);
@@ -266,24 +267,20 @@ impl FabricTransport {
         }
     }
 
-    /// Sends the frames that were taken, and awaits the slices under way, for [`FAREWELL`] at most. If no slice is left,
-    /// says farewell to guests and goodbye to peers.
+    /// Sends the frames that were taken, and awaits the slices under way, for [`FAREWELL`] at most. Then takes leave of the
+    /// peers with which no slice is under way.
     pub(crate) fn take_leave(&mut self) {
         let ids: Vec<WayId> = self.ways.keys().copied().collect();
         for id in ids {
             self.give_up_all(id);
         }
-        let moving = |this: &FabricTransport| this.ways.values().any(|way| way.moving() > 0);
-        let has_frames = |this: &FabricTransport| {
-            this.ways.values().any(|way| way.stage != Stage::Greeting && !way.outgoing.is_empty())
-        };
+        let has_words =
+            |way: &Way| way.moving() > 0 || (way.stage != Stage::Greeting && !way.outgoing.is_empty());
         let begun = Instant::now();
-        while (moving(self) || has_frames(self)) && begun.elapsed() < FAREWELL {
+        while self.ways.values().any(has_words) && begun.elapsed() < FAREWELL {
             self.serve(Instant::now());
         }
-        if !moving(self) {
-            self.say_farewell();
-        }
+        self.say_farewell();
         self.now = clock::now();
         let begun = Instant::now();
         while self.devices.first().endpoint.is_sending() && begun.elapsed() < FAREWELL {
@@ -291,11 +288,16 @@ impl FabricTransport {
         }
     }
 
+    /// Says farewell to guests and goodbye to peers. A peer with which slices are under way, on any lane of any way to it,
+    /// is told nothing, and takes nothing from the others.
     fn say_farewell(&mut self) {
-        let guests: Vec<_> = self.guests.all().map(|(_, guest)| (guest.address, guest.key)).collect();
-        let ways = self.ways.values().filter(|way| way.stage == Stage::Open);
+        let moving = self.ways.values().filter(|way| way.moving() > 0);
+        let moving: HashSet<Token> = moving.map(|way| way.identity.token).collect();
+        let guests = self.guests.all().filter(|(_, guest)| !moving.contains(&guest.from.token));
+        let farewells = guests.map(|(_, guest)| (guest.address, Header::new(guest.key, Kind::Farewell)));
+        let is_left = |way: &&Way| way.stage == Stage::Open && !moving.contains(&way.identity.token);
+        let ways = self.ways.values().filter(is_left);
         let byes = ways.map(|way| (way.address, Header::new(way.key, Kind::Bye)));
-        let farewells = guests.iter().map(|(address, key)| (*address, Header::new(*key, Kind::Farewell)));
         let messages: Vec<_> = byes.chain(farewells).collect();
         for (address, header) in messages {
             let _ = self.devices.first().endpoint.send(address, [&header.encode(), &[]], Flight::Farewell);
@@ -452,25 +454,52 @@ mod tests {
         assert!(frames_of(&events) == frames, "{} of {} frames", events.len(), frames.len());
     }
 
-    /// Some of its bytes may still be on their way when it has ended: nothing is proven.
-    #[test]
-    fn a_transport_that_ends_amid_its_writes_says_no_farewell() {
-        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
-        connect_back(&mut here, &mut there);
+    /// Posts a write to a peer that takes nothing meanwhile, and polls until a slice of it is under way.
+    fn write_begins(here: &mut FabricTransport, id: WayId, len: usize) {
         here.permit(PEER, Time::MAX);
-        // So few bytes that a farewell would find room behind them.
-        here.post(PEER, post(Op::Write, 64 << 10, None)).unwrap();
+        here.post(PEER, post(Op::Write, len, None)).unwrap();
         let begun = Instant::now();
         while here.ways.get(&id).unwrap().moving() == 0 {
             assert!(begun.elapsed() < Duration::from_secs(20), "no slice is begun");
             here.poll(clock::now(), &mut Vec::new());
         }
-        (there.config.silence, there.silence) = (SHORT, Looks::new(SHORT));
+    }
+
+    /// Some of its bytes may still be on their way when it has ended: nothing is proven.
+    #[test]
+    fn a_transport_that_ends_amid_its_writes_says_no_farewell_on_a_new_way_either() {
+        for again in [false, true] {
+            let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+            connect_back(&mut here, &mut there);
+            // So few bytes that a farewell would find room behind them.
+            write_begins(&mut here, id, 64 << 10);
+            if again {
+                here.disconnect(PEER);
+                here.connect(PEER, &there.metadata().unwrap()).unwrap();
+                assert_eq!(here.ways.len(), 2, "the first way has ended");
+            }
+            (there.config.silence, there.silence) = (SHORT, Looks::new(SHORT));
+            drop(here);
+            // A frame to it finds no connection, or no answer.
+            there.send(PEER, Bytes::from_static(b"anybody there?")).unwrap();
+            let events = until(&mut there, "the end", |events| !events.is_empty());
+            let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+            assert_eq!(events, [lost], "connected again: {again}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_takes_no_farewell_from_the_others() {
+        const OTHER: PeerId = PeerId(2);
+        let (id, [(mut here, _ours), (_stuck, _theirs)]) = connected();
+        let (mut other, _memory) = worker();
+        here.connect(OTHER, &other.metadata().unwrap()).unwrap();
+        connect_back(&mut here, &mut other);
+        write_begins(&mut here, id, LEN);
         drop(here);
-        // A frame to it finds no connection, or no answer.
-        there.send(PEER, Bytes::from_static(b"anybody there?")).unwrap();
-        let events = until(&mut there, "the end", |events| !events.is_empty());
-        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+        let events = until(&mut other, "the end", |events| !events.is_empty());
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
 
     /// Nobody counts the slices of these posts where they arrive.

@@ -38,7 +38,7 @@ impl FabricTransport {
                 if let Life::Watched(process) = &way.life {
                     self.watch.forget(process);
                 }
-                // The transport there has ended, and none of its writes is under way.
+                // The transport there has ended, and none of its writes to this side is under way.
                 way.life = Life::Dead;
                 self.break_way(id, None);
                 Some(())

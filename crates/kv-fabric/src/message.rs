@@ -17,7 +17,7 @@
 //! | `Ask` | the same | whether lane `sequence` leads here; on lane 0 also whether `count` announced frames have arrived |
 //! | `Answer` | the other side | what was asked arrived |
 //! | `Bye` | the same | the way is over |
-//! | `Farewell` | the other side | this transport ends, and none of its writes is under way |
+//! | `Farewell` | the other side | this transport ends, and none of its writes and reads of the guest's memory is under way |
 
 use kv_core::MAX_FRAME;
 use kv_host::Token;
