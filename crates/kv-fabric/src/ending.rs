@@ -8,7 +8,7 @@ use kv_core::{PeerId, Time, TransportError, TransportEvent, WayEnd};
 use kv_host::{Life, Token, TransferId, clock};
 
 use crate::completing::Flight;
-use crate::ffi::Attempt;
+use crate::ffi::{Address, Attempt};
 use crate::lane::Probe;
 use crate::message::{Header, Kind};
 use crate::transfer::Notify;
@@ -26,7 +26,7 @@ const AGAIN: Duration = Duration::from_millis(5);
 pub(crate) const LEAVING: Duration = Duration::from_secs(2);
 /// How long a transport that is dropped sends frames and awaits slices, and how long it then awaits that its farewells are
 /// sent.
-const FAREWELL: Duration = Duration::from_millis(100);
+const FAREWELL: Duration = Duration::from_millis(400);
 
 impl FabricTransport {
     /// The way to a peer to whom something can be sent.
@@ -280,17 +280,23 @@ impl FabricTransport {
         while self.ways.values().any(has_words) && begun.elapsed() < FAREWELL {
             self.serve(Instant::now());
         }
-        self.say_farewell();
         self.now = clock::now();
+        let mut words = self.last_words();
         let begun = Instant::now();
-        while self.devices.first().endpoint.is_sending() && begun.elapsed() < FAREWELL {
+        while (!words.is_empty() || self.devices.first().endpoint.is_sending()) && begun.elapsed() < FAREWELL
+        {
+            let endpoint = &mut self.devices.first().endpoint;
+            words.retain(|(address, header)| {
+                let said = endpoint.send(*address, [&header.encode(), &[]], Flight::Farewell);
+                matches!(said, Attempt::Full)
+            });
             self.take_completions();
         }
     }
 
-    /// Says farewell to guests and goodbye to peers. A peer with which slices are under way, on any lane of any way to it,
-    /// is told nothing, and takes nothing from the others.
-    fn say_farewell(&mut self) {
+    /// The farewells to guests, and then the goodbyes to peers. A peer with which slices are under way, on any lane of any
+    /// way to it, is told nothing, and takes nothing from the others.
+    fn last_words(&self) -> Vec<(Address, Header)> {
         let moving = self.ways.values().filter(|way| way.moving() > 0);
         let moving: HashSet<Token> = moving.map(|way| way.identity.token).collect();
         let guests = self.guests.all().filter(|(_, guest)| !moving.contains(&guest.from.token));
@@ -298,10 +304,7 @@ impl FabricTransport {
         let is_left = |way: &&Way| way.stage == Stage::Open && !moving.contains(&way.identity.token);
         let ways = self.ways.values().filter(is_left);
         let byes = ways.map(|way| (way.address, Header::new(way.key, Kind::Bye)));
-        let messages: Vec<_> = byes.chain(farewells).collect();
-        for (address, header) in messages {
-            let _ = self.devices.first().endpoint.send(address, [&header.encode(), &[]], Flight::Farewell);
-        }
+        farewells.chain(byes).collect()
     }
 }
 
@@ -312,8 +315,11 @@ mod tests {
 
     use super::*;
     use crate::config::FabricConfig;
+    use crate::ffi::SENDS;
+    use crate::guest::Guest;
+    use crate::incoming::Incoming;
     use crate::message::{Immediate, SEQUENCE_BITS};
-    use crate::metadata::Place;
+    use crate::metadata::{Identity, Place};
     use crate::silence::Looks;
 
     /// More than the sockets of a connection hold.
@@ -498,6 +504,35 @@ mod tests {
         write_begins(&mut here, id, LEN);
         drop(here);
         let events = until(&mut other, "the end", |events| !events.is_empty());
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
+    }
+
+    /// More farewells than the endpoint has room for, in no order: one of them is for the peer.
+    #[test]
+    fn each_of_very_many_guests_hears_the_farewell() {
+        let (_, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        connect_back(&mut here, &mut there);
+        let (_, known) = here.guests.all().next().unwrap();
+        let (name, address, hash) = (known.name.clone(), known.address, known.from.hash);
+        for id in 0..6 * SENDS as u64 {
+            let from = Identity { token: Token::random().unwrap(), hash };
+            let (name, incoming, heard) = (name.clone(), Incoming::default(), here.now);
+            let guest = Guest {
+                from,
+                key: id,
+                name,
+                address,
+                slot: usize::MAX,
+                incoming,
+                withheld: None,
+                replies: 0,
+                heard,
+            };
+            here.guests.insert(u64::MAX - id, guest);
+        }
+        drop(here);
+        let events = until(&mut there, "the end", |events| !events.is_empty());
         let end = WayEnd::Dead { quiet_after: Duration::ZERO };
         assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
