@@ -1,6 +1,8 @@
 //! The errors of memory, of processes, of configurations, and of calls of the operating system.
 
 pub use kv_core::OsError;
+use std::path::PathBuf;
+
 use kv_core::TransportError;
 
 /// Why memory could not be made, reached, or given to a transport.
@@ -103,6 +105,35 @@ pub enum PeerError {
     /// The operating system failed.
     #[error(transparent)]
     Os(#[from] OsError),
+}
+
+/// Why a library that was found by a search is not loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OwnerError {
+    /// Another user can change the library, or a folder in which it was found.
+    #[error(
+        "{path:?} belongs to user {owner} and has mode {mode:o}; it must belong to user {ours}, as whom this process runs, \
+         or to root, and others must not be able to write it"
+    )]
+    Foreign {
+        /// The library, or the folder.
+        path: PathBuf,
+        /// Owner of the path, as a user id.
+        owner: u32,
+        /// Effective user of this process.
+        ours: u32,
+        /// Its mode: who may read and write it.
+        mode: u32,
+    },
+    /// The owner could not be read.
+    #[error("the owner of {path:?} could not be read: {cause}")]
+    Os {
+        /// The library, or the folder.
+        path: PathBuf,
+        /// The call and its error number.
+        cause: OsError,
+    },
 }
 
 impl From<PeerError> for TransportError {

@@ -16,6 +16,7 @@
 //! | [`Latency`] | how long the next slice to a peer is expected to take |
 //! | [`metadata`] | the form of the metadata that peers are given |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
+//! | [`check_owner`] | whether another user could have put a library where it was found |
 //! | [`printed`] | what a C library prints, as text |
 //! | [`random()`] | tokens and names that nobody can guess |
 //!
@@ -66,6 +67,7 @@ mod host_memory;
 mod identity;
 mod latency;
 pub mod metadata;
+mod owner;
 mod parked;
 mod posts;
 mod process;
@@ -76,12 +78,13 @@ mod token;
 mod turns;
 
 pub use arena::Arena;
-pub use error::{Limit, MemoryError, OsError, PeerError};
+pub use error::{Limit, MemoryError, OsError, OwnerError, PeerError};
 pub use file::MemoryFile;
 pub use frozen::Frozen;
 pub use host_memory::HostMemory;
 pub use identity::{Host, Life, ProcessIdentity, Proof};
 pub use latency::Latency;
+pub use owner::check_owner;
 pub use parked::Parked;
 pub use posts::{OfWay, Posts, TransferId};
 pub use process::{Process, check_user};

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use kv_core::MemoryKind;
-use kv_host::{Limit, MemoryError, OsError};
+use kv_host::{Limit, MemoryError, OsError, OwnerError};
 
 /// How to get UCX, for every error that says that UCX is missing.
 const HELP: &str = "to get UCX: scripts/setup-ucx.sh of this project, or apt-get install libucx0, or pip install \
@@ -20,6 +20,9 @@ pub enum LoadError {
         /// The places, in the order of the search.
         looked: Vec<PathBuf>,
     },
+    /// The library lies in a folder `target/ucx`, and another user could have put it there.
+    #[error("UCX's library is not loaded: {0}; {HELP}")]
+    Owner(#[from] OwnerError),
     /// There is a file, and the dynamic loader refuses it.
     #[error("UCX's library {path:?} cannot be used: {reason}; {HELP}")]
     Unusable {

@@ -8,11 +8,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use kv_host::check_owner;
+
 use crate::error::LoadError;
 use crate::ffi::api::{Api, BUILT_FOR};
 
 /// The file name of the library; the number is that of UCX's binary interface.
 const LIBRARY: &str = "libucp.so.0";
+/// The library's folder in its package.
+const PACKAGED: &str = "libucx/lib";
 /// The environment variable that names the library, or its directory.
 const BY_NAME: &str = "KV_UCX_LIB";
 
@@ -30,8 +34,9 @@ impl Ucx {
     /// names another place. The places of the library, in this order: `library`, if the caller names one (the file, or
     /// its directory); `KV_UCX_LIB`; `target/ucx` of a directory above the current one or above the program, where
     /// `scripts/setup-ucx.sh` puts UCX; where the dynamic loader looks by itself (`LD_LIBRARY_PATH`, the system). A
-    /// library that the caller or `KV_UCX_LIB` names is used, or the call fails. Later calls return what the first
-    /// successful call found.
+    /// library that the caller or `KV_UCX_LIB` names is used, or the call fails. It also fails if another user could have
+    /// put a library that is found under `target/ucx` there ([`check_owner`]). Later calls return what the first successful
+    /// call found.
     ///
     /// # Errors
     ///
@@ -90,14 +95,8 @@ fn find(named: Option<&Path>) -> Result<PathBuf, LoadError> {
     }
     let mut looked = Vec::new();
     for start in [env::current_dir(), env::current_exe()].into_iter().flatten() {
-        for dir in start.ancestors() {
-            let root = dir.join("target/ucx");
-            let packages = fs::read_dir(&root).into_iter().flatten().flatten();
-            let found = packages.map(|entry| entry.path().join("libucx/lib").join(LIBRARY));
-            if let Some(found) = found.filter(|path| path.is_file()).max() {
-                return Ok(found);
-            }
-            looked.push(root);
+        if let Some(found) = find_above(&start, &mut looked)? {
+            return Ok(found);
         }
     }
     for dir in env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths).chain(usual()) {
@@ -109,6 +108,23 @@ fn find(named: Option<&Path>) -> Result<PathBuf, LoadError> {
     }
     looked.dedup();
     Err(LoadError::Missing { looked })
+}
+
+/// The library under `target/ucx` of this directory or of one above it. Anybody may have made such a folder above the
+/// directory in which a program happens to be started, as in `/tmp`.
+fn find_above(start: &Path, looked: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, LoadError> {
+    for dir in start.ancestors() {
+        let root = dir.join("target/ucx");
+        let packages = fs::read_dir(&root).into_iter().flatten().flatten();
+        let found = packages.map(|entry| entry.path().join(PACKAGED).join(LIBRARY));
+        if let Some(found) = found.filter(|path| path.is_file()).max() {
+            // From the library up to `target/ucx`.
+            check_owner(&found, Path::new(PACKAGED).components().count() + 2)?;
+            return Ok(Some(found));
+        }
+        looked.push(root);
+    }
+    Ok(None)
 }
 
 fn usual() -> impl Iterator<Item = PathBuf> {
@@ -144,6 +160,9 @@ fn name_of(path: &Path) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
     use super::*;
 
     #[test]
@@ -156,6 +175,48 @@ mod tests {
                      7f05-7f06 rw-p 00000000 00:00 0  /home/libucpx.so\n";
         let wanted = ["/a b/nixl_cu12.libs/libucp-14c218c5.so.0.0.0", "/usr/lib/libucp.so.0.0.0"];
         assert_eq!(copies(maps), wanted.map(PathBuf::from).into());
+    }
+
+    /// A checkout whose `target/ucx` has a library.
+    struct Checkout(PathBuf);
+
+    impl Checkout {
+        fn new() -> Checkout {
+            let checkout = Checkout(env::temp_dir().join(format!("kv-ucx-checkout-{}", std::process::id())));
+            let folder = checkout.0.join("target/ucx/package/libucx/lib");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(LIBRARY), b"not loaded here").unwrap();
+            checkout
+        }
+
+        fn find(&self) -> Result<Option<PathBuf>, LoadError> {
+            find_above(&self.0.join("below/it"), &mut Vec::new())
+        }
+    }
+
+    impl Drop for Checkout {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_library_in_a_folder_that_another_user_can_change_is_refused_with_its_path_and_owner() {
+        let checkout = Checkout::new();
+        let library = checkout.0.join("target/ucx/package/libucx/lib").join(LIBRARY);
+        let root = checkout.0.join("target/ucx");
+        for path in library.ancestors().take_while(|path| path.starts_with(&root)) {
+            assert_eq!(checkout.find(), Ok(Some(library.clone())));
+            let before = fs::metadata(path).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+            let refused = checkout.find().unwrap_err();
+            assert!(matches!(refused, LoadError::Owner(_)), "{refused:?}");
+            let words = refused.to_string();
+            let owner = format!("{path:?} belongs to user {}", before.uid());
+            assert!(words.contains(&owner) && words.contains("KV_UCX_LIB"), "{words}");
+            fs::set_permissions(path, before.permissions()).unwrap();
+        }
+        assert_eq!(checkout.find(), Ok(Some(library)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::library::installed::{named_plugin_dir, plugin_file, plugin_name, plug
 use crate::library::looked::{Looked, Outcome};
 use crate::library::places::{Search, Surroundings, candidates};
 use crate::library::settings;
-use crate::library::usable::{check, find};
+use crate::library::usable::{believed, check, find};
 use crate::library::warnings::SettingWarning;
 
 /// NIXL's library, loaded. A process has one, which stays loaded until the process ends.
@@ -80,7 +80,11 @@ impl Nixl {
         let mut looked = Vec::new();
         for candidate in candidates(search, &Surroundings::here()) {
             let there = candidate.path.is_file();
-            let outcome = if there { Outcome::Usable } else { Outcome::Absent };
+            let outcome = match there.then(|| believed(&candidate)) {
+                Some(Ok(())) => Outcome::Usable,
+                Some(Err(error)) => Outcome::Unusable(error.to_string()),
+                None => Outcome::Absent,
+            };
             looked.push(Looked { path: candidate.path, because: candidate.because, outcome });
             if there {
                 break;

@@ -16,7 +16,8 @@ const BY_NAME: &str = "KV_NIXL_LIB";
 /// environment (`VIRTUAL_ENV`, `CONDA_PREFIX`, `PYTHONPATH`) with a `nixl-cu12` or `nixl-cu13` wheel;
 /// `target/nixl` of a directory above the current one or above the program, where `scripts/setup-nixl.sh`
 /// puts NIXL; the usual prefixes of the system and its Python. A library that `library` or `KV_NIXL_LIB`
-/// names must be usable; the other places are tried one after the other.
+/// names must be usable; the other places are tried one after the other. The search fails if another user could
+/// have put a library that is found under `target/nixl` there ([`check_owner`](kv_host::check_owner)).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Search {
@@ -38,8 +39,19 @@ impl Search {
 pub(crate) struct Candidate {
     pub(crate) path: PathBuf,
     pub(crate) because: &'static str,
-    /// The user has named the library: the library is used, or the search fails.
-    pub(crate) named: bool,
+    pub(crate) by: By,
+}
+
+/// How the search comes to a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The user has named the library: it is used, or the search fails.
+    Name,
+    /// The user or the system points to the folder.
+    Pointer,
+    /// A folder above the current one or above the program has the name that the script gives it. Anybody may have
+    /// made it.
+    Script,
 }
 
 /// The environment and the directories on which the search depends. Tests have others.
@@ -62,11 +74,11 @@ impl Surroundings {
 /// All places where the library may be, in the order of the search.
 pub(crate) fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = Vec::new();
-    let mut add = |path: PathBuf, because, named| {
+    let mut add = |path: PathBuf, because, by| {
         // The library is loaded by a thread that may have another working directory.
         let path = std::path::absolute(&path).unwrap_or(path);
         if found.iter().all(|known| known.path != path) {
-            found.push(Candidate { path, because, named });
+            found.push(Candidate { path, because, by });
         }
     };
     by_name(search, around, &mut add);
@@ -77,51 +89,51 @@ pub(crate) fn candidates(search: &Search, around: &Surroundings) -> Vec<Candidat
 }
 
 /// The libraries that the user has named.
-fn by_name(search: &Search, around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+fn by_name(search: &Search, around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, By)) {
     let file = |path: PathBuf| if path.is_dir() { path.join(LIBRARY) } else { path };
     if let Some(path) = &search.library {
-        add(file(path.clone()), "the configuration", true);
+        add(file(path.clone()), "the configuration", By::Name);
     }
     if let Some(path) = (around.variable)(BY_NAME) {
-        add(file(path.into()), BY_NAME, true);
+        add(file(path.into()), BY_NAME, By::Name);
     }
 }
 
 /// The places to which the variables of linkers and of Python point.
-fn by_variable(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+fn by_variable(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, By)) {
     if let Some(prefix) = (around.variable)("NIXL_PREFIX") {
         for path in under_prefix(Path::new(&prefix)) {
-            add(path, "NIXL_PREFIX", false);
+            add(path, "NIXL_PREFIX", By::Pointer);
         }
     }
     if let Some(path) = (around.variable)("LD_LIBRARY_PATH") {
         for dir in std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()) {
-            add(dir.join(LIBRARY), "LD_LIBRARY_PATH", false);
+            add(dir.join(LIBRARY), "LD_LIBRARY_PATH", By::Pointer);
         }
     }
     for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         if let Some(prefix) = (around.variable)(name) {
             for path in under_python(Path::new(&prefix)) {
-                add(path, name, false);
+                add(path, name, By::Pointer);
             }
         }
     }
     if let Some(path) = (around.variable)("PYTHONPATH") {
         for path in std::env::split_paths(&path).flat_map(|dir| in_packages(&dir)) {
-            add(path, "PYTHONPATH", false);
+            add(path, "PYTHONPATH", By::Pointer);
         }
     }
 }
 
 /// The places of `scripts/setup-nixl.sh`, above the current directory and above the program.
-fn by_script(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+fn by_script(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, By)) {
     for start in [&around.current, &around.program].into_iter().flatten() {
         for dir in start.ancestors() {
             // Above the program, `target` may be one of the ancestors itself.
             for root in [dir.join("target/nixl"), dir.join("nixl")] {
                 for package in entries(&root) {
                     for path in in_packages(&package) {
-                        add(path, "scripts/setup-nixl.sh", false);
+                        add(path, "scripts/setup-nixl.sh", By::Script);
                     }
                 }
             }
@@ -130,20 +142,20 @@ fn by_script(around: &Surroundings, add: &mut impl FnMut(PathBuf, &'static str, 
     if let Some(dir) = &around.current {
         // One that shows a reader of the error where the script would have put it.
         let path = dir.join("target/nixl/nixl_cu12/.nixl_cu12.mesonpy.libs").join(LIBRARY);
-        add(path, "scripts/setup-nixl.sh, here or above", false);
+        add(path, "scripts/setup-nixl.sh, here or above", By::Script);
     }
 }
 
 /// The usual places on a Linux system.
-fn by_custom(add: &mut impl FnMut(PathBuf, &'static str, bool)) {
+fn by_custom(add: &mut impl FnMut(PathBuf, &'static str, By)) {
     for prefix in ["/opt/nvidia/nvda_nixl", "/usr/local/nixl", "/usr/local", "/usr"] {
         for path in under_prefix(Path::new(prefix)) {
-            add(path, "a usual place", false);
+            add(path, "a usual place", By::Pointer);
         }
     }
     for prefix in ["/usr/local", "/usr"] {
         for path in under_python(Path::new(prefix)) {
-            add(path, "the system's Python", false);
+            add(path, "the system's Python", By::Pointer);
         }
     }
 }

@@ -3,10 +3,12 @@
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 
+use kv_host::{OwnerError, check_owner};
+
 use crate::error::DiscoveryError;
 use crate::ffi::library::Library;
 use crate::library::looked::{Looked, Outcome};
-use crate::library::places::{Candidate, LIBRARY};
+use crate::library::places::{By, Candidate, LIBRARY};
 
 /// The functions that this crate calls through `nixl-sys`, which would end the process if one were missing.
 const SYMBOLS: &[&CStr] = &[
@@ -54,7 +56,11 @@ const SYMBOLS: &[&CStr] = &[
     c"nixl_capi_is_stub",
 ];
 
-/// The first candidate that passes `check`, unless the user has named one that does not.
+/// The folders from a library up to `target/nixl`: the wheel's folder of libraries, the wheel, and that one.
+const FOLDERS: usize = 3;
+
+/// The first candidate that passes `check`, unless the user has named one that does not, or another user could have put
+/// one there before.
 pub(crate) fn find(
     candidates: &[Candidate],
     check: impl Fn(&Path) -> Result<(), String>,
@@ -62,13 +68,17 @@ pub(crate) fn find(
     let mut looked = Vec::new();
     for candidate in candidates {
         let path = &candidate.path;
-        let result = if path.is_file() { Some(check(path)) } else { None };
+        let is_there = path.is_file();
+        if is_there {
+            believed(candidate)?;
+        }
+        let result = is_there.then(|| check(path));
         let reason = match result {
             Some(Ok(())) => return Ok(path.clone()),
             Some(Err(reason)) => Some(reason),
             None => None,
         };
-        if candidate.named {
+        if candidate.by == By::Name {
             let reason = reason.unwrap_or_else(|| "there is no such file".to_owned());
             return Err(DiscoveryError::Named { asked_by: candidate.because, path: path.clone(), reason });
         }
@@ -76,6 +86,14 @@ pub(crate) fn find(
         looked.push(Looked { path: path.clone(), because: candidate.because, outcome });
     }
     Err(DiscoveryError::NotFound { looked })
+}
+
+/// Refuses a library that another user could have put where the search has found it.
+pub(crate) fn believed(candidate: &Candidate) -> Result<(), OwnerError> {
+    match candidate.by {
+        By::Script => check_owner(&candidate.path, FOLDERS),
+        By::Name | By::Pointer => Ok(()),
+    }
 }
 
 /// Loads a library, and makes sure that `nixl-sys` will use this library: `nixl-sys` asks the loader for the
@@ -94,6 +112,9 @@ pub(crate) fn check(path: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
     use super::*;
     use crate::library::installed::{plugins, version};
     use crate::library::places::{Search, Surroundings, candidates};
@@ -155,6 +176,42 @@ mod tests {
         assert_eq!(find(&candidates(&Search::default(), &program), |_| Ok(())), Ok(library.clone()));
         assert_eq!(version(&library).as_deref(), Some("1.5.1"));
         assert_eq!(plugins(&library), ["UCX"]);
+    }
+
+    #[test]
+    fn a_library_in_a_folder_that_another_user_can_change_is_refused_with_its_path_and_owner() {
+        let dir = Dir::new("owner");
+        let library = dir.put(&format!("target/nixl/x/.nixl_cu12.mesonpy.libs/{LIBRARY}"));
+        let around = Surroundings { current: Some(dir.0.join("below/it")), ..nowhere() };
+        let root = dir.0.join("target/nixl");
+        for path in library.ancestors().take_while(|path| path.starts_with(&root)) {
+            let find = || find(&candidates(&Search::default(), &around), |_| Ok(()));
+            assert_eq!(find(), Ok(library.clone()));
+            let before = std::fs::metadata(path).unwrap();
+            std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+            let refused = find().unwrap_err();
+            assert!(matches!(refused, DiscoveryError::Owner(_)), "{refused:?}");
+            let words = refused.to_string();
+            let owner = format!("{path:?} belongs to user {}", before.uid());
+            assert!(words.contains(&owner) && words.contains("KV_NIXL_LIB"), "{words}");
+            std::fs::set_permissions(path, before.permissions()).unwrap();
+        }
+        // What the user names is the user's affair.
+        let named = Search { library: Some(library.clone()) };
+        std::fs::set_permissions(&library, Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(find(&candidates(&named, &around), |_| Ok(())), Ok(library));
+    }
+
+    /// It is a place of the search, though the folder above it may not be readable.
+    #[test]
+    fn the_place_that_the_error_shows_to_the_reader_is_not_believed_blindly() {
+        let dir = Dir::new("shown");
+        let around = Surroundings { current: Some(dir.0.clone()), ..nowhere() };
+        let candidates = candidates(&Search::default(), &around);
+        let library = dir.put(&format!("target/nixl/nixl_cu12/.nixl_cu12.mesonpy.libs/{LIBRARY}"));
+        assert_eq!(find(&candidates, |_| Ok(())), Ok(library.clone()));
+        std::fs::set_permissions(library, Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(find(&candidates, |_| Ok(())), Err(DiscoveryError::Owner(_))));
     }
 
     #[test]
