@@ -1,19 +1,18 @@
 //! How posts and ways end: with proof that no data operation touches memory any more.
 
-use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::{PeerId, Time, TransportError, TransportEvent, WayEnd};
-use kv_host::{Life, Token, TransferId, clock};
+use kv_host::{Life, TransferId};
 
 use crate::completing::Flight;
-use crate::ffi::{Address, Attempt};
+use crate::ffi::Attempt;
 use crate::lane::Probe;
 use crate::message::{Header, Kind};
 use crate::transfer::Notify;
 use crate::transport::FabricTransport;
-use crate::way::{Stage, Way, WayId};
+use crate::way::{Stage, WayId};
 
 /// How long the end of a process on this host is awaited after its connection has failed.
 const DYING: Duration = Duration::from_secs(1);
@@ -24,9 +23,6 @@ const REFUSED: u8 = 3;
 const AGAIN: Duration = Duration::from_millis(5);
 /// How long a way that was disconnected goes on sending its frames.
 pub(crate) const LEAVING: Duration = Duration::from_secs(2);
-/// How long a transport that is dropped sends frames and awaits slices, and how long it then awaits that its farewells are
-/// sent.
-const FAREWELL: Duration = Duration::from_millis(400);
 
 impl FabricTransport {
     /// The way to a peer to whom something can be sent.
@@ -97,7 +93,7 @@ impl FabricTransport {
         self.look_at(id, self.now);
     }
 
-    fn give_up_all(&mut self, id: WayId) {
+    pub(crate) fn give_up_all(&mut self, id: WayId) {
         for transfer in self.posts.of_way(id) {
             self.give_up(transfer, TransportError::PeerGone);
         }
@@ -266,121 +262,19 @@ impl FabricTransport {
             self.posts.tell(TransportEvent::PeerGone { peer, end });
         }
     }
-
-    /// Sends the frames that were taken, and awaits the slices under way, for [`FAREWELL`] at most. Then takes leave of the
-    /// peers with which no slice is under way.
-    pub(crate) fn take_leave(&mut self) {
-        let ids: Vec<WayId> = self.ways.keys().copied().collect();
-        for id in ids {
-            self.give_up_all(id);
-        }
-        let has_words =
-            |way: &Way| way.moving() > 0 || (way.stage != Stage::Greeting && !way.outgoing.is_empty());
-        let begun = Instant::now();
-        while self.ways.values().any(has_words) && begun.elapsed() < FAREWELL {
-            self.serve(Instant::now());
-        }
-        self.now = clock::now();
-        let mut words = self.last_words();
-        let begun = Instant::now();
-        while (!words.is_empty() || self.devices.first().endpoint.is_sending()) && begun.elapsed() < FAREWELL
-        {
-            let endpoint = &mut self.devices.first().endpoint;
-            words.retain(|(address, header)| {
-                let said = endpoint.send(*address, [&header.encode(), &[]], Flight::Farewell);
-                matches!(said, Attempt::Full)
-            });
-            self.take_completions();
-        }
-    }
-
-    /// The farewells to guests, and then the goodbyes to peers. A peer with which slices are under way, on any lane of any
-    /// way to it, is told nothing, and takes nothing from the others.
-    fn last_words(&self) -> Vec<(Address, Header)> {
-        let moving = self.ways.values().filter(|way| way.moving() > 0);
-        let moving: HashSet<Token> = moving.map(|way| way.identity.token).collect();
-        let guests = self.guests.all().filter(|(_, guest)| !moving.contains(&guest.from.token));
-        let farewells = guests.map(|(_, guest)| (guest.address, Header::new(guest.key, Kind::Farewell)));
-        let is_left = |way: &&Way| way.stage == Stage::Open && !moving.contains(&way.identity.token);
-        let ways = self.ways.values().filter(is_left);
-        let byes = ways.map(|way| (way.address, Header::new(way.key, Kind::Bye)));
-        farewells.chain(byes).collect()
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Descriptor, Op, Post, PostId, Region, RegionRole, Transport};
-    use kv_host::HostMemory;
+    use std::time::Instant;
+
+    use kv_core::{Op, Post, PostId, Transport};
+    use kv_host::clock;
 
     use super::*;
-    use crate::config::FabricConfig;
-    use crate::ffi::SENDS;
-    use crate::guest::Guest;
-    use crate::incoming::Incoming;
     use crate::message::{Immediate, SEQUENCE_BITS};
-    use crate::metadata::{Identity, Place};
-    use crate::silence::Looks;
-
-    /// More than the sockets of a connection hold.
-    const LEN: usize = 64 << 20;
-    const PEER: PeerId = PeerId(1);
-    const SHORT: Duration = Duration::from_secs(1);
-
-    fn worker() -> (FabricTransport, HostMemory) {
-        let memory = HostMemory::new(LEN).unwrap();
-        let mut transport = FabricTransport::new(FabricConfig::new("127.0.0.1".parse().unwrap())).unwrap();
-        transport.add_memory(&memory).unwrap();
-        transport.register(&Region::dram(RegionRole::Kv, memory.addr(), LEN as u64, 4096)).unwrap();
-        (transport, memory)
-    }
-
-    /// A worker with an open way to another one, and both workers' memory.
-    fn connected() -> (WayId, [(FabricTransport, HostMemory); 2]) {
-        let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
-        here.connect(PEER, &there.metadata().unwrap()).unwrap();
-        let begun = Instant::now();
-        let id = *here.peers.get(&PEER).unwrap();
-        while here.ways.get(&id).unwrap().stage != Stage::Open {
-            assert!(begun.elapsed() < Duration::from_secs(20), "the way does not open");
-            assert_eq!(poll([&mut here, &mut there]), []);
-        }
-        (id, [(here, ours), (there, theirs)])
-    }
-
-    /// Opens the way of the second worker to the first, too.
-    fn connect_back(here: &mut FabricTransport, there: &mut FabricTransport) {
-        there.connect(PEER, &here.metadata().unwrap()).unwrap();
-        let begun = Instant::now();
-        while there.ways.values().any(|way| way.stage != Stage::Open) {
-            assert!(begun.elapsed() < Duration::from_secs(20), "the way back does not open");
-            assert_eq!(poll([&mut *here, &mut *there]), []);
-        }
-    }
-
-    fn post(op: Op, len: usize, notify: Option<&'static [u8]>) -> Post {
-        let len = len as u64;
-        let page = Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len };
-        Post { id: PostId(1), op, descriptors: vec![page], notify: notify.map(Bytes::from_static) }
-    }
-
-    /// The frames of events that are nothing else.
-    fn frames_of(events: &[TransportEvent]) -> Vec<Bytes> {
-        let frame = |event: &TransportEvent| match event {
-            TransportEvent::Frame { frame, .. } => frame.clone(),
-            other => panic!("{other:?}"),
-        };
-        events.iter().map(frame).collect()
-    }
-
-    fn poll(transports: [&mut FabricTransport; 2]) -> Vec<TransportEvent> {
-        let [mut first, mut second] = [Vec::new(), Vec::new()];
-        for (transport, events) in transports.into_iter().zip([&mut first, &mut second]) {
-            transport.poll(clock::now(), events);
-        }
-        assert_eq!(second, [], "the other end has nothing to tell");
-        first
-    }
+    use crate::metadata::Place;
+    use crate::pair::{LEN, PEER, connected, frames_of, poll, post, worker};
 
     /// Its pages must not be free while libfabric reads them.
     #[test]
@@ -430,111 +324,6 @@ mod tests {
             there.poll(clock::now(), &mut events);
         }
         assert!(frames_of(&events) == frames, "{} of {} frames", events.len(), frames.len());
-    }
-
-    /// Polls one worker until `done`; what it has told.
-    fn until(
-        transport: &mut FabricTransport,
-        what: &str,
-        done: impl Fn(&[TransportEvent]) -> bool,
-    ) -> Vec<TransportEvent> {
-        let (mut events, begun) = (Vec::new(), Instant::now());
-        while !done(&events) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {events:?}");
-            transport.poll(clock::now(), &mut events);
-        }
-        events
-    }
-
-    #[test]
-    fn frames_that_were_taken_before_a_transport_ends_arrive_before_its_farewell() {
-        let (_, [(mut here, _ours), (mut there, _theirs)]) = connected();
-        connect_back(&mut here, &mut there);
-        let frames: Vec<Bytes> = (0..100_u8).map(|byte| vec![byte; 1000].into()).collect();
-        frames.iter().for_each(|frame| here.send(PEER, frame.clone()).unwrap());
-        drop(here);
-        let gone = |event: &TransportEvent| matches!(event, TransportEvent::PeerGone { .. });
-        let mut events = until(&mut there, "the end", |events| events.iter().any(gone));
-        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
-        assert_eq!(events.pop(), Some(TransportEvent::PeerGone { peer: PEER, end }));
-        assert!(frames_of(&events) == frames, "{} of {} frames", events.len(), frames.len());
-    }
-
-    /// Posts a write to a peer that takes nothing meanwhile, and polls until a slice of it is under way.
-    fn write_begins(here: &mut FabricTransport, id: WayId, len: usize) {
-        here.permit(PEER, Time::MAX);
-        here.post(PEER, post(Op::Write, len, None)).unwrap();
-        let begun = Instant::now();
-        while here.ways.get(&id).unwrap().moving() == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "no slice is begun");
-            here.poll(clock::now(), &mut Vec::new());
-        }
-    }
-
-    /// Some of its bytes may still be on their way when it has ended: nothing is proven.
-    #[test]
-    fn a_transport_that_ends_amid_its_writes_says_no_farewell_on_a_new_way_either() {
-        for again in [false, true] {
-            let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
-            connect_back(&mut here, &mut there);
-            // So few bytes that a farewell would find room behind them.
-            write_begins(&mut here, id, 64 << 10);
-            if again {
-                here.disconnect(PEER);
-                here.connect(PEER, &there.metadata().unwrap()).unwrap();
-                assert_eq!(here.ways.len(), 2, "the first way has ended");
-            }
-            (there.config.silence, there.silence) = (SHORT, Looks::new(SHORT));
-            drop(here);
-            // A frame to it finds no connection, or no answer.
-            there.send(PEER, Bytes::from_static(b"anybody there?")).unwrap();
-            let events = until(&mut there, "the end", |events| !events.is_empty());
-            let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
-            assert_eq!(events, [lost], "connected again: {again}");
-        }
-    }
-
-    #[test]
-    fn a_peer_that_takes_nothing_takes_no_farewell_from_the_others() {
-        const OTHER: PeerId = PeerId(2);
-        let (id, [(mut here, _ours), (_stuck, _theirs)]) = connected();
-        let (mut other, _memory) = worker();
-        here.connect(OTHER, &other.metadata().unwrap()).unwrap();
-        connect_back(&mut here, &mut other);
-        write_begins(&mut here, id, LEN);
-        drop(here);
-        let events = until(&mut other, "the end", |events| !events.is_empty());
-        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
-        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
-    }
-
-    /// More farewells than the endpoint has room for, in no order: one of them is for the peer.
-    #[test]
-    fn each_of_very_many_guests_hears_the_farewell() {
-        let (_, [(mut here, _ours), (mut there, _theirs)]) = connected();
-        connect_back(&mut here, &mut there);
-        let (_, known) = here.guests.all().next().unwrap();
-        let (name, address, hash) = (known.name.clone(), known.address, known.from.hash);
-        for id in 0..6 * SENDS as u64 {
-            let from = Identity { token: Token::random().unwrap(), hash };
-            let (name, incoming, heard) = (name.clone(), Incoming::default(), here.now);
-            let guest = Guest {
-                from,
-                key: id,
-                name,
-                address,
-                slot: usize::MAX,
-                incoming,
-                withheld: None,
-                replies: 0,
-                heard,
-            };
-            here.guests.insert(u64::MAX - id, guest);
-        }
-        drop(here);
-        let events = until(&mut there, "the end", |events| !events.is_empty());
-        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
-        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
 
     /// Nobody counts the slices of these posts where they arrive.

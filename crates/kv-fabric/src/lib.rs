@@ -137,6 +137,7 @@ mod contract;
 mod device;
 mod ending;
 mod error;
+mod farewell;
 mod ffi;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
@@ -149,6 +150,8 @@ mod installed;
 mod lane;
 mod message;
 mod metadata;
+#[cfg(test)]
+mod pair;
 mod pairing;
 #[cfg(feature = "raw")]
 #[doc(hidden)]

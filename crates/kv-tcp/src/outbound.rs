@@ -343,7 +343,7 @@ mod tests {
             outbound.push_pages([range(0, 10)], Time::MAX);
             outbound.push_write_done();
             let out = written(outbound, most, |turn| if turn < late_from { Time::ZERO } else { AT_10 });
-            let zeros = out[..long].iter().any(|byte| *byte == 0);
+            let zeros = out[..long].contains(&0);
             assert_eq!((zeros, out[long]), (ending == ZEROED, ending), "late from turn {late_from} on");
             assert_eq!(out[long + 1..], *b"notify\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x01");
         }
