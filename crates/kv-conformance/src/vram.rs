@@ -168,7 +168,15 @@ impl Vram {
             adopt(memory.addr, room as u64);
             (memory.addr, memory)
         };
-        Pages::new(lens, make, Vram::read, Vram::write).on(MemoryKind::Vram, 0)
+        let read = |memory: &Vram, at, out: &mut [u8]| {
+            memory.read(at, out);
+            Ok(())
+        };
+        let write = |memory: &Vram, at, bytes: &[u8]| {
+            memory.write(at, bytes);
+            Ok(())
+        };
+        Pages::new(lens, make, read, write).on(MemoryKind::Vram, 0)
     }
 
     /// The address of a range, with the context made current.

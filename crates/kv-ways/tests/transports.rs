@@ -4,7 +4,7 @@
 
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Harness, Job, Pages, Side};
-use kv_local::{Arena, LocalConfig, LocalTransport};
+use kv_local::{Arena, LocalConfig, LocalTransport, Memory};
 use kv_ways::{Member, Ways};
 
 /// The names of the members of the workers here, and of their partners.
@@ -63,13 +63,7 @@ fn worker(names: &[&'static str], lens: &[usize]) -> Side<Ways> {
     let make = |room| {
         let arena = Arena::new(room).unwrap();
         members.extend(names.iter().map(|name| member(name, &arena)));
-        (arena.addr(), arena)
+        (arena.addr(), Memory::clone(&arena))
     };
-    let pages = Pages::new(
-        lens,
-        make,
-        |arena, at, out| arena.read(at, out).unwrap(),
-        |arena, at, bytes| arena.write(at, bytes).unwrap(),
-    );
-    pages.side(Ways::new(members).unwrap())
+    Pages::new(lens, make, Memory::read, Memory::write).side(Ways::new(members).unwrap())
 }

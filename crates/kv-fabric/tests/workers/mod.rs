@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Pages, Side};
-use kv_fabric::{FabricConfig, FabricDevice, FabricTransport, HostMemory};
+use kv_fabric::{FabricConfig, FabricDevice, FabricTransport, HostMemory, Memory};
 
 /// How the workers of a check are configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,13 +83,7 @@ pub fn worker(config: FabricConfig, lens: &[usize]) -> Side<FabricTransport> {
     let make = |room| {
         let memory = HostMemory::new(room).unwrap();
         transport.add_memory(&memory).unwrap();
-        (memory.addr(), memory)
+        (memory.addr(), Memory::clone(&memory))
     };
-    let pages = Pages::new(
-        lens,
-        make,
-        |memory, at, out| memory.read(at, out).unwrap(),
-        |memory, at, bytes| memory.write(at, bytes).unwrap(),
-    );
-    pages.side(transport)
+    Pages::new(lens, make, Memory::read, Memory::write).side(transport)
 }

@@ -4,7 +4,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr;
 
-use kv_local::{Arena, LocalConfig, LocalTransport};
+use kv_local::{Arena, LocalConfig, LocalTransport, MemoryError};
 
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Pages, Side};
@@ -92,17 +92,23 @@ impl Memory {
         }
     }
 
-    fn read(&self, at: usize, out: &mut [u8]) {
+    fn read(&self, at: usize, out: &mut [u8]) -> Result<(), MemoryError> {
         match self {
-            Memory::Arena(arena) => arena.read(at, out).unwrap(),
-            Memory::Owned(owned) => owned.read(at, out),
+            Memory::Arena(arena) => arena.read(at, out),
+            Memory::Owned(owned) => {
+                owned.read(at, out);
+                Ok(())
+            }
         }
     }
 
-    fn write(&self, at: usize, bytes: &[u8]) {
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         match self {
-            Memory::Arena(arena) => arena.write(at, bytes).unwrap(),
-            Memory::Owned(owned) => owned.write(at, bytes),
+            Memory::Arena(arena) => arena.write(at, bytes),
+            Memory::Owned(owned) => {
+                owned.write(at, bytes);
+                Ok(())
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Gpu, Harness, Job, Pages, Side, Vram};
-use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, Search};
+use kv_nixl::{HostMemory, Memory, Nixl, NixlConfig, NixlTransport, Search};
 
 /// NIXL, if it is installed. Without it there is nothing to test; says why and how to get it.
 pub fn nixl() -> Option<&'static Nixl> {
@@ -86,15 +86,9 @@ pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<Nixl
     let make = |room| {
         let memory = HostMemory::new(room).unwrap();
         transport.add_memory(&memory).unwrap();
-        (memory.addr(), memory)
+        (memory.addr(), Memory::clone(&memory))
     };
-    let pages = Pages::new(
-        lens,
-        make,
-        |memory, at, out| memory.read(at, out).unwrap(),
-        |memory, at, bytes| memory.write(at, bytes).unwrap(),
-    );
-    pages.side(transport)
+    Pages::new(lens, make, Memory::read, Memory::write).side(transport)
 }
 
 /// The same in memory of the first GPU.

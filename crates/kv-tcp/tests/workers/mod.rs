@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Pages, Side, boottime};
 use kv_core::{Descriptor, Op, Post, PostId, Transport, TransportError, TransportEvent};
-use kv_tcp::{HostMemory, TcpConfig, TcpTransport};
+use kv_tcp::{HostMemory, Memory, TcpConfig, TcpTransport};
 
 /// How the workers of a check are configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,15 +80,9 @@ pub fn worker(config: TcpConfig, lens: &[usize]) -> Side<TcpTransport> {
     let make = |room| {
         let memory = HostMemory::new(room).unwrap();
         transport.add_memory(&memory).unwrap();
-        (memory.addr(), memory)
+        (memory.addr(), Memory::clone(&memory))
     };
-    let pages = Pages::new(
-        lens,
-        make,
-        |memory, at, out| memory.read(at, out).unwrap(),
-        |memory, at, bytes| memory.write(at, bytes).unwrap(),
-    );
-    pages.side(transport)
+    Pages::new(lens, make, Memory::read, Memory::write).side(transport)
 }
 
 /// A post of the first `len` bytes of the first region on both sides.

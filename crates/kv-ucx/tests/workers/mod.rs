@@ -3,7 +3,7 @@
 
 use kv_conformance::process::Process;
 use kv_conformance::{Gpu, Harness, Job, Pages, Side, Vram};
-use kv_ucx::{HostMemory, Ucx, UcxConfig, UcxTransport};
+use kv_ucx::{HostMemory, Memory, Ucx, UcxConfig, UcxTransport};
 
 /// UCX; or `None` and the reason why nothing is tested.
 pub fn ucx() -> Option<Ucx> {
@@ -104,13 +104,7 @@ pub fn worker(config: UcxConfig, lens: &[usize]) -> Side<UcxTransport> {
     let make = |room| {
         let memory = HostMemory::new(room).unwrap();
         transport.add_memory(&memory).unwrap();
-        (memory.addr(), memory)
+        (memory.addr(), Memory::clone(&memory))
     };
-    let pages = Pages::new(
-        lens,
-        make,
-        |memory, at, out| memory.read(at, out).unwrap(),
-        |memory, at, bytes| memory.write(at, bytes).unwrap(),
-    );
-    pages.side(transport)
+    Pages::new(lens, make, Memory::read, Memory::write).side(transport)
 }

@@ -2,6 +2,7 @@
 
 use kv_conformance::process::Process;
 use kv_conformance::{Harness, Job, Pages, Pair, Side};
+use kv_host::Memory;
 use rustix::net::{Shutdown, shutdown};
 
 use super::*;
@@ -19,15 +20,9 @@ impl Harness for Cut {
         let make = |room| {
             let arena = Arena::new(room).unwrap();
             transport.add_arena(&arena).unwrap();
-            (arena.addr(), arena)
+            (arena.addr(), Memory::clone(&arena))
         };
-        let pages = Pages::new(
-            lens,
-            make,
-            |arena, at, out| arena.read(at, out).unwrap(),
-            |arena, at, bytes| arena.write(at, bytes).unwrap(),
-        );
-        pages.side(transport)
+        Pages::new(lens, make, Memory::read, Memory::write).side(transport)
     }
 
     fn other(&self, job: Job, peer: &[u8]) -> Process {
