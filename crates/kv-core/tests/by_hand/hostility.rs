@@ -524,45 +524,50 @@ fn quarantine_reports_pages_that_wait_for_a_revocation() {
     assert!(!matches!(cause, Cause::DeadlineExceeded { last: None, .. }), "{cause:?}");
 }
 
-/// P3: over a way that was opened anew the transport knows of no permission; the machine believes that it
-/// has one still, and its writes wait in the transport until the next renewal.
+/// P3: over a way that was opened anew the transport knows of no permission. The peer may have revoked the right to write on
+/// the connection that was lost: it is asked anew, at once, and no answer to a question of before counts.
 #[test]
-fn a_permission_is_told_to_the_transport_again_when_a_way_was_opened_anew() {
+fn over_a_way_that_was_opened_anew_nothing_is_written_until_the_peer_permits_it_again() {
     let (mut solo, session, peer) = receiving_over(WriteFence::AtDeath);
     solo.init_receiver(session, &[1, 2], None);
-    let permitted = |solo: &Solo| solo.said.iter().any(|output| matches!(output, Output::Permit { .. }));
+    let permitted = |solo: &Solo| {
+        let lasts =
+            |output: &Output| matches!(output, Output::Permit { until, .. } if *until > kv_core::Time::ZERO);
+        solo.said.iter().any(lasts)
+    };
+    let asked = |solo: &Solo| {
+        let ask = |body| match body {
+            Body::Heartbeat(asks) if asks.writes => Some(asks.number),
+            _ => None,
+        };
+        solo.frames().into_iter().find_map(ask)
+    };
     solo.says(1, Body::Register(register(1, Room::Number(7), &[3])));
-    let ask = solo.frames().into_iter().find_map(|body| match body {
-        Body::Heartbeat(asks) if asks.writes => Some(asks.number),
-        _ => None,
-    });
-    solo.says(1, permits(ask.unwrap(), 10_000));
+    let before = asked(&solo).unwrap();
+    solo.says(1, permits(before, 10_000));
     assert!(permitted(&solo));
     solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
     while connects(&solo).is_empty() {
         solo.run_until_said(SECOND * 3);
     }
     connected(&mut solo, peer, WriteFence::AtDeath);
-    let mut told = permitted(&solo);
+    assert!(!permitted(&solo), "the peer has not been heard since");
+    let ask = asked(&solo).unwrap();
     // The peer has kept the conversation.
     let hello = solo.last_hello(1);
-    solo.says(
-        1,
-        Body::Welcome(Welcome {
-            versions: VERSIONS,
-            nonce: hello.nonce,
-            conversation: ConversationId::new(1, 1),
-            ask: 1,
-        }),
-    );
-    told |= permitted(&solo);
+    let (versions, nonce, conversation) = (VERSIONS, hello.nonce, ConversationId::new(1, 1));
+    solo.says(1, Body::Welcome(Welcome { versions, nonce, conversation, ask: 1 }));
+    assert!(!permitted(&solo));
     let sender = solo.open_sender(Room::Number(8), 1);
     let again = with(register(2, Room::Number(8), &[4]), |to| (to.ask, to.permit_ms) = (0, 0));
     solo.says(1, Body::Register(again));
-    told |= permitted(&solo);
     solo.send(sender, 1, &[&[6]]);
-    let posts = solo.take_posts().len();
-    assert!(told || posts == 0, "a write is posted that the transport holds back");
+    assert_eq!(solo.take_posts().len(), 0);
+    solo.says(1, permits(before, 20_000));
+    assert!(!permitted(&solo), "an answer that was under way when the connection broke");
+    solo.says(1, permits(ask, 10_000));
+    assert!(permitted(&solo));
+    assert_eq!(solo.take_posts().len(), 1);
 }
 
 /// P5: a few bytes of a prefill worker make the decode worker send a heartbeat a millisecond, each of them a walk

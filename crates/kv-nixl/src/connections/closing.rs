@@ -17,6 +17,9 @@ use crate::transport::NixlTransport;
 /// How long the death of a peer on this host is awaited after its connection has failed: the kernel closes a
 /// dying process's sockets before the process counts as dead.
 const DYING: Duration = Duration::from_secs(1);
+/// How long the farewell of another peer is awaited after its connection has failed: the peer says it before it closes the
+/// connection, but on a connection of its own, which may be read later.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 
 impl NixlTransport {
     /// Ends the connections on which nothing is on its way any more.
@@ -70,7 +73,12 @@ impl NixlTransport {
             return false;
         }
         let dead = remote.said_farewell() || remote.life.is_over();
-        if !dead && matches!(remote.life, Life::Watched(_)) && now.saturating_duration_since(since) < DYING {
+        let patience = match remote.life {
+            Life::Watched(_) => DYING,
+            _ if remote.is_foreign() || remote.route == Route::Storage => Duration::ZERO,
+            _ => LAST_WORDS,
+        };
+        if !dead && now.saturating_duration_since(since) < patience {
             return false;
         }
         let end = if dead { WayEnd::Dead { quiet_after: Duration::ZERO } } else { WayEnd::Lost };

@@ -126,13 +126,18 @@ impl Context {
         let until = peer.writes_out.until();
         let lost = peer.is_lost();
         peer.contact.turn(Event::WayOpened);
-        if until > self.fx.now() {
-            // The way is a new one, and the permission is the same.
+        let (is_permitted, is_wanted) = (until > self.fx.now(), self.fx.is_armed(Timer::Permission(id)));
+        if is_permitted && !lost {
             self.fx.output(Output::Permit { peer: id, until });
         }
         if lost {
-            // The conversation continues, if the peer has not forgotten it.
+            // The conversation continues, if the peer has not forgotten it. The peer may have revoked the right to write,
+            // on the connection that is lost: the new one has no part in that.
+            self.ask_anew(id);
             self.greet_again(id);
+            if is_wanted {
+                self.ask_to_write(id);
+            }
         }
     }
 
