@@ -1,5 +1,6 @@
 //! What a library itself takes: the messages and the copy of a request, by plain calls of its API in two processes that
-//! poll without sleeping, and let other threads of their core run between looks. There are no sessions, no other threads, and no wake-ups.
+//! poll without sleeping, and let other threads of their core run between looks. There are no sessions, no other threads, and
+//! no wake-ups.
 
 #[cfg(feature = "fabric")]
 mod fabric;

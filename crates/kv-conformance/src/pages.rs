@@ -10,8 +10,8 @@ use crate::{Regions, Side};
 /// Bytes before each region, and after the last one.
 const GAP: usize = 4096 + 64;
 
-/// Regions in memory of the type `M`, whose copies fail with an `E`. Each time that a region is read, the gaps are, too: a write beside the regions
-/// fails the check.
+/// Regions in memory of the type `M`, whose copies fail with an `E`. Each time that a region is read, the gaps are, too: a write
+/// beside the regions fails the check.
 pub struct Pages<M, E = Infallible> {
     lens: Vec<usize>,
     offsets: Vec<usize>,
