@@ -151,6 +151,12 @@ impl Context {
         }
         peer.contact.turn(Event::WayLost);
         peer.origin = None;
+        // What begins meanwhile waits for the new way, and for what the peer permits on it.
+        let is_wanted = self.fx.is_armed(Timer::Permission(id));
+        self.ask_anew(id);
+        if is_wanted {
+            self.want_permission(id);
+        }
         true
     }
 
