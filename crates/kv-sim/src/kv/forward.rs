@@ -22,6 +22,7 @@ impl KvWorld {
             return self.starve(leg, life, Act::Chunk { tries: tries + 1 }, tries);
         }
         self.service.plans[leg].chunks.pop();
+        self.service.ledger.legs[leg].starved = false;
         let pages = self.take_pages(life, chunk);
         if self.rng.chance(self.service.params.sched.layered) {
             self.begin(leg, life, pages);

@@ -71,6 +71,8 @@ pub struct Leg {
     pub told: Option<PeerCause>,
     /// When `init` was called, in global time.
     pub inited_at: Option<u64>,
+    /// True while the session waits for pages or items that its host has not free.
+    pub starved: bool,
     /// The aux row of the session, once the session has one.
     pub row: Option<u32>,
     /// Where engines differ: the number of pages at the start of the request that the receiver has already.
@@ -119,6 +121,7 @@ impl Leg {
             aborted: false,
             told: None,
             inited_at: None,
+            starved: false,
             row: None,
             prefix: 0,
             pages: Vec::new(),

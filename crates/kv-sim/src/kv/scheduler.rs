@@ -173,7 +173,8 @@ impl KvWorld {
             return self.starve(leg, life, Act::Init { tries: tries + 1 }, tries);
         }
         let aux = self.take_row(leg, life);
-        self.service.ledger.legs[leg].inited_at = Some(self.now);
+        let known = &mut self.service.ledger.legs[leg];
+        (known.inited_at, known.starved) = (Some(self.now), false);
         self.give_items(leg, life);
         let command = match self.service.ledger.legs[leg].side {
             Side::Sender => Command::InitSender { session, num_pages, aux },
@@ -192,6 +193,7 @@ impl KvWorld {
 
     pub(crate) fn starve(&mut self, leg: LegId, life: LifeId, again: Act, tries: u32) {
         self.service.counters.starved += 1;
+        self.service.ledger.legs[leg].starved = true;
         if tries >= MAX_TRIES && !self.service.ledger.legs[leg].must_succeed {
             return self.abort(leg, life);
         }

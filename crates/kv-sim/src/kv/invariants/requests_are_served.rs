@@ -66,14 +66,14 @@ impl RequestsAreServed {
     }
 }
 
-/// True if a host of the request has not the room for it, because sessions of before hold pages or items: a receiver that
+/// True if a host of the request has found no room for it, because sessions of before hold pages or items: a receiver that
 /// has died may read what it has leased until the lease ends.
 fn is_starved(view: &View<'_>, request: usize) -> bool {
     let holds = |leg: &Leg| {
         let life = leg.life.and_then(|life| view.lives.get(life));
         life.is_some_and(|life| life.alive && life.holds_out > 0)
     };
-    view.ledger.legs.iter().any(|leg| leg.request == request && leg.inited_at.is_none() && holds(leg))
+    view.ledger.legs.iter().any(|leg| leg.request == request && leg.starved && holds(leg))
 }
 
 /// True for a sender of which a receiver has succeeded on a host that was then stopped, because it drained and was empty.
