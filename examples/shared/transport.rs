@@ -1,7 +1,7 @@
 //! The transport of a rank, and the memory that it reaches. All differences between transports are here.
 
 use std::net::SocketAddr;
-#[cfg(any(feature = "nixl", feature = "ucx"))]
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 use std::sync::{Mutex, PoisonError};
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
@@ -237,8 +237,9 @@ pub fn several(
     }
     // Not by itself: over sockets, kv-tcp is better.
     #[cfg(feature = "fabric")]
-    if std::env::var_os(FABRIC_PROVIDER).is_some() {
-        let mut fabric = fabric(pace)?;
+    if std::env::var_os(FABRIC_PROVIDER).is_some()
+        && let Some(mut fabric) = or_without("fabric", fabric(pace))
+    {
         fabric.add_memory(memory)?;
         members.push(Member::new(Box::new(fabric)));
     }
@@ -249,7 +250,7 @@ pub fn several(
 }
 
 /// A transport if it can be had; otherwise prints why not, once in a process.
-#[cfg(any(feature = "nixl", feature = "ucx"))]
+#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 #[allow(clippy::print_stderr)] // For whoever has started the example.
 fn or_without<P>(name: &'static str, transport: Result<P, ExampleError>) -> Option<P> {
     static TOLD: Mutex<Vec<&str>> = Mutex::new(Vec::new());

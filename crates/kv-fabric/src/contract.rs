@@ -137,7 +137,7 @@ impl Transport for FabricTransport {
 
 impl Drop for FabricTransport {
     /// Sends the frames that were taken, awaits the slices under way, and says farewell to the peers with which none is
-    /// left: some 200 ms at most.
+    /// left: some 0.8 s at most.
     fn drop(&mut self) {
         self.now = clock::now();
         self.take_leave();

@@ -11,8 +11,8 @@ use crate::message::{Header, Kind};
 use crate::transport::FabricTransport;
 use crate::way::{Stage, Way, WayId};
 
-/// How long a transport that is dropped sends frames and awaits slices, and how long it then awaits that its farewells are
-/// sent.
+/// How long at most a transport that is dropped sends frames and awaits slices, and how long it then awaits that its
+/// farewells are sent: each.
 const FAREWELL: Duration = Duration::from_millis(400);
 
 impl FabricTransport {

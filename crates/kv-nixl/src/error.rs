@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use kv_host::{Limit, MemoryError, OsError, OwnerError};
+use kv_host::{Limit, MemoryError, OsError};
 
 use crate::library::looked::Looked;
 
@@ -18,9 +18,6 @@ pub enum DiscoveryError {
         /// Every place: the path, why the search looked there, and what was there.
         looked: Vec<Looked>,
     },
-    /// The library lies in a folder `target/nixl`, and another user could have put it there. No other place is tried.
-    #[error("NIXL's library is not loaded: {0}\n{HOW_TO_GET}")]
-    Owner(#[from] OwnerError),
     /// The library that the user named is not usable. No other place is tried.
     #[error("{asked_by} names {path:?}, which cannot be used: {reason}\n{HOW_TO_GET}")]
     Named {

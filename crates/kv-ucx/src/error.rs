@@ -20,9 +20,9 @@ pub enum LoadError {
         /// The places, in the order of the search.
         looked: Vec<PathBuf>,
     },
-    /// The library lies in a folder `target/ucx`, and another user could have put it there.
+    /// The only library lies in a folder `target/ucx`, and another user could have put it there.
     #[error("UCX's library is not loaded: {0}; {HELP}")]
-    Owner(#[from] OwnerError),
+    Owner(OwnerError),
     /// There is a file, and the dynamic loader refuses it.
     #[error("UCX's library {path:?} cannot be used: {reason}; {HELP}")]
     Unusable {

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use kv_host::check_owner;
+use kv_host::{OwnerError, check_owner};
 
 use crate::error::LoadError;
 use crate::ffi::api::{Api, BUILT_FOR};
@@ -93,9 +93,9 @@ fn find(named: Option<&Path>) -> Result<PathBuf, LoadError> {
         let file = if path.is_dir() { path.join(LIBRARY) } else { path };
         return if file.is_file() { Ok(file) } else { Err(LoadError::Missing { looked: vec![file] }) };
     }
-    let mut looked = Vec::new();
+    let (mut looked, mut refused) = (Vec::new(), None);
     for start in [env::current_dir(), env::current_exe()].into_iter().flatten() {
-        if let Some(found) = find_above(&start, &mut looked)? {
+        if let Some(found) = find_above(&start, &mut looked, &mut refused) {
             return Ok(found);
         }
     }
@@ -107,24 +107,26 @@ fn find(named: Option<&Path>) -> Result<PathBuf, LoadError> {
         looked.push(dir);
     }
     looked.dedup();
-    Err(LoadError::Missing { looked })
+    Err(refused.map_or(LoadError::Missing { looked }, LoadError::Owner))
 }
 
 /// The library under `target/ucx` of this directory or of one above it. Anybody may have made such a folder above the
-/// directory in which a program happens to be started, as in `/tmp`.
-fn find_above(start: &Path, looked: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, LoadError> {
+/// directory in which a program happens to be started, as in `/tmp`: what another user could have put there is passed over.
+fn find_above(start: &Path, looked: &mut Vec<PathBuf>, refused: &mut Option<OwnerError>) -> Option<PathBuf> {
     for dir in start.ancestors() {
         let root = dir.join("target/ucx");
         let packages = fs::read_dir(&root).into_iter().flatten().flatten();
         let found = packages.map(|entry| entry.path().join(PACKAGED).join(LIBRARY));
         if let Some(found) = found.filter(|path| path.is_file()).max() {
             // From the library up to `target/ucx`.
-            check_owner(&found, Path::new(PACKAGED).components().count() + 2)?;
-            return Ok(Some(found));
+            match check_owner(&found, Path::new(PACKAGED).components().count() + 2) {
+                Ok(()) => return Some(found),
+                Err(error) => refused.get_or_insert(error),
+            };
         }
         looked.push(root);
     }
-    Ok(None)
+    None
 }
 
 fn usual() -> impl Iterator<Item = PathBuf> {
@@ -189,8 +191,10 @@ mod tests {
             checkout
         }
 
-        fn find(&self) -> Result<Option<PathBuf>, LoadError> {
-            find_above(&self.0.join("below/it"), &mut Vec::new())
+        /// What is found from below here, and why something was passed over.
+        fn find(&self) -> (Option<PathBuf>, Option<OwnerError>) {
+            let mut refused = None;
+            (find_above(&self.0.join("below/it"), &mut Vec::new(), &mut refused), refused)
         }
     }
 
@@ -206,17 +210,25 @@ mod tests {
         let library = checkout.0.join("target/ucx/package/libucx/lib").join(LIBRARY);
         let root = checkout.0.join("target/ucx");
         for path in library.ancestors().take_while(|path| path.starts_with(&root)) {
-            assert_eq!(checkout.find(), Ok(Some(library.clone())));
+            assert_eq!(checkout.find(), (Some(library.clone()), None));
             let before = fs::metadata(path).unwrap();
             fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
-            let refused = checkout.find().unwrap_err();
-            assert!(matches!(refused, LoadError::Owner(_)), "{refused:?}");
-            let words = refused.to_string();
+            let (None, Some(refused)) = checkout.find() else { panic!("{path:?} is believed") };
+            let words = LoadError::Owner(refused).to_string();
             let owner = format!("{path:?} belongs to user {}", before.uid());
             assert!(words.contains(&owner) && words.contains("KV_UCX_LIB"), "{words}");
             fs::set_permissions(path, before.permissions()).unwrap();
         }
-        assert_eq!(checkout.find(), Ok(Some(library)));
+        assert_eq!(checkout.find(), (Some(library), None));
+        let nearer = checkout.0.join("below/target/ucx/package/libucx/lib");
+        fs::create_dir_all(&nearer).unwrap();
+        fs::write(nearer.join(LIBRARY), b"nor here").unwrap();
+        assert_eq!(checkout.find().0, Some(nearer.join(LIBRARY)));
+        fs::set_permissions(&nearer, Permissions::from_mode(0o777)).unwrap();
+        assert!(
+            matches!(checkout.find(), (Some(found), Some(_)) if !found.starts_with(&nearer)),
+            "it is passed over"
+        );
     }
 
     #[test]

@@ -75,6 +75,7 @@ impl NixlTransport {
         let dead = remote.said_farewell() || remote.life.is_over();
         let patience = match remote.life {
             Life::Watched(_) => DYING,
+            _ if remote.users.is_empty() => Duration::ZERO,
             _ if remote.is_foreign() || remote.route == Route::Storage => Duration::ZERO,
             _ => LAST_WORDS,
         };

@@ -75,7 +75,7 @@ impl Nixl {
     }
 
     /// Looks for the library as [`load`](Nixl::load) does, without loading or changing anything. Returns the
-    /// places in their order, up to the first file.
+    /// places in their order, up to the first file that nobody else could have put there.
     pub fn look(search: &Search) -> Vec<Looked> {
         let mut looked = Vec::new();
         for candidate in candidates(search, &Surroundings::here()) {
@@ -85,8 +85,9 @@ impl Nixl {
                 Some(Err(error)) => Outcome::Unusable(error.to_string()),
                 None => Outcome::Absent,
             };
+            let is_found = outcome == Outcome::Usable;
             looked.push(Looked { path: candidate.path, because: candidate.because, outcome });
-            if there {
+            if is_found {
                 break;
             }
         }

@@ -16,8 +16,8 @@ const BY_NAME: &str = "KV_NIXL_LIB";
 /// environment (`VIRTUAL_ENV`, `CONDA_PREFIX`, `PYTHONPATH`) with a `nixl-cu12` or `nixl-cu13` wheel;
 /// `target/nixl` of a directory above the current one or above the program, where `scripts/setup-nixl.sh`
 /// puts NIXL; the usual prefixes of the system and its Python. A library that `library` or `KV_NIXL_LIB`
-/// names must be usable; the other places are tried one after the other. The search fails if another user could
-/// have put a library that is found under `target/nixl` there ([`check_owner`](kv_host::check_owner)).
+/// names must be usable; the other places are tried one after the other. A library under `target/nixl` that another
+/// user could have put there is passed over ([`check_owner`](kv_host::check_owner)).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Search {

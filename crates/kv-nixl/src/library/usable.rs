@@ -59,8 +59,8 @@ const SYMBOLS: &[&CStr] = &[
 /// The folders from a library up to `target/nixl`: the wheel's folder of libraries, the wheel, and that one.
 const FOLDERS: usize = 3;
 
-/// The first candidate that passes `check`, unless the user has named one that does not, or another user could have put
-/// one there before.
+/// The first candidate that passes `check`, unless the user has named one that does not. What another user could have put
+/// there is passed over.
 pub(crate) fn find(
     candidates: &[Candidate],
     check: impl Fn(&Path) -> Result<(), String>,
@@ -68,11 +68,8 @@ pub(crate) fn find(
     let mut looked = Vec::new();
     for candidate in candidates {
         let path = &candidate.path;
-        let is_there = path.is_file();
-        if is_there {
-            believed(candidate)?;
-        }
-        let result = is_there.then(|| check(path));
+        let checked = || believed(candidate).map_err(|error| error.to_string()).and_then(|()| check(path));
+        let result = path.is_file().then(checked);
         let reason = match result {
             Some(Ok(())) => return Ok(path.clone()),
             Some(Err(reason)) => Some(reason),
@@ -190,12 +187,17 @@ mod tests {
             let before = std::fs::metadata(path).unwrap();
             std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
             let refused = find().unwrap_err();
-            assert!(matches!(refused, DiscoveryError::Owner(_)), "{refused:?}");
             let words = refused.to_string();
             let owner = format!("{path:?} belongs to user {}", before.uid());
             assert!(words.contains(&owner) && words.contains("KV_NIXL_LIB"), "{words}");
             std::fs::set_permissions(path, before.permissions()).unwrap();
         }
+        // The next place is looked at.
+        let program = dir.0.join("elsewhere/target/release/pd");
+        let other = dir.put(&format!("elsewhere/target/nixl/x/.nixl_cu12.mesonpy.libs/{LIBRARY}"));
+        std::fs::set_permissions(&library, Permissions::from_mode(0o777)).unwrap();
+        let both = Surroundings { current: around.current.clone(), program: Some(program), ..nowhere() };
+        assert_eq!(find(&candidates(&Search::default(), &both), |_| Ok(())), Ok(other));
         // What the user names is the user's affair.
         let named = Search { library: Some(library.clone()) };
         std::fs::set_permissions(&library, Permissions::from_mode(0o777)).unwrap();
@@ -211,7 +213,7 @@ mod tests {
         let library = dir.put(&format!("target/nixl/nixl_cu12/.nixl_cu12.mesonpy.libs/{LIBRARY}"));
         assert_eq!(find(&candidates, |_| Ok(())), Ok(library.clone()));
         std::fs::set_permissions(library, Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(find(&candidates, |_| Ok(())), Err(DiscoveryError::Owner(_))));
+        assert!(matches!(find(&candidates, |_| Ok(())), Err(DiscoveryError::NotFound { .. })));
     }
 
     #[test]
