@@ -1,12 +1,12 @@
 //! The last words of a transport that is dropped.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use kv_host::{Token, clock};
 
 use crate::completing::Flight;
-use crate::ffi::{Address, Attempt};
+use crate::ffi::Address;
 use crate::message::{Header, Kind};
 use crate::transport::FabricTransport;
 use crate::way::{Stage, Way, WayId};
@@ -34,18 +34,21 @@ impl FabricTransport {
         let begun = Instant::now();
         while (!words.is_empty() || self.devices.first().endpoint.is_sending()) && begun.elapsed() < FAREWELL
         {
+            // Each is tried once: what finds no connection to a peer finds none for long, and libfabric 1.17 can crash if it
+            // is asked again and again meanwhile.
             let endpoint = &mut self.devices.first().endpoint;
-            words.retain(|(address, header)| {
-                let said = endpoint.send(*address, [&header.encode(), &[]], Flight::Farewell);
-                matches!(said, Attempt::Full)
-            });
+            while endpoint.has_room_to_send()
+                && let Some((address, header)) = words.pop_front()
+            {
+                let _ = endpoint.send(address, [&header.encode(), &[]], Flight::Farewell);
+            }
             self.take_completions();
         }
     }
 
     /// The farewells to guests, and then the goodbyes to peers. A peer with which slices are under way, on any lane of any
     /// way to it, is told nothing, and takes nothing from the others.
-    fn last_words(&self) -> Vec<(Address, Header)> {
+    fn last_words(&self) -> VecDeque<(Address, Header)> {
         let moving = self.ways.values().filter(|way| way.moving() > 0);
         let moving: HashSet<Token> = moving.map(|way| way.identity.token).collect();
         let guests = self.guests.all().filter(|(_, guest)| !moving.contains(&guest.from.token));

@@ -319,6 +319,11 @@ impl<T: Copy> Endpoint<T> {
         !self.idle_moves.is_empty() && under_way < self.promises.under_way
     }
 
+    /// True if there is a buffer for one more message.
+    pub(crate) fn has_room_to_send(&self) -> bool {
+        !self.idle_sends.is_empty()
+    }
+
     /// True while messages are under way.
     pub(crate) fn is_sending(&self) -> bool {
         self.idle_sends.len() < SENDS
