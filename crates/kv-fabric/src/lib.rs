@@ -35,8 +35,8 @@
 //! - A peer of which nothing was heard for [`FabricConfig::silence`], nor in four looks afterwards, which greet it (so a
 //!   quarter later at the latest, while this side polls), is [lost](kv_core::WayEnd::Lost); so is a peer to which an
 //!   operation has failed. Nothing is proven about a process of another host.
-//! - A transport that is dropped sends the frames that it has taken, for 0.4 s at most, and then says, for as long, farewell to each peer
-//!   in whose memory none of its writes and reads is under way: that is proof, too.
+//! - A transport that is dropped sends the frames that it has taken, for 0.4 s at most. Then it takes as long at most to say
+//!   farewell to each peer in whose memory none of its writes and reads is under way: that is proof, too.
 //!
 //! libfabric refuses a peer another connection while it takes the last one for open (`FI_EALREADY`). When a link was cut and
 //! the kernel of one end only has given the connection up, that could last for ever: the other end has nothing to send. So

@@ -39,13 +39,13 @@
 //! for those under way, for the frames that it has accepted, and until its peers have taken these. It says farewell to each
 //! peer to which nothing of it is under way. (UCX may take half a second more to close its connections.)
 //!
-//! What a dead process has left in its sockets may still arrive, and UCX would put it in place. So a death, also one that
-//! a farewell has told, is reported once every TCP connection of this process whose other end has no process any more has
-//! been read to its end. A thread looks for such connections in `/proc`, at pauses that grow to 100 ms, while a peer that has died waits to be told. UCX does
-//! not say which connections are its own, so those of other libraries count, too. A death is not told while this process
-//! leaves bytes unread that a process of this host may have sent: on a connection that was reset, of which the kernel
-//! does not say where it led to, or on one to a mapped port of this host, behind which a process of another network
-//! namespace is. Nor is it told where `/proc` cannot be read.
+//! What a dead process has left in its sockets may still arrive, and UCX would put it in place. So a death, also one
+//! that a farewell has told, is reported once every TCP connection of this process whose other end has no process any
+//! more has been read to its end. A thread looks for such connections in `/proc`, at pauses that grow to 100 ms, while
+//! a peer that has died waits to be told. UCX does not say which connections are its own, so those of other libraries
+//! count, too. A death is not told while this process leaves bytes unread that a process of this host may have sent: on
+//! a connection that was reset, of which the kernel does not say where it led to, or on one to a mapped port of this
+//! host, behind which a process of another network namespace is. Nor is it told where `/proc` cannot be read.
 //!
 //! Otherwise the way is [lost](kv_core::WayEnd::Lost): at once if nothing was under way, or else after
 //! [`UcxConfig::settle`], by when what was under way has arrived or never will. A peer on another host that does not

@@ -34,9 +34,8 @@ impl Ucx {
     /// names another place. The places of the library, in this order: `library`, if the caller names one (the file, or
     /// its directory); `KV_UCX_LIB`; `target/ucx` of a directory above the current one or above the program, where
     /// `scripts/setup-ucx.sh` puts UCX; where the dynamic loader looks by itself (`LD_LIBRARY_PATH`, the system). A
-    /// library that the caller or `KV_UCX_LIB` names is used, or the call fails. It also fails if another user could have
-    /// put a library that is found under `target/ucx` there ([`check_owner`]). Later calls return what the first successful
-    /// call found.
+    /// library that the caller or `KV_UCX_LIB` names is used, or the call fails. A library under `target/ucx` that another
+    /// user could have put there is passed over ([`check_owner`]). Later calls return what the first successful call found.
     ///
     /// # Errors
     ///

@@ -126,16 +126,13 @@ impl Context {
         let until = peer.writes_out.until();
         let lost = peer.is_lost();
         peer.contact.turn(Event::WayOpened);
-        let (is_permitted, is_wanted) = (until > self.fx.now(), self.fx.is_armed(Timer::Permission(id)));
-        if is_permitted && !lost {
+        if until > self.fx.now() {
             self.fx.output(Output::Permit { peer: id, until });
         }
         if lost {
-            // The conversation continues, if the peer has not forgotten it. The peer may have revoked the right to write,
-            // on the connection that is lost: the new one has no part in that.
-            self.ask_anew(id);
+            // The conversation continues, if the peer has not forgotten it. Its permission has ended with the lost way.
             self.greet_again(id);
-            if is_wanted {
+            if self.fx.is_armed(Timer::Permission(id)) {
                 self.ask_to_write(id);
             }
         }
@@ -151,7 +148,8 @@ impl Context {
         }
         peer.contact.turn(Event::WayLost);
         peer.origin = None;
-        // What begins meanwhile waits for the new way, and for what the peer permits on it.
+        // The peer may revoke the right to write on the connection that is lost, and a new one has no part in that. What
+        // begins meanwhile waits for the new way, and for what the peer permits on it.
         let is_wanted = self.fx.is_armed(Timer::Permission(id));
         self.ask_anew(id);
         if is_wanted {
