@@ -146,8 +146,8 @@ pub(crate) struct Sent {
     pub(crate) of_round: bool,
 }
 
-/// A request: the consumer, the producer, their conversation, and the attempt. Two lives may have one conversation after
-/// another, and each counts its attempts from the start.
+/// A request: the consumer, the producer, what the consumer calls their conversation, and the attempt. A consumer that has
+/// forgotten a producer counts its attempts from the start, in a conversation of another name.
 pub(crate) type RequestId = (LifeId, LifeId, ConversationId, u64);
 
 /// What is known of a world from outside.
@@ -160,11 +160,12 @@ pub(crate) struct Ledger {
     pub(crate) taken: BTreeMap<u64, Taken>,
     pub(crate) next_taken: u64,
     pub(crate) last_hold: HoldId,
-    /// By what each side calls a conversation: the lesser of both ids, by which the ledger knows the conversation.
-    pub(crate) conversations: BTreeMap<ConversationId, ConversationId>,
     /// What a life has told another one last to call their conversation in frames to it. What comes under another name is
     /// not heard.
     pub(crate) called: BTreeMap<(LifeId, LifeId), ConversationId>,
+    /// What the sender of a frame calls the conversation, by sender, receiver, and what the receiver calls it, which is
+    /// what stands in the frame. Two lives may have several conversations, one after another or over several ways.
+    names: BTreeMap<(LifeId, LifeId, ConversationId), ConversationId>,
     pub(crate) sent: BTreeMap<RequestId, Sent>,
     pub(crate) heard: BTreeMap<RequestId, Heard>,
     /// What producers said of entries: consumer, producer, entry, name of the cause.
@@ -174,15 +175,26 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Notes that a conversation is called so in frames to one side, and so in frames to the other.
-    pub(crate) fn converse(&mut self, one: ConversationId, other: ConversationId) {
-        let known = one.min(other);
-        self.conversations.extend([(one, known), (other, known)]);
+    /// Notes how both sides call the conversation in which the first welcomes the second.
+    pub(crate) fn welcomes(
+        &mut self,
+        (from, to): (LifeId, LifeId),
+        theirs: ConversationId,
+        ours: ConversationId,
+    ) {
+        self.called.insert((from, to), ours);
+        self.names.insert((from, to, theirs), ours);
+        self.names.insert((to, from, ours), theirs);
     }
 
-    /// The name by which the ledger knows the conversation of a frame.
-    pub(crate) fn conversation(&self, of_frame: ConversationId) -> ConversationId {
-        self.conversations.get(&of_frame).copied().unwrap_or(of_frame)
+    /// What the sender of a frame calls the conversation that stands in the frame; `None` if the sender has not named any.
+    /// Before one has welcomed the other, that is what the sender has named last.
+    pub(crate) fn name_of_sender(
+        &self,
+        (from, to): (LifeId, LifeId),
+        theirs: ConversationId,
+    ) -> Option<ConversationId> {
+        self.names.get(&(from, to, theirs)).or_else(|| self.called.get(&(from, to))).copied()
     }
 
     /// The sessions of a life that have not ended.

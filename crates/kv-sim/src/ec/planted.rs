@@ -179,8 +179,7 @@ impl EcWorld {
             }
             Body::Heartbeat(heartbeat) => Some(heartbeat.number),
             Body::Granted(granted) => {
-                let talk = self.service.ledger.conversation(frame.conversation);
-                let id = (to, from, talk, granted.attempt.0);
+                let id = (to, from, frame.conversation, granted.attempt.0);
                 if let Some(heard) = self.service.ledger.heard.get(&id) {
                     self.service.plants.granted.insert((from, heard.item));
                 }

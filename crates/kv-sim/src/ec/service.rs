@@ -111,8 +111,7 @@ impl EcWorld {
             Body::Progress(progress) => Some(progress.attempt),
             _ => None,
         };
-        let talk = self.service.ledger.conversation(frame.conversation);
-        let served = served.map(|attempt| (consumer, producer, talk, attempt.0));
+        let served = served.map(|attempt| (consumer, producer, frame.conversation, attempt.0));
         if let Some(id) = served.filter(|id| self.service.ledger.sent.contains_key(id)) {
             let verdict = self.serves_what_came_before(producer, self.service.ledger.heard.get(&id));
             self.break_promise(verdict);
@@ -121,7 +120,7 @@ impl EcWorld {
             sent.served = true;
         }
         let Body::Failed(failed) = &frame.body else { return };
-        let id = (consumer, producer, talk, failed.attempt.0);
+        let id = (consumer, producer, frame.conversation, failed.attempt.0);
         let Some(sent) = self.service.ledger.sent.get_mut(&id).filter(|sent| !sent.failed) else { return };
         sent.failed = true;
         self.service.counters.refused += 1;
@@ -154,7 +153,8 @@ impl EcWorld {
     }
 
     fn asks(&mut self, (consumer, producer): (LifeId, LifeId), frame: &Frame) {
-        let talk = self.service.ledger.conversation(frame.conversation);
+        let talk = self.service.ledger.name_of_sender((consumer, producer), frame.conversation);
+        let Some(talk) = talk else { return };
         if let Body::Abort(abort) = &frame.body
             && let Some(sent) = self.service.ledger.sent.get_mut(&(consumer, producer, talk, abort.attempt.0))
         {
@@ -200,17 +200,18 @@ impl EcWorld {
     /// Notes a frame that is about to be given to a machine, as it was sent.
     fn hears(&mut self, from: LifeId, at: LifeId, frame: &Bytes) {
         let Ok(frame) = Frame::decode(frame) else { return };
-        let talk = self.service.ledger.conversation(frame.conversation);
         match frame.body {
             Body::XferReq(request) => {
                 let Some(item) = item_of(&request.hash) else { return };
+                let talk = self.service.ledger.name_of_sender((from, at), frame.conversation);
+                let Some(talk) = talk else { return };
                 let heard = Heard { item, bytes: request.bytes, at: self.now };
                 self.service.ledger.heard.entry((from, at, talk, request.attempt.0)).or_insert(heard);
                 // What the producer has now counts for its answer.
                 self.changed(at);
             }
             Body::Failed(failed) if is_lasting(&failed.cause) => {
-                let id = (at, from, talk, failed.attempt.0);
+                let id = (at, from, frame.conversation, failed.attempt.0);
                 let ledger = &mut self.service.ledger;
                 if ledger.called.get(&(at, from)) != Some(&frame.conversation) {
                     return;
@@ -336,10 +337,7 @@ impl Service for Ec {
         let ledger = &mut world.service.ledger;
         match &frame.body {
             Body::Hello(hello) => drop(ledger.called.insert(way, hello.conversation)),
-            Body::Welcome(welcome) => {
-                ledger.converse(frame.conversation, welcome.conversation);
-                ledger.called.insert(way, welcome.conversation);
-            }
+            Body::Welcome(welcome) => ledger.welcomes(way, frame.conversation, welcome.conversation),
             _ => {}
         }
         let (frame, bytes) = world.sabotage_word(way, frame, bytes);
