@@ -24,7 +24,8 @@ pub(crate) struct Extent {
     rounds: usize,
     /// Requests of the rows with many small requests.
     requests: u32,
-    /// Requests of one round of the rows with one request at a time.
+    /// In one round of the rows with one request at a time: turns, and requests of each.
+    turns: u64,
     singles: u64,
     /// Pages of 64 KiB of the large request.
     pages: u32,
@@ -33,10 +34,16 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    pub(crate) const FULL: Extent =
-        Extent { rounds: 7, requests: 1000, singles: 40, pages: 8192, early: Duration::from_millis(500) };
+    pub(crate) const FULL: Extent = Extent {
+        rounds: 7,
+        requests: 1000,
+        turns: 4,
+        singles: 10,
+        pages: 8192,
+        early: Duration::from_millis(500),
+    };
     pub(crate) const TRIAL: Extent =
-        Extent { rounds: 1, requests: 10, singles: 2, pages: 64, early: Duration::from_millis(1) };
+        Extent { rounds: 1, requests: 10, turns: 1, singles: 2, pages: 64, early: Duration::from_millis(1) };
 }
 
 /// One round: how long the sessions took, and how long the limit did, in seconds.
@@ -132,26 +139,40 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
     let mut beside = vec![[Vec::new(), Vec::new()]; ways.len()];
     let pause = || std::thread::sleep(Duration::from_millis(2));
     for round in 0..=extent.rounds {
-        let times = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<f64, Error> {
-            let mut took = Vec::new();
-            for _ in 0..extent.singles {
+        let times = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<Vec<f64>, Error> {
+            let took = (0..extent.singles).map(|_| {
                 pause();
-                took.push(run()?);
-            }
-            Ok(median(took.into_iter()))
+                run()
+            });
+            took.collect()
         };
-        let limits = [times(&mut || relay.three_hops())?, times(&mut || relay.four_hops())?];
+        // A few at a time by turns with the relay: how quickly processors wake changes from one moment to the next.
+        let mut by_turns = |run: &mut dyn FnMut() -> Result<f64, Error>,
+                            hops: fn(&mut Relay) -> Result<f64, Error>|
+         -> Result<Measured, Error> {
+            let (mut took, mut limits) = (Vec::new(), Vec::new());
+            for _ in 0..extent.turns {
+                limits.extend(times(&mut || hops(&mut relay))?);
+                took.extend(times(run)?);
+            }
+            Ok(Measured { took: median(took.into_iter()), limit: median(limits.into_iter()) })
+        };
         for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
-            let took = [times(&mut || pair.sent())?, times(&mut || pair.asked(1, 1))?];
-            for ((rounds, took), limit) in rounds.iter_mut().zip(took).zip(limits) {
-                if round > 0 {
-                    rounds.push(Measured { took, limit });
-                }
+            let measured = [
+                by_turns(&mut || pair.sent(), Relay::three_hops)?,
+                by_turns(&mut || pair.asked(1, 1), Relay::four_hops)?,
+            ];
+            for (rounds, measured) in rounds.iter_mut().zip(measured) {
+                rounds.extend((round > 0).then_some(measured));
             }
         }
         for ((plain, beside), rounds) in plains.iter_mut().zip(&mut beside).zip(&rounds) {
             let Some(plain) = plain else { continue };
-            let limits = [times(&mut || plain.sent())?, times(&mut || plain.asked())?];
+            let all = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<f64, Error> {
+                let turns = (0..extent.turns).map(|_| times(run)).collect::<Result<Vec<_>, _>>()?;
+                Ok(median(turns.into_iter().flatten()))
+            };
+            let limits = [all(&mut || plain.sent())?, all(&mut || plain.asked())?];
             for ((beside, rounds), limit) in beside.iter_mut().zip(rounds).zip(limits) {
                 let last = rounds.last().filter(|_| round > 0);
                 beside.extend(last.map(|measured| Measured { limit, ..*measured }));

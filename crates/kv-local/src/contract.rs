@@ -133,6 +133,7 @@ impl Transport for LocalTransport {
             || !self.backlog.is_empty()
             || !self.unflushed.is_empty()
             || !self.unwatched.is_empty()
+            || self.now < self.awake_until
             || self.populate_at().is_some_and(|at| at <= self.now)
             || !self.retired.is_empty();
         if busy {

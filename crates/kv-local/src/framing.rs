@@ -3,13 +3,14 @@
 //! | bytes | |
 //! |---|---|
 //! | 4 | length of the body, little endian |
-//! | 1 | kind: 1 hello, 2 frame, 3 goodbye, 4 descriptors |
+//! | 1 | kind: 1 hello, 2 frame, 3 goodbye, 4 descriptors, 5 wake |
 //! | length | body |
 //!
 //! A hello comes first, exactly once, and begins with the bytes that its receiver expects. The descriptors
 //! follow, with an empty message whose first byte carries them. Descriptors are accepted at no other time:
 //! all earlier bytes are read without room for descriptors, so that the kernel closes those that come too
-//! early. A goodbye comes last, and says that the sender has stopped copying.
+//! early. A goodbye comes last, and says that the sender has stopped copying. A wake is empty and says nothing: a frame
+//! follows as soon as some bytes are copied, and the receiver is to be awake by then.
 
 use bytes::Bytes;
 
@@ -27,6 +28,7 @@ pub(crate) enum Kind {
     Frame = 2,
     Goodbye = 3,
     Descriptors = 4,
+    Wake = 5,
 }
 
 /// A message of a peer. The message with descriptors is not told: it completes the hello.
@@ -39,6 +41,8 @@ pub(crate) enum Message {
     Frame(Bytes),
     /// The peer has stopped copying and has disconnected this transport.
     Goodbye,
+    /// A frame will follow soon.
+    Wake,
 }
 
 impl Message {
@@ -46,7 +50,7 @@ impl Message {
     pub(crate) fn len(&self) -> usize {
         match self {
             Message::Hello(body) | Message::Frame(body) => body.len(),
-            Message::Goodbye => 0,
+            Message::Goodbye | Message::Wake => 0,
         }
     }
 }

@@ -117,6 +117,7 @@ impl Inbound {
             },
             Kind::Frame => Some(Message::Frame(body)),
             Kind::Goodbye => Some(Message::Goodbye),
+            Kind::Wake => Some(Message::Wake),
         })
     }
 
@@ -148,6 +149,7 @@ impl Inbound {
             (2, Heard::Everything) => (Kind::Frame, 0, MAX_FRAME),
             (3, Heard::Everything) => (Kind::Goodbye, 0, 0),
             (4, Heard::Hello(_)) => (Kind::Descriptors, 0, 0),
+            (5, Heard::Everything) => (Kind::Wake, 0, 0),
             _ => return Err(Broken::Kind(kind)),
         };
         let got = u32::from_le_bytes([a, b, c, d]) as usize;

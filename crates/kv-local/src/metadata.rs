@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const MAX_ARENAS: usize = 64;
 /// Longest name of an abstract socket, in bytes.
 const MAX_SOCKET_NAME: usize = 107;
-/// "KV local", version 2.
-const MAGIC: [u8; 4] = *b"KVL\x02";
+/// "KV local", version 3.
+const MAGIC: [u8; 4] = *b"KVL\x03";
 
 /// A socket name that nobody can guess or occupy in advance.
 pub(crate) fn random_socket_name() -> Result<String, OsError> {

@@ -78,6 +78,13 @@ impl Outbound {
         true
     }
 
+    /// Queues a message that wakes the peer, unless messages wait that will.
+    pub(crate) fn queue_wake(&mut self) {
+        if self.messages.is_empty() {
+            self.push(Kind::Wake, Bytes::new());
+        }
+    }
+
     /// True if there is room for a frame of `len` bytes.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         self.queued.saturating_add(HEADER + len) <= self.limit

@@ -1,9 +1,10 @@
 //! Posts that were accepted and have not ended, and the events for the owner, in order.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use kv_core::in_order::InOrder;
-use kv_core::{Descriptor, Post, PostId, TransportError, TransportEvent};
+use kv_core::{Descriptor, Op, Post, PostId, TransportError, TransportEvent};
 
 use crate::link::LinkId;
 use crate::transfer::Transfer;
@@ -50,6 +51,14 @@ impl Posts {
     /// Puts posts into the line of those whose bytes are copied.
     pub(crate) fn run(&mut self, posts: impl IntoIterator<Item = PostId>) {
         self.run.extend(posts);
+    }
+
+    /// The link of the only post that there is, if not a byte of the post is copied, and bytes of this number are to be
+    /// written.
+    pub(crate) fn only_write(&self, bytes: RangeInclusive<u64>) -> Option<LinkId> {
+        let mut all = self.transfers.iter();
+        let (Some((_, only)), None) = (all.next(), all.next()) else { return None };
+        (only.op() == Op::Write && only.is_untouched() && bytes.contains(&self.burst)).then_some(only.link)
     }
 
     /// How many posts wait for their turn, some of which may have ended.
@@ -123,8 +132,6 @@ impl Posts {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::Op;
-
     use super::*;
 
     fn post(id: u64) -> Post {

@@ -63,6 +63,11 @@ impl Transfer {
         self.op
     }
 
+    /// True before the first slice.
+    pub(crate) fn is_untouched(&self) -> bool {
+        (self.next, self.done) == (0, 0)
+    }
+
     /// Copies one slice of about `quantum` bytes.
     pub(crate) fn step(
         &mut self,

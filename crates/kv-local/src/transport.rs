@@ -46,6 +46,8 @@ pub struct LocalTransport {
 
     /// Until when messages do not wake the owner.
     pub(crate) crowded_until: Time,
+    /// Until when a frame is expected any moment, and the owner does not sleep.
+    pub(crate) awake_until: Time,
     pub(crate) dial_at: Time,
     /// When starved links are written to again.
     pub(crate) flush_at: Time,
@@ -104,6 +106,7 @@ impl LocalTransport {
             populating: VecDeque::new(),
             retired: Vec::new(),
             crowded_until: Time::ZERO,
+            awake_until: Time::ZERO,
             dial_at: Time::ZERO,
             flush_at: Time::ZERO,
             sweep_at: Time::MAX,

@@ -25,6 +25,8 @@ const CROWD: usize = 16;
 /// not wake the owner. Each write of a peer that copies would wake it, which costs both sides; and a kernel that wakes it
 /// on the processor of that peer takes the processor from the copies, even while another one is idle.
 const CROWD_LASTS: Duration = Duration::from_millis(2);
+/// For so long after a wake, the owner does not sleep: the frame that follows would wake it again.
+const AWAKE: Duration = Duration::from_micros(60);
 /// How long messages are not looked for.
 const CROWD_PAUSE: Duration = Duration::from_micros(250);
 
@@ -149,8 +151,12 @@ impl LocalTransport {
 
     fn on_message(&mut self, id: LinkId, message: Message) {
         match message {
-            Message::Frame(frame) => self.posts.tell(TransportEvent::Frame { from: Origin(id), frame }),
+            Message::Frame(frame) => {
+                self.awake_until = Time::ZERO;
+                self.posts.tell(TransportEvent::Frame { from: Origin(id), frame });
+            }
             Message::Goodbye => self.gone(id),
+            Message::Wake => self.awake_until = self.now + AWAKE,
             Message::Hello(body) => {
                 if self.on_hello(id, body).is_err() {
                     self.stats.refused += 1;

@@ -1,6 +1,7 @@
-//! Datagrams between transports of one host. A datagram has one or more notifications, which go beside NIXL, or none: then
-//! the datagram is a ring. Either wakes a peer that sleeps between two looks; NIXL has no descriptor that becomes readable
-//! when something arrives.
+//! Datagrams between transports of one host. A datagram has one or more notifications, which go beside NIXL, or is a ring,
+//! or is empty. Each wakes a peer that sleeps between two looks; NIXL has no descriptor that becomes readable when something
+//! arrives. A ring says that something has come by NIXL. An empty datagram says nothing: what follows is to find the peer
+//! awake.
 //!
 //! Once a datagram is sent, the datagram is in the peer's queue, and stays there when its sender dies. The kernel refuses a
 //! datagram if the queue is full, if too many bytes of this transport wait there, or if the peer has ended.
@@ -60,17 +61,18 @@ impl Datagrams {
     }
 
     /// Takes what has come of transports, and hands over the notifications with the names of the agents that have sent
-    /// them. True if something may have come by NIXL: a transport has rung, or could not for all that had come.
-    pub(crate) fn take(&mut self, mut each: impl FnMut(&str, Bytes)) -> bool {
-        let (mut rung, mut bytes) = (false, 0);
+    /// them.
+    pub(crate) fn take(&mut self, mut each: impl FnMut(&str, Bytes)) -> Taken {
+        let (mut taken, mut bytes) = (Taken::default(), 0);
         for number in 1..=MOST {
             let Ok((len, from)) = self.socket.recv_from(&mut self.buffer) else { break };
             bytes += len;
-            rung |= number >= MANY;
+            taken.rung |= number >= MANY;
             let datagram = self.buffer.get(..len).filter(|datagram| datagram.len() <= LONGEST);
             match datagram.zip(sender(&from)) {
-                Some((RING, _)) => rung = true,
+                Some((RING, _)) => taken.rung = true,
                 Some((datagram, name)) => {
+                    taken.woken = Some(datagram.is_empty());
                     for part in parts(datagram) {
                         bytes += EACH;
                         each(&name, Bytes::copy_from_slice(part));
@@ -82,8 +84,17 @@ impl Datagrams {
                 break;
             }
         }
-        rung
+        taken
     }
+}
+
+/// What the datagrams of one look say beside their notifications.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Taken {
+    /// Something may have come by NIXL: a transport has rung, or could not for all that had come.
+    pub(crate) rung: bool,
+    /// Whether the last one was empty, so that another one will follow soon; `None` if none came.
+    pub(crate) woken: Option<bool>,
 }
 
 impl AsFd for Datagrams {
@@ -141,6 +152,12 @@ impl PeerSocket {
         }
     }
 
+    /// Wakes the peer, to which the next datagram will go soon.
+    pub(crate) fn wake(&self) {
+        // A peer that has much to take is awake.
+        let _ = self.socket.send(&[]);
+    }
+
     /// Rings, unless the peer was rung a moment ago.
     pub(crate) fn ring(&mut self, now: Instant) {
         if self.rung.is_none_or(|last| now.saturating_duration_since(last) >= AGAIN) {
@@ -192,8 +209,22 @@ mod tests {
 
     fn taken(datagrams: &mut Datagrams) -> (Vec<(String, Bytes)>, bool) {
         let mut all = Vec::new();
-        let rung = datagrams.take(|name, bytes| all.push((name.to_owned(), bytes)));
-        (all, rung)
+        let taken = datagrams.take(|name, bytes| all.push((name.to_owned(), bytes)));
+        (all, taken.rung)
+    }
+
+    #[test]
+    fn a_datagram_without_content_says_only_that_another_follows() {
+        let mut there = Datagrams::new(token(12)).unwrap();
+        let mut peer = PeerSocket::new(token(11), token(12), true).unwrap();
+        let look = |there: &mut Datagrams| there.take(|_, bytes| assert_eq!(bytes, "frame"));
+        assert_eq!(look(&mut there), Taken { rung: false, woken: None });
+        peer.wake();
+        assert_eq!(look(&mut there), Taken { rung: false, woken: Some(true) });
+        peer.wake();
+        peer.put(b"frame");
+        peer.send().unwrap();
+        assert_eq!(look(&mut there), Taken { rung: false, woken: Some(false) }, "it has come");
     }
 
     #[test]

@@ -30,9 +30,10 @@ impl NixlTransport {
             after: After::default(),
         };
         let mut take_datagrams = |intake: &mut Intake<'_>| {
-            let taken =
-                self.datagrams.as_mut().map(|it| it.take(|name, bytes| intake.take_datagram(name, &bytes)));
-            intake.after.heard |= taken == Some(true);
+            let Some(datagrams) = self.datagrams.as_mut() else { return };
+            let taken = datagrams.take(|name, bytes| intake.take_datagram(name, &bytes));
+            intake.after.heard |= taken.rung;
+            intake.after.woken = taken.woken.or(intake.after.woken);
         };
         take_datagrams(&mut intake);
         // An error is of one backend's moment, and comes again if it lasts: sends will fail.
@@ -41,9 +42,12 @@ impl NixlTransport {
             // What was sent before a farewell is there by now.
             take_datagrams(&mut intake);
         }
-        let After { heard, due, confirmed, leaving } = intake.after;
+        let After { heard, woken, due, confirmed, leaving } = intake.after;
         if heard {
             self.pace.stir();
+        }
+        if let Some(woken) = woken {
+            self.pace.expect(woken);
         }
         for (name, connection, count) in due {
             if let Some(id) = self.names.get(&name) {
@@ -100,6 +104,8 @@ struct Intake<'a> {
 struct After {
     /// NIXL had at least one notification for this transport, or a peer has rung.
     heard: bool,
+    /// Whether a datagram is to follow the last one soon.
+    woken: Option<bool>,
     /// Agents that are to be told a count: name, connection, bytes.
     due: Vec<(String, u64, u64)>,
     /// Counts that peers have confirmed, by connection.

@@ -35,6 +35,12 @@ const PER_TURN: usize = 256;
 /// most.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 
+/// For so long a worker with few sessions stays awake for the answer to what a scheduler's command has sent to a peer. A
+/// peer on this host answers within this time; sleeping and being woken would take a good part of it.
+const ANSWER: Duration = Duration::from_micros(150);
+/// The most sessions of a worker that awaits an answer so: among more, some answer comes soon anyway.
+const FEW: usize = 4;
+
 /// A worker without its thread: for tests, and for servers that run the worker in a loop of their own.
 ///
 /// # Contract
@@ -69,6 +75,8 @@ pub struct Driver<M: Machine> {
     listeners: Listeners<M::Trace>,
     /// The last turn has told the scheduler of changed sessions.
     has_signalled: bool,
+    /// When a command has led to a message to a peer, of whom nothing was heard since.
+    asked: Option<Time>,
 }
 
 /// What the owner of a [`Driver`] does after a turn.
@@ -134,6 +142,7 @@ impl<M: Machine> Driver<M> {
             stopping: None,
             listeners,
             has_signalled: false,
+            asked: None,
             shared,
         })
     }
@@ -157,6 +166,7 @@ impl<M: Machine> Driver<M> {
                 // with nothing else under way yields: one with much to do keeps its share of a busy CPU.
                 Turn::Again if self.has_signalled && self.is_quiet() => thread::yield_now(),
                 Turn::Again => {}
+                Turn::Rest(_) if self.awaits_answer() => thread::yield_now(),
                 Turn::Rest(rest) => self.sleep(&rest),
                 Turn::Ended(ended) => return ended,
             }
@@ -170,7 +180,11 @@ impl<M: Machine> Driver<M> {
             self.client.publish(self.clock.now(), &addr, record);
         }
         self.shared.counters.turns.add_one();
+        let sent = self.shared.counters.frames_sent.get();
         self.take_commands();
+        if self.shared.counters.frames_sent.get() > sent {
+            self.asked = Some(self.clock.now());
+        }
         self.take_events();
         // The messages of the commands are on their way.
         self.has_signalled = self.shared.poll_set.signal_noted();
@@ -238,6 +252,7 @@ impl<M: Machine> Driver<M> {
         for event in events.drain(..) {
             let input = match event {
                 TransportEvent::Frame { from, frame } => {
+                    self.asked = None;
                     self.shared.counters.frames_received.add_one();
                     let speaker = self.machine.transport_in(&frame);
                     if speaker.is_some_and(|speaker| !self.transport.may_speak_by(from, &speaker)) {
@@ -377,6 +392,11 @@ impl<M: Machine> Driver<M> {
             Some(Duration::ZERO) => Turn::Again,
             at_most => Turn::Rest(Rest { fds, at_most }),
         }
+    }
+
+    fn awaits_answer(&self) -> bool {
+        let since = self.asked.map(|asked| self.clock.now().since(asked));
+        since.is_some_and(|since| since < ANSWER) && self.sessions.len() <= FEW
     }
 
     pub(super) fn sleep(&self, rest: &Rest) {

@@ -6,6 +6,7 @@ mod lives;
 mod peers;
 mod starving;
 mod strangers;
+mod waking;
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
