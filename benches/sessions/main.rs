@@ -10,9 +10,13 @@
 //! a memcpy on the way. Single requests over NIXL and libfabric also stand beside the library itself: as many messages and
 //! the same copy, by plain calls of processes that do not sleep. The plain messages of NIXL are its notifications, which go
 //! over TCP here; those of sessions go beside NIXL. The first request to a new peer, a row of `large`, stands beside plain
-//! calls, too, for which the library opens connections. The ratios are medians over the rounds; of the first request, the
-//! table has the difference in milliseconds. Where this process may use two CPUs, the prefill worker and the decode worker
-//! have one each.
+//! calls, too, for which the library opens connections. "Receiver first": the receiver waits for its sender, and the time
+//! runs from `send` on; "sender first": the time runs from the opening of the receiver on. Where this process may use two CPUs,
+//! the prefill worker and the decode worker have one each.
+//!
+//! A ratio is the median over the rounds: `1.20 x` is a time of 1.2 times the limit's, `83 %` is a part of the limit's speed,
+//! and `+0.80 ms` is what the first request takes beyond its limit. A row says `missed` where it does not reach the goal beside
+//! it; the exit status does not depend on that.
 
 #![allow(clippy::print_stdout)]
 

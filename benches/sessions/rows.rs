@@ -1,5 +1,5 @@
-//! The measurements. Within a round a transport and its limits have their turns one after the other, so that the ratios hold
-//! on a machine whose speed drifts.
+//! The measurements. Within a round a transport and its limit are measured close to each other, so that the ratios hold on a
+//! machine whose speed drifts.
 
 use std::time::Duration;
 
@@ -24,8 +24,7 @@ pub(crate) struct Extent {
     rounds: usize,
     /// Requests of the rows with many small requests.
     requests: u32,
-    /// In one round of the rows with one request at a time: turns, and requests of each.
-    turns: u64,
+    /// Requests of one round of the rows with one request at a time.
     singles: u64,
     /// Pages of 64 KiB of the large request.
     pages: u32,
@@ -34,16 +33,10 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    pub(crate) const FULL: Extent = Extent {
-        rounds: 7,
-        requests: 1000,
-        turns: 4,
-        singles: 10,
-        pages: 8192,
-        early: Duration::from_millis(500),
-    };
+    pub(crate) const FULL: Extent =
+        Extent { rounds: 7, requests: 1000, singles: 40, pages: 8192, early: Duration::from_millis(500) };
     pub(crate) const TRIAL: Extent =
-        Extent { rounds: 1, requests: 10, turns: 1, singles: 2, pages: 64, early: Duration::from_millis(1) };
+        Extent { rounds: 1, requests: 10, singles: 2, pages: 64, early: Duration::from_millis(1) };
 }
 
 /// One round: how long the sessions took, and how long the limit did, in seconds.
@@ -137,42 +130,22 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
     let plains = ways.iter().map(|way| Plain::start(way, &shape));
     let mut plains: Vec<Option<Plain>> = plains.collect::<Result<_, _>>()?;
     let mut beside = vec![[Vec::new(), Vec::new()]; ways.len()];
-    let pause = || std::thread::sleep(Duration::from_millis(2));
+    // The first round warms up.
     for round in 0..=extent.rounds {
-        let times = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<Vec<f64>, Error> {
-            let took = (0..extent.singles).map(|_| {
-                pause();
-                run()
-            });
-            took.collect()
-        };
-        // A few at a time by turns with the relay: how quickly processors wake changes from one moment to the next.
-        let mut by_turns = |run: &mut dyn FnMut() -> Result<f64, Error>,
-                            hops: fn(&mut Relay) -> Result<f64, Error>|
-         -> Result<Measured, Error> {
-            let (mut took, mut limits) = (Vec::new(), Vec::new());
-            for _ in 0..extent.turns {
-                limits.extend(times(&mut || hops(&mut relay))?);
-                took.extend(times(run)?);
-            }
-            Ok(Measured { took: median(took.into_iter()), limit: median(limits.into_iter()) })
-        };
         for (pair, rounds) in pairs.iter_mut().zip(&mut rounds) {
             let measured = [
-                by_turns(&mut || pair.sent(), Relay::three_hops)?,
-                by_turns(&mut || pair.asked(1, 1), Relay::four_hops)?,
+                amid(extent.singles, &mut || pair.sent(), &mut || relay.three_hops())?,
+                amid(extent.singles, &mut || pair.asked(1, 1), &mut || relay.four_hops())?,
             ];
-            for (rounds, measured) in rounds.iter_mut().zip(measured) {
-                rounds.extend((round > 0).then_some(measured));
+            if round > 0 {
+                rounds.iter_mut().zip(measured).for_each(|(rounds, measured)| rounds.push(measured));
             }
         }
         for ((plain, beside), rounds) in plains.iter_mut().zip(&mut beside).zip(&rounds) {
             let Some(plain) = plain else { continue };
-            let all = |run: &mut dyn FnMut() -> Result<f64, Error>| -> Result<f64, Error> {
-                let turns = (0..extent.turns).map(|_| times(run)).collect::<Result<Vec<_>, _>>()?;
-                Ok(median(turns.into_iter().flatten()))
-            };
-            let limits = [all(&mut || plain.sent())?, all(&mut || plain.asked())?];
+            let limits =
+                [times(extent.singles, &mut || plain.sent())?, times(extent.singles, &mut || plain.asked())?];
+            let limits = limits.map(|limits| median(limits.into_iter()));
             for ((beside, rounds), limit) in beside.iter_mut().zip(rounds).zip(limits) {
                 let last = rounds.last().filter(|_| round > 0);
                 beside.extend(last.map(|measured| Measured { limit, ..*measured }));
@@ -196,6 +169,27 @@ fn single(ways: &[Way], extent: &Extent) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Seconds of each of so many calls, with a pause before each, in which all processors fall asleep.
+fn times(count: u64, call: &mut dyn FnMut() -> Result<f64, Error>) -> Result<Vec<f64>, Error> {
+    let calls = (0..count).map(|_| {
+        std::thread::sleep(Duration::from_millis(2));
+        call()
+    });
+    calls.collect()
+}
+
+/// Single requests, amid as many calls of their limit: how quickly a processor wakes changes from one moment to the next.
+fn amid(
+    count: u64,
+    request: &mut dyn FnMut() -> Result<f64, Error>,
+    limit: &mut dyn FnMut() -> Result<f64, Error>,
+) -> Result<Measured, Error> {
+    let before = times(count / 2, limit)?;
+    let took = times(count, request)?;
+    let after = times(count / 2, limit)?;
+    Ok(Measured { took: median(took.into_iter()), limit: median(before.into_iter().chain(after)) })
 }
 
 /// One large request: the first one to a peer, and later ones; and the first small request to a peer.

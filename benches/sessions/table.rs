@@ -5,20 +5,20 @@ use crate::rows::Measured;
 /// What a ratio must be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Goal {
-    /// The time of the limit over the measured time is at least this.
+    /// The requests are at least this fast, as a part of the speed of the limit: the part is printed, in percent.
     AtLeast(f64),
-    /// The measured time over the time of the limit is at most this.
+    /// The requests take at most this many times as long as the limit: the number of times is printed.
     AtMost(f64),
     /// The measured time is at most this many seconds more than the time of the limit. The difference is printed, in
     /// milliseconds.
     Beyond(f64),
-    /// No goal is set for this transport. The time of the limit over the measured time is printed.
+    /// No goal is set for this transport. The number of times is printed.
     Open,
 }
 
 pub(crate) fn heading() {
     println!(
-        "{:<44} {:>6} {:>10} {:>35} {:>10} {:>7} {:>9}",
+        "{:<44} {:>6} {:>10} {:>35} {:>10} {:>9} {:>9}",
         "work", "way", "ms", "limit", "ms", "ratio", "goal"
     );
 }
@@ -26,19 +26,23 @@ pub(crate) fn heading() {
 /// Prints one line: medians of the times, and of the ratio of the two times of each round.
 pub(crate) fn line(work: &str, way: &str, limit: &str, goal: Goal, rounds: &[Measured]) {
     let over = |measured: &Measured| match goal {
-        Goal::AtMost(_) => measured.took / measured.limit,
-        Goal::Beyond(_) => (measured.took - measured.limit) * 1e3,
-        Goal::AtLeast(_) | Goal::Open => measured.limit / measured.took,
+        Goal::AtMost(_) | Goal::Open => measured.took / measured.limit,
+        Goal::Beyond(_) => measured.took - measured.limit,
+        Goal::AtLeast(_) => measured.limit / measured.took,
     };
-    let ratio = median(rounds.iter().map(over));
-    let (goal, is_met) = match goal {
-        Goal::AtLeast(least) => (format!(">= {least}"), ratio >= least),
-        Goal::AtMost(most) => (format!("<= {most}"), ratio <= most),
-        Goal::Beyond(most) => (format!("<= +{} ms", most * 1e3), ratio <= most * 1e3),
-        Goal::Open => (String::new(), true),
+    let got = median(rounds.iter().map(over));
+    let (shown, goal, is_met) = match goal {
+        Goal::AtLeast(least) => {
+            (format!("{:.0} %", got * 100.0), format!(">= {:.0} %", least * 100.0), got >= least)
+        }
+        Goal::AtMost(most) => (format!("{got:.2} x"), format!("<= {most} x"), got <= most),
+        Goal::Beyond(most) => {
+            (format!("{:+.2} ms", got * 1e3), format!("<= +{} ms", most * 1e3), got <= most)
+        }
+        Goal::Open => (format!("{got:.2} x"), String::new(), true),
     };
     println!(
-        "{work:<44} {way:>6} {:>10.3} {limit:>35} {:>10.3} {ratio:>7.2} {goal:>9} {}",
+        "{work:<44} {way:>6} {:>10.3} {limit:>35} {:>10.3} {shown:>9} {goal:>9} {}",
         median(rounds.iter().map(|measured| measured.took)) * 1e3,
         median(rounds.iter().map(|measured| measured.limit)) * 1e3,
         if is_met { "" } else { "missed" },

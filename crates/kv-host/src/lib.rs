@@ -13,6 +13,7 @@
 //! | [`Posts`] | the posts that have not ended, of transports with a way to each peer, and the events for the owner |
 //! | [`Turns`] | of which of these posts the next slice to a peer is |
 //! | [`Timers`] | when each way is looked at again |
+//! | [`wake`] | when a peer is woken before a copy, and how long it stays awake |
 //! | [`Latency`] | how long the next slice to a peer is expected to take |
 //! | [`metadata`] | the form of the metadata that peers are given |
 //! | [`Frozen`] | metadata that is made once, and after which memory and regions cannot change |
@@ -76,6 +77,7 @@ mod sys;
 mod timers;
 mod token;
 mod turns;
+pub mod wake;
 
 pub use arena::Arena;
 pub use error::{Limit, MemoryError, OsError, OwnerError, PeerError};

@@ -111,6 +111,7 @@ impl Transport for LocalTransport {
 
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         self.now = now;
+        self.announced.give_way();
         // Beside a short copy, the messages wait for its notify frame.
         if !self.posts.is_copying() {
             self.flush_all();
@@ -133,7 +134,7 @@ impl Transport for LocalTransport {
             || !self.backlog.is_empty()
             || !self.unflushed.is_empty()
             || !self.unwatched.is_empty()
-            || self.now < self.awake_until
+            || self.announced.is_awaited()
             || self.populate_at().is_some_and(|at| at <= self.now)
             || !self.retired.is_empty();
         if busy {

@@ -1,13 +1,12 @@
 //! Copies, in slices of a fraction of a millisecond: posts take turns.
 
-use std::ops::RangeInclusive;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use kv_core::{Op, PostId, Time, TransportError};
-use kv_host::{Memory, clock};
+use kv_host::{Memory, clock, wake};
 
-use crate::link::LinkId;
+use crate::link::{LinkId, Stage};
 use crate::right::Right;
 use crate::transfer::{Peer, Progress, Transfer};
 use crate::transport::LocalTransport;
@@ -22,10 +21,6 @@ const FLUSH_AFTER: Duration = Duration::from_micros(150);
 /// With more posts than this in line at the beginning, messages wait until the end of the call: they are late by less
 /// than the posts behind them, and a peer that is woken for each few of them takes the processor from the copies.
 const LINE: usize = 16;
-/// A write of so many bytes, if it is the only post, wakes its peer before the first byte is copied. Waking a sleeping
-/// processor takes about as long as copying the most of these; fewer than the least are copied sooner than a message is
-/// written.
-const WAKES_FIRST: RangeInclusive<u64> = 64 << 10..=1 << 20;
 /// Longest time that a slice of a write is assumed to take, with much to spare. No slice begins this close to
 /// the end of the permission.
 const SLICE_TIME: Duration = Duration::from_millis(10);
@@ -78,8 +73,10 @@ impl LocalTransport {
 
     /// Wakes the peer of a short write that is all there is to do: the peer's processor wakes while the bytes are copied.
     fn wake_first(&mut self) {
-        let Some(id) = self.posts.only_write(WAKES_FIRST) else { return };
-        if let Some(link) = self.links.get_mut(id).filter(|link| link.permitted > self.now) {
+        let Some(id) = self.posts.lone_write(wake::LENGTHS) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
+        if link.stage == Stage::Open && link.may_wake && may_begin(link.permitted) {
+            link.may_wake = false;
             link.connection.outbound.queue_wake();
             self.flush(id);
         }
@@ -151,8 +148,7 @@ fn slice(
     } else {
         // The clock is read while the right is marked: an owner that finds the right unmarked after the
         // permission has ended knows that no slice begins any more.
-        let may = clock::now() + SLICE_TIME < permitted;
-        let slice = may.then(|| transfer.step(regions, peer, QUANTUM));
+        let slice = may_begin(permitted).then(|| transfer.step(regions, peer, QUANTUM));
         right.clear();
         slice?
     };
@@ -160,4 +156,9 @@ fn slice(
         right.count();
     }
     Some(slice)
+}
+
+/// True if a slice of a write may begin now.
+fn may_begin(permitted: Time) -> bool {
+    clock::now() + SLICE_TIME < permitted
 }

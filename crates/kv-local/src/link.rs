@@ -63,6 +63,9 @@ pub(crate) struct Link {
     pub(crate) copied: u64,
     /// Until when the peer permits writes.
     pub(crate) permitted: Time,
+    /// True if a frame has come since this side has woken the peer, or since the peer has woken this side.
+    pub(crate) may_wake: bool,
+    pub(crate) may_be_woken: bool,
     /// Writes that wait for a permission.
     pub(crate) held: BTreeSet<PostId>,
     /// Posts that wait for the link to open.
@@ -99,6 +102,8 @@ impl Link {
             granted: None,
             copied: 0,
             permitted: Time::ZERO,
+            may_wake: true,
+            may_be_woken: true,
             held: BTreeSet::new(),
             waiting: Vec::new(),
             parked: Parked::default(),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const MAX_ARENAS: usize = 64;
 /// Longest name of an abstract socket, in bytes.
 const MAX_SOCKET_NAME: usize = 107;
-/// "KV local", version 3.
+/// "KV local", version 3: there is a message that wakes.
 const MAGIC: [u8; 4] = *b"KVL\x03";
 
 /// A socket name that nobody can guess or occupy in advance.

@@ -67,6 +67,8 @@ impl Outbound {
         self.arenas = arenas;
         self.push(Kind::Hello, body);
         self.push(Kind::Descriptors, Bytes::new());
+        // Frames that were queued while the peer's backlog was full come behind.
+        self.messages.rotate_right(2);
     }
 
     /// Queues a frame; false if there is no room.

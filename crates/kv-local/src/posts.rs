@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use kv_core::in_order::InOrder;
-use kv_core::{Descriptor, Op, Post, PostId, TransportError, TransportEvent};
+use kv_core::{Op, Post, PostId, TransportError, TransportEvent};
 
 use crate::link::LinkId;
 use crate::transfer::Transfer;
@@ -43,9 +43,11 @@ impl Posts {
     /// Accepts a post that has been checked.
     pub(crate) fn accept(&mut self, link: LinkId, post: Post) {
         let before = if self.transfers.is_empty() { 0 } else { self.burst };
-        let bytes = |sum: u64, descriptor: &Descriptor| sum.saturating_add(descriptor.len);
-        self.burst = post.descriptors.iter().fold(before, bytes);
-        self.transfers.insert(post.id, Transfer::new(link, post, self.burst > CACHED));
+        let id = post.id;
+        let mut transfer = Transfer::new(link, post);
+        self.burst = before.saturating_add(transfer.bytes);
+        transfer.streams = self.burst > CACHED;
+        self.transfers.insert(id, transfer);
     }
 
     /// Puts posts into the line of those whose bytes are copied.
@@ -53,12 +55,14 @@ impl Posts {
         self.run.extend(posts);
     }
 
-    /// The link of the only post that there is, if not a byte of the post is copied, and bytes of this number are to be
-    /// written.
-    pub(crate) fn only_write(&self, bytes: RangeInclusive<u64>) -> Option<LinkId> {
+    /// The link of the only post, if it is a write of so many bytes whose turn to be copied has come, of which nothing is
+    /// copied, and which a frame follows.
+    pub(crate) fn lone_write(&self, bytes: RangeInclusive<u64>) -> Option<LinkId> {
         let mut all = self.transfers.iter();
-        let (Some((_, only)), None) = (all.next(), all.next()) else { return None };
-        (only.op() == Op::Write && only.is_untouched() && bytes.contains(&self.burst)).then_some(only.link)
+        let (Some((id, only)), None) = (all.next(), all.next()) else { return None };
+        let begins = self.run.contains(&id) && only.is_untouched();
+        let is_meant = only.op() == Op::Write && only.notify.is_some() && bytes.contains(&only.bytes);
+        (begins && is_meant).then_some(only.link)
     }
 
     /// How many posts wait for their turn, some of which may have ended.
@@ -132,6 +136,8 @@ impl Posts {
 
 #[cfg(test)]
 mod tests {
+    use kv_core::Descriptor;
+
     use super::*;
 
     fn post(id: u64) -> Post {

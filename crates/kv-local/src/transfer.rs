@@ -24,6 +24,8 @@ const SCRAP: usize = 64 << 10;
 pub(crate) struct Transfer {
     pub(crate) link: LinkId,
     pub(crate) notify: Option<Bytes>,
+    /// Bytes of the whole post.
+    pub(crate) bytes: u64,
     /// True if the bytes go past the processor's caches.
     pub(crate) streams: bool,
     op: Op,
@@ -53,9 +55,10 @@ pub(crate) enum Progress {
 
 impl Transfer {
     /// A transfer whose descriptors have been [checked](kv_host::check::descriptors).
-    pub(crate) fn new(link: LinkId, post: Post, streams: bool) -> Transfer {
+    pub(crate) fn new(link: LinkId, post: Post) -> Transfer {
         let Post { op, descriptors, notify, .. } = post;
-        Transfer { link, notify, streams, op, descriptors, next: 0, done: 0 }
+        let bytes = descriptors.iter().fold(0, |sum: u64, descriptor| sum.saturating_add(descriptor.len));
+        Transfer { link, notify, bytes, streams: false, op, descriptors, next: 0, done: 0 }
     }
 
     /// The direction of the post: write or read.

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kv_core::Time;
+use kv_host::wake::Announced;
 use kv_host::{Arena, Mapping, Memory};
 use rustix::process::{PTracer, set_ptracer};
 
@@ -46,8 +47,8 @@ pub struct LocalTransport {
 
     /// Until when messages do not wake the owner.
     pub(crate) crowded_until: Time,
-    /// Until when a frame is expected any moment, and the owner does not sleep.
-    pub(crate) awake_until: Time,
+    /// The frame for which the owner does not sleep.
+    pub(crate) announced: Announced<LinkId>,
     pub(crate) dial_at: Time,
     /// When starved links are written to again.
     pub(crate) flush_at: Time,
@@ -106,7 +107,7 @@ impl LocalTransport {
             populating: VecDeque::new(),
             retired: Vec::new(),
             crowded_until: Time::ZERO,
-            awake_until: Time::ZERO,
+            announced: Announced::NONE,
             dial_at: Time::ZERO,
             flush_at: Time::ZERO,
             sweep_at: Time::MAX,

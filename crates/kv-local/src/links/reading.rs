@@ -1,5 +1,6 @@
 //! Reading the messages of peers, in bounded shares.
 
+use std::mem;
 use std::time::Duration;
 
 use kv_core::{Origin, Time, TransportEvent};
@@ -25,8 +26,6 @@ const CROWD: usize = 16;
 /// not wake the owner. Each write of a peer that copies would wake it, which costs both sides; and a kernel that wakes it
 /// on the processor of that peer takes the processor from the copies, even while another one is idle.
 const CROWD_LASTS: Duration = Duration::from_millis(2);
-/// For so long after a wake, the owner does not sleep: the frame that follows would wake it again.
-const AWAKE: Duration = Duration::from_micros(60);
 /// How long messages are not looked for.
 const CROWD_PAUSE: Duration = Duration::from_micros(250);
 
@@ -152,11 +151,18 @@ impl LocalTransport {
     fn on_message(&mut self, id: LinkId, message: Message) {
         match message {
             Message::Frame(frame) => {
-                self.awake_until = Time::ZERO;
+                self.announced.came(&id);
+                if let Some(link) = self.links.get_mut(id) {
+                    (link.may_wake, link.may_be_woken) = (true, true);
+                }
                 self.posts.tell(TransportEvent::Frame { from: Origin(id), frame });
             }
             Message::Goodbye => self.gone(id),
-            Message::Wake => self.awake_until = self.now + AWAKE,
+            Message::Wake => {
+                if self.links.get_mut(id).is_some_and(|link| mem::take(&mut link.may_be_woken)) {
+                    self.announced.announce(id);
+                }
+            }
             Message::Hello(body) => {
                 if self.on_hello(id, body).is_err() {
                     self.stats.refused += 1;

@@ -23,7 +23,7 @@ use crate::agent::name::{agent_name, is_of_a_transport};
 pub(crate) const LONGEST: usize = 16 << 10;
 /// Bytes of a notification's length, which comes before the notification.
 const LENGTH: usize = 2;
-/// A datagram without notifications.
+/// The datagram that says that something has come by NIXL.
 const RING: &[u8] = &[0];
 /// The datagrams, and their bytes, after which a look ends: the next look takes what is left. A queue has 10 or 512
 /// places on most hosts.
@@ -61,21 +61,22 @@ impl Datagrams {
     }
 
     /// Takes what has come of transports, and hands over the notifications with the names of the agents that have sent
-    /// them.
-    pub(crate) fn take(&mut self, mut each: impl FnMut(&str, Bytes)) -> Taken {
-        let (mut taken, mut bytes) = (Taken::default(), 0);
+    /// them; `None` for an empty datagram, by which another one is announced. True if something may have come by NIXL: a
+    /// transport has rung, or could not for all that had come.
+    pub(crate) fn take(&mut self, mut each: impl FnMut(&str, Option<Bytes>)) -> bool {
+        let (mut rung, mut bytes) = (false, 0);
         for number in 1..=MOST {
             let Ok((len, from)) = self.socket.recv_from(&mut self.buffer) else { break };
             bytes += len;
-            taken.rung |= number >= MANY;
+            rung |= number >= MANY;
             let datagram = self.buffer.get(..len).filter(|datagram| datagram.len() <= LONGEST);
             match datagram.zip(sender(&from)) {
-                Some((RING, _)) => taken.rung = true,
+                Some((RING, _)) => rung = true,
+                Some(([], name)) => each(&name, None),
                 Some((datagram, name)) => {
-                    taken.woken = Some(datagram.is_empty());
                     for part in parts(datagram) {
                         bytes += EACH;
-                        each(&name, Bytes::copy_from_slice(part));
+                        each(&name, Some(Bytes::copy_from_slice(part)));
                     }
                 }
                 None => {}
@@ -84,17 +85,8 @@ impl Datagrams {
                 break;
             }
         }
-        taken
+        rung
     }
-}
-
-/// What the datagrams of one look say beside their notifications.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Taken {
-    /// Something may have come by NIXL: a transport has rung, or could not for all that had come.
-    pub(crate) rung: bool,
-    /// Whether the last one was empty, so that another one will follow soon; `None` if none came.
-    pub(crate) woken: Option<bool>,
 }
 
 impl AsFd for Datagrams {
@@ -154,7 +146,7 @@ impl PeerSocket {
 
     /// Wakes the peer, to which the next datagram will go soon.
     pub(crate) fn wake(&self) {
-        // A peer that has much to take is awake.
+        // The send fails if the peer's queue is full; such a peer is awake.
         let _ = self.socket.send(&[]);
     }
 
@@ -200,6 +192,15 @@ fn sender(address: &SocketAddr) -> Option<String> {
 }
 
 #[cfg(test)]
+impl Datagrams {
+    /// The lengths of the datagrams that have come.
+    pub(crate) fn lengths(&mut self) -> Vec<usize> {
+        let next = || self.socket.recv(&mut self.buffer).ok();
+        std::iter::from_fn(next).collect()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -209,22 +210,21 @@ mod tests {
 
     fn taken(datagrams: &mut Datagrams) -> (Vec<(String, Bytes)>, bool) {
         let mut all = Vec::new();
-        let taken = datagrams.take(|name, bytes| all.push((name.to_owned(), bytes)));
-        (all, taken.rung)
+        let rung = datagrams.take(|name, bytes| all.push((name.to_owned(), bytes.unwrap())));
+        (all, rung)
     }
 
     #[test]
-    fn a_datagram_without_content_says_only_that_another_follows() {
+    fn an_empty_datagram_is_told_and_is_no_notification() {
         let mut there = Datagrams::new(token(12)).unwrap();
         let mut peer = PeerSocket::new(token(11), token(12), true).unwrap();
-        let look = |there: &mut Datagrams| there.take(|_, bytes| assert_eq!(bytes, "frame"));
-        assert_eq!(look(&mut there), Taken { rung: false, woken: None });
-        peer.wake();
-        assert_eq!(look(&mut there), Taken { rung: false, woken: Some(true) });
         peer.wake();
         peer.put(b"frame");
         peer.send().unwrap();
-        assert_eq!(look(&mut there), Taken { rung: false, woken: Some(false) }, "it has come");
+        let mut all = Vec::new();
+        assert!(!there.take(|name, part| all.push((name.to_owned(), part))));
+        let name = agent_name(token(11));
+        assert_eq!(all, [(name.clone(), None), (name, Some(Bytes::from_static(b"frame")))]);
     }
 
     #[test]

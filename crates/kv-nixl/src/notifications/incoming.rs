@@ -1,9 +1,11 @@
 //! What arrives: notifications (by NIXL or as datagrams) and rings; and the deaths of peers on this host.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 
 use bytes::Bytes;
 use kv_core::{MAX_FRAME, TransportEvent};
+use kv_host::wake::Announced;
 use rustix::event::{Timespec, epoll};
 
 use crate::agent::name::is_of_a_transport;
@@ -26,14 +28,16 @@ impl NixlTransport {
             origins: &mut self.origins,
             inbox: &mut self.inbox,
             events: &mut self.events,
+            announced: &mut self.announced,
             stats: &mut self.stats,
             after: After::default(),
         };
         let mut take_datagrams = |intake: &mut Intake<'_>| {
             let Some(datagrams) = self.datagrams.as_mut() else { return };
-            let taken = datagrams.take(|name, bytes| intake.take_datagram(name, &bytes));
-            intake.after.heard |= taken.rung;
-            intake.after.woken = taken.woken.or(intake.after.woken);
+            intake.after.heard |= datagrams.take(|name, part| match part {
+                Some(part) => intake.take_datagram(name, &part),
+                None => intake.take_announcement(name),
+            });
         };
         take_datagrams(&mut intake);
         // An error is of one backend's moment, and comes again if it lasts: sends will fail.
@@ -42,12 +46,9 @@ impl NixlTransport {
             // What was sent before a farewell is there by now.
             take_datagrams(&mut intake);
         }
-        let After { heard, woken, due, confirmed, leaving } = intake.after;
+        let After { heard, due, confirmed, leaving } = intake.after;
         if heard {
             self.pace.stir();
-        }
-        if let Some(woken) = woken {
-            self.pace.expect(woken);
         }
         for (name, connection, count) in due {
             if let Some(id) = self.names.get(&name) {
@@ -95,6 +96,7 @@ struct Intake<'a> {
     origins: &'a mut Origins,
     inbox: &'a mut Inbox,
     events: &'a mut Vec<TransportEvent>,
+    announced: &'a mut Announced<RemoteId>,
     stats: &'a mut NixlStats,
     after: After,
 }
@@ -104,8 +106,6 @@ struct Intake<'a> {
 struct After {
     /// NIXL had at least one notification for this transport, or a peer has rung.
     heard: bool,
-    /// Whether a datagram is to follow the last one soon.
-    woken: Option<bool>,
     /// Agents that are to be told a count: name, connection, bytes.
     due: Vec<(String, u64, u64)>,
     /// Counts that peers have confirmed, by connection.
@@ -135,6 +135,15 @@ impl Intake<'_> {
         self.take_ours(name, connection, kind);
     }
 
+    /// Takes note that an agent will send a datagram soon.
+    fn take_announcement(&mut self, name: &str) {
+        let Some(id) = self.names.get(name) else { return };
+        let known = self.remotes.get_mut(id).filter(|remote| remote.is_open());
+        if known.and_then(Remote::dialogue).is_some_and(|dialogue| mem::take(&mut dialogue.may_be_woken)) {
+            self.announced.announce(*id);
+        }
+    }
+
     /// Takes a notification that came as a datagram: all but frames and confirmations come by NIXL.
     fn take_datagram(&mut self, name: &str, bytes: &Bytes) {
         let foreign =
@@ -153,12 +162,15 @@ impl Intake<'_> {
         // It may be forged, but by nobody who gains by it: a farewell that names a wrong number is
         // not believed, and the end is seen otherwise.
         let mut origin = None;
-        if let Some(remote) = self.names.get(name).and_then(|id| self.remotes.get_mut(id)) {
+        let id = self.names.get(name);
+        if let Some((id, remote)) = id.and_then(|id| Some((id, self.remotes.get_mut(id)?))) {
+            self.announced.came(id);
             origin = Some(remote.origin);
             if let Some(dialogue) = remote.dialogue()
                 && matches!(kind, Kind::Frame(_) | Kind::Probe)
             {
                 dialogue.theirs = Some(connection);
+                (dialogue.may_wake, dialogue.may_be_woken) = (true, true);
             }
         }
         match kind {

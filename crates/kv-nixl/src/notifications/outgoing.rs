@@ -1,12 +1,12 @@
 //! What is sent. To transports of this crate: frames, confirmations, probes and farewells in envelopes, by NIXL or as
 //! datagrams, and rings. To foreign agents: frames as they are.
 
-use std::ops::RangeInclusive;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kv_core::{MemoryKind, Op, TransportEvent};
-use kv_host::Life;
+use kv_core::{MemoryKind, Op, PostId, TransportEvent};
+use kv_host::{Life, wake};
 
 use crate::agent::engine::Started;
 use crate::connections::id::RemoteId;
@@ -22,9 +22,6 @@ use crate::transport::NixlTransport;
 pub(crate) const PROBE: Duration = Duration::from_secs(1);
 /// How many connections one call tries out with a read of no bytes, which takes some 15 µs each.
 const TRIED: usize = 16;
-/// A write of so many bytes, if it is the only post, wakes its peer before the kernel copies. Waking a sleeping processor takes
-/// about as long as copying some hundred KiB; fewer bytes than the least are copied sooner than a datagram is sent.
-const WAKES_FIRST: RangeInclusive<u64> = 64 << 10..=1 << 20;
 
 impl NixlTransport {
     /// Sends a frame for which there is room; a foreign agent gets the frame as it is. False if the
@@ -90,12 +87,20 @@ impl NixlTransport {
         }
     }
 
-    /// Wakes the peer of a short write that is all there is to do: the peer's processor wakes while the kernel copies.
-    pub(crate) fn wake_first(&mut self, id: RemoteId, op: Op, bytes: u64) {
-        if op != Op::Write || !WAKES_FIRST.contains(&bytes) || self.transfers.len() > 1 {
+    /// Wakes the peer of a short write that is all there is to do: the peer's processor wakes while the kernel copies. One
+    /// request, with `bytes` of the posts, is to start.
+    pub(crate) fn wake_first(&mut self, id: RemoteId, posts: &[PostId], bytes: u64) {
+        let ([post], 1) = (posts, self.transfers.len()) else { return };
+        let Some(lone) = self.transfers.get(post) else { return };
+        let is_meant = lone.op == Op::Write && lone.notify.is_some() && wake::LENGTHS.contains(&bytes);
+        if !is_meant || lone.bytes != bytes {
             return;
         }
-        if let Some(socket) = self.socket_of(id).filter(|socket| socket.carries(0)) {
+        let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return };
+        // Only where the kernel copies do frames go as datagrams.
+        if let Some(socket) = dialogue.socket.as_ref().filter(|socket| socket.carries(0))
+            && mem::take(&mut dialogue.may_wake)
+        {
             socket.wake();
         }
     }
@@ -295,33 +300,82 @@ mod tests {
         frames.collect()
     }
 
-    /// Without a notify frame, what wakes the peer is all that is sent.
     #[test]
-    fn a_short_write_alone_wakes_its_peer_and_others_do_not() {
+    fn a_short_write_alone_wakes_its_peer_before_its_frame() {
         let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
         here.post(PEER, whole(0, Op::Write)).unwrap();
         until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
         let mut wakes = |posts: &[Post]| {
+            // A peer that says nothing is not woken again.
+            there.send(PEER, Bytes::from_static(b"received")).unwrap();
+            until(&mut [&mut here, &mut there], "a word", |_, events| !events.is_empty());
             posts.iter().for_each(|post| here.post(PEER, post.clone()).unwrap());
             until(&mut [&mut here], "the copies", |_, events| events.len() == posts.len());
-            let unexpected = |_: &str, bytes| panic!("{bytes:?}");
-            there.datagrams.as_mut().unwrap().take(unexpected).woken
+            here.poll(Time::ZERO, &mut Vec::new());
+            there.datagrams.as_mut().unwrap().lengths().iter().filter(|len| **len == 0).count()
         };
         let part = |id, op, len| {
             let whole = whole(id, op);
             let descriptor = Descriptor { len, ..whole.descriptors[0] };
-            Post { descriptors: vec![descriptor], ..whole }
+            let notify = (op == Op::Write).then(|| Bytes::from_static(b"there"));
+            Post { descriptors: vec![descriptor], notify, ..whole }
         };
-        assert_eq!(wakes(&[part(1, Op::Write, 64 << 10)]), Some(true));
-        assert_eq!(wakes(&[part(2, Op::Write, 1 << 20)]), Some(true));
-        assert_eq!(
-            wakes(&[part(3, Op::Write, (64 << 10) - 1)]),
-            None,
-            "copied sooner than a datagram is sent"
-        );
-        assert_eq!(wakes(&[part(4, Op::Read, 1 << 20)]), None, "the peer is told nothing of a read");
-        let both = [part(5, Op::Write, 64 << 10), part(6, Op::Write, 64 << 10)];
-        assert_eq!(wakes(&both), None, "there is more to do");
+        assert_eq!(wakes(&[part(1, Op::Write, 64 << 10)]), 1);
+        assert_eq!(wakes(&[part(2, Op::Write, 256 << 10)]), 1);
+        assert_eq!(wakes(&[part(3, Op::Write, (64 << 10) - 1)]), 0, "copied sooner than a datagram is sent");
+        assert_eq!(wakes(&[part(4, Op::Write, LEN as u64)]), 0, "the end of a long copy is not near");
+        assert_eq!(wakes(&[part(5, Op::Read, 256 << 10)]), 0, "the peer is told nothing of a read");
+        assert_eq!(wakes(&[Post { notify: None, ..part(6, Op::Write, 256 << 10) }]), 0, "nothing follows");
+        let both = [part(7, Op::Write, 64 << 10), part(8, Op::Write, 64 << 10)];
+        assert_eq!(wakes(&both), 0, "there is more to do");
+    }
+
+    #[test]
+    fn a_peer_is_woken_once_until_it_says_something_and_wakes_once_until_its_frame() {
+        let Some([(mut here, _ours), (mut there, _theirs)]) = copying() else { return };
+        here.post(PEER, whole(0, Op::Write)).unwrap();
+        until(&mut [&mut here, &mut there], "the first copy", |_, events| !events.is_empty());
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
+        there.send(PEER, Bytes::from_static(b"a word")).unwrap();
+        until(&mut [&mut here, &mut there], "a word", |_, events| !events.is_empty());
+        pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+        fn flags(transport: &mut NixlTransport) -> [bool; 2] {
+            let dialogue = transport.remotes.values_mut().find_map(Remote::dialogue).unwrap();
+            [dialogue.may_wake, dialogue.may_be_woken]
+        }
+        assert_eq!((flags(&mut here), flags(&mut there)), ([true; 2], [true; 2]));
+        let post = Post { notify: Some(Bytes::from_static(b"there")), ..whole(1, Op::Write) };
+        let descriptors = vec![Descriptor { len: 256 << 10, ..post.descriptors[0] }];
+        let silent = Post { descriptors, ..post };
+        here.post(PEER, silent.clone()).unwrap();
+        until(&mut [&mut here], "a copy", |_, events| !events.is_empty());
+        assert_eq!(flags(&mut here), [false, true]);
+        here.post(PEER, Post { id: PostId(2), ..silent }).unwrap();
+        until(&mut [&mut here], "another", |_, events| !events.is_empty());
+        here.poll(Time::ZERO, &mut Vec::new());
+        let told = there.datagrams.as_mut().unwrap().lengths();
+        assert_eq!(told.iter().filter(|len| **len == 0).count(), 1, "{told:?}");
+        let socket = |transport: &mut NixlTransport| {
+            transport
+                .remotes
+                .values_mut()
+                .find_map(Remote::dialogue)
+                .unwrap()
+                .socket
+                .as_ref()
+                .unwrap()
+                .wake();
+        };
+        for _ in 0..3 {
+            socket(&mut here);
+            there.poll(Time::ZERO, &mut Vec::new());
+            assert_eq!(flags(&mut there), [true, false]);
+        }
+        here.send(PEER, Bytes::from_static(b"frame")).unwrap();
+        until(&mut [&mut there, &mut here], "the frame", |_, events| !events.is_empty());
+        assert_eq!(flags(&mut there), [true; 2]);
+        assert!(!there.announced.is_awaited());
     }
 
     /// The kernel copies, and frames wait at the peer: nobody at the other end need be awake.

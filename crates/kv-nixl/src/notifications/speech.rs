@@ -38,7 +38,16 @@ impl Speech {
 
     /// Speech to the transport with this token, whose socket is reached if the transport is on this host.
     pub(crate) fn ours(token: u64, socket: Option<PeerSocket>) -> Speech {
-        Speech::Ours(Dialogue { token, socket, theirs: None, said_farewell: false, sent: 0, confirmed: 0 })
+        Speech::Ours(Dialogue {
+            token,
+            socket,
+            theirs: None,
+            said_farewell: false,
+            sent: 0,
+            confirmed: 0,
+            may_wake: true,
+            may_be_woken: true,
+        })
     }
 }
 
@@ -65,6 +74,9 @@ pub(crate) struct Dialogue {
     /// Bytes of frames that were sent, and of those the bytes that the peer has confirmed.
     pub(crate) sent: u64,
     pub(crate) confirmed: u64,
+    /// True if a frame has come since this side has woken the peer, or since the peer has woken this side.
+    pub(crate) may_wake: bool,
+    pub(crate) may_be_woken: bool,
 }
 
 impl Dialogue {

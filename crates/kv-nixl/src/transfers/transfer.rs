@@ -29,6 +29,8 @@ pub(crate) struct Transfer {
     /// Requests of the next slices, made and not started.
     pub(crate) ready: VecDeque<Made>,
     pub(crate) op: Op,
+    /// Bytes of the whole post.
+    pub(crate) bytes: u64,
     descriptors: Vec<Descriptor>,
     /// The number of the next descriptor, and how many of its bytes are cut off.
     next: usize,
@@ -88,7 +90,9 @@ impl Batch {
 impl Transfer {
     /// A transfer whose descriptors have been checked by [`check`].
     pub(crate) fn new(remote: RemoteId, peer: PeerId, post: Post) -> Transfer {
+        let add = |sum: u64, descriptor: &Descriptor| sum.saturating_add(descriptor.len);
         Transfer {
+            bytes: post.descriptors.iter().fold(0, add),
             remote,
             peer,
             notify: post.notify,

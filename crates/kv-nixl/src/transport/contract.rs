@@ -169,6 +169,7 @@ impl Transport for NixlTransport {
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
+        self.announced.give_way();
         let begun = Instant::now();
         self.send_datagrams();
         self.take_deaths();
@@ -188,6 +189,7 @@ impl Transport for NixlTransport {
             && self.line.is_empty()
             && self.inbox.is_empty()
             && self.unsent.is_empty())
+            || self.announced.is_awaited()
         {
             return TransportWait::Now;
         }

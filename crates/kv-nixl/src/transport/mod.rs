@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{PeerId, PostId, TransportError, TransportEvent};
+use kv_host::wake::Announced;
 use kv_host::{Frozen, Host, OsError, ProcessIdentity, random};
 use rustix::event::epoll;
 
@@ -96,6 +97,8 @@ pub struct NixlTransport {
     pub(crate) probe_at: Instant,
     pub(crate) events: Vec<TransportEvent>,
     pub(crate) pace: Pace,
+    /// The frame for which the owner does not sleep.
+    pub(crate) announced: Announced<RemoteId>,
     pub(crate) batch: Batch,
     pub(crate) stats: NixlStats,
 }
@@ -174,6 +177,7 @@ impl NixlTransport {
             probe_at: Instant::now(),
             events: Vec::new(),
             pace: Pace::new(config.idle_poll),
+            announced: Announced::NONE,
             batch: Batch::default(),
             stats: NixlStats::default(),
             config,

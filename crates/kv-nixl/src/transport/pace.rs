@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 /// For this long after NIXL was heard or spoken to the owner does not sleep while requests are in flight: transfers over
 /// shared memory or RDMA end within this time.
 const SPIN: Duration = Duration::from_micros(100);
-/// For this long after a peer has said that a datagram will follow the owner does not sleep.
-const EXPECT: Duration = Duration::from_micros(80);
 /// Shortest sleep. The kernel makes a sleep some 50 µs longer, unless the thread says otherwise, as a worker's does.
 const SHORTEST: Duration = Duration::from_micros(20);
 /// Longest sleep while requests are in flight.
@@ -18,14 +16,12 @@ const IN_FLIGHT: Duration = Duration::from_millis(1);
 pub(crate) struct Pace {
     last: Instant,
     idle: Duration,
-    /// Until when a datagram is expected.
-    expects: Option<Instant>,
 }
 
 impl Pace {
     /// A pace whose longest sleep is `idle`.
     pub(crate) fn new(idle: Duration) -> Pace {
-        Pace { last: Instant::now(), idle, expects: None }
+        Pace { last: Instant::now(), idle }
     }
 
     /// Takes note that something has passed NIXL, which an answer may follow.
@@ -33,21 +29,9 @@ impl Pace {
         self.last = Instant::now();
     }
 
-    /// Takes note of whether a peer will send a datagram soon.
-    pub(crate) fn expect(&mut self, soon: bool) {
-        self.expects = soon.then(|| Instant::now() + EXPECT);
-    }
-
-    fn expects(&self, now: Instant) -> bool {
-        self.expects.is_some_and(|until| now < until)
-    }
-
     /// How long to sleep. A sleep grows with the time since then, so that the added delay is a small part of the time
     /// that has passed anyway.
     pub(crate) fn sleep(&self, in_flight: bool) -> Duration {
-        if self.expects(Instant::now()) {
-            return Duration::ZERO;
-        }
         pace(self.last.elapsed(), in_flight, self.idle)
     }
 }
@@ -74,17 +58,6 @@ mod tests {
         assert_eq!(pace(Duration::ZERO, false, idle), SHORTEST);
         assert_eq!(pace(ms(16), false, idle), ms(2));
         assert_eq!(pace(ms(10_000), false, idle), idle);
-    }
-
-    #[test]
-    fn a_datagram_is_expected_for_a_moment_or_until_it_comes() {
-        let mut paced = Pace::new(Duration::from_millis(5));
-        let before = Instant::now();
-        assert!(!paced.expects(before));
-        paced.expect(true);
-        assert!(paced.expects(before) && !paced.expects(Instant::now() + EXPECT));
-        paced.expect(false);
-        assert!(!paced.expects(before));
     }
 
     #[test]

@@ -35,8 +35,8 @@ const PER_TURN: usize = 256;
 /// most.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 
-/// For so long a worker with few sessions stays awake for the answer to what a scheduler's command has sent to a peer. A
-/// peer on this host answers within this time; sleeping and being woken would take a good part of it.
+/// For so long a worker with few sessions stays awake after a scheduler's command has sent a message to a peer. A peer on
+/// this host answers within this time, of which sleeping and being woken would take a good part.
 const ANSWER: Duration = Duration::from_micros(150);
 /// The most sessions of a worker that awaits an answer so: among more, some answer comes soon anyway.
 const FEW: usize = 4;
@@ -75,7 +75,9 @@ pub struct Driver<M: Machine> {
     listeners: Listeners<M::Trace>,
     /// The last turn has told the scheduler of changed sessions.
     has_signalled: bool,
-    /// When a command has led to a message to a peer, of whom nothing was heard since.
+    /// The last command has sent a message to a peer.
+    has_sent: bool,
+    /// When a command has last led to a message to a peer; `None` if a message has come since.
     asked: Option<Time>,
 }
 
@@ -142,6 +144,7 @@ impl<M: Machine> Driver<M> {
             stopping: None,
             listeners,
             has_signalled: false,
+            has_sent: false,
             asked: None,
             shared,
         })
@@ -180,11 +183,7 @@ impl<M: Machine> Driver<M> {
             self.client.publish(self.clock.now(), &addr, record);
         }
         self.shared.counters.turns.add_one();
-        let sent = self.shared.counters.frames_sent.get();
         self.take_commands();
-        if self.shared.counters.frames_sent.get() > sent {
-            self.asked = Some(self.clock.now());
-        }
         self.take_events();
         // The messages of the commands are on their way.
         self.has_signalled = self.shared.poll_set.signal_noted();
@@ -233,7 +232,11 @@ impl<M: Machine> Driver<M> {
     fn take_command(&mut self, message: Message<M>) {
         let (cell, opens) = (Arc::clone(&message.cell), message.opens);
         let Some(command) = self.sessions.admit(message) else { return };
+        self.has_sent = false;
         self.feed(Input::Command(command));
+        if self.has_sent {
+            self.asked = Some(self.clock.now());
+        }
         if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
             self.feed(Input::Command(M::Command::abort(cell.id())));
         }
@@ -252,7 +255,6 @@ impl<M: Machine> Driver<M> {
         for event in events.drain(..) {
             let input = match event {
                 TransportEvent::Frame { from, frame } => {
-                    self.asked = None;
                     self.shared.counters.frames_received.add_one();
                     let speaker = self.machine.transport_in(&frame);
                     if speaker.is_some_and(|speaker| !self.transport.may_speak_by(from, &speaker)) {
@@ -260,6 +262,7 @@ impl<M: Machine> Driver<M> {
                         self.shared.counters.frames_dropped.add_one();
                         continue;
                     }
+                    self.asked = None;
                     Input::Frame { from, frame }
                 }
                 TransportEvent::Posted { post, result } => {
@@ -332,7 +335,10 @@ impl<M: Machine> Driver<M> {
             }
             Output::Disconnect { peer } => self.transport.disconnect(peer),
             Output::Send { peer, frame } => match self.transport.send(peer, frame) {
-                Ok(()) => counters.frames_sent.add_one(),
+                Ok(()) => {
+                    counters.frames_sent.add_one();
+                    self.has_sent = true;
+                }
                 Err(_) => counters.frames_dropped.add_one(),
             },
             Output::Post { peer, post } => {

@@ -1,5 +1,6 @@
 //! What is known of a world from outside of its machines: sessions, saves, entries in use, and requests.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::machine::SessionStatus;
@@ -146,8 +147,8 @@ pub(crate) struct Sent {
     pub(crate) of_round: bool,
 }
 
-/// A request: the consumer, the producer, what the consumer calls their conversation, and the attempt. A consumer that has
-/// forgotten a producer counts its attempts from the start, in a conversation of another name.
+/// A request: the consumer, the producer, what the consumer calls their conversation, and the attempt. Each conversation of a
+/// consumer counts its attempts by itself.
 pub(crate) type RequestId = (LifeId, LifeId, ConversationId, u64);
 
 /// What is known of a world from outside.
@@ -187,14 +188,27 @@ impl Ledger {
         self.names.insert((to, from, ours), theirs);
     }
 
-    /// What the sender of a frame calls the conversation that stands in the frame; `None` if the sender has not named any.
-    /// Before one has welcomed the other, that is what the sender has named last.
+    /// What a life calls the conversation in which it sends a frame; `None` if it has not named any. Before one side has
+    /// welcomed the other, that is what the life has named last, and stays so for this name of the other side's.
+    pub(crate) fn speaks(
+        &mut self,
+        (from, to): (LifeId, LifeId),
+        theirs: ConversationId,
+    ) -> Option<ConversationId> {
+        let last = self.called.get(&(from, to)).copied();
+        match self.names.entry((from, to, theirs)) {
+            Entry::Occupied(known) => Some(*known.get()),
+            Entry::Vacant(unknown) => last.map(|last| *unknown.insert(last)),
+        }
+    }
+
+    /// What the sender of a frame calls the conversation; `None` if the frame was not sent to this receiver.
     pub(crate) fn name_of_sender(
         &self,
         (from, to): (LifeId, LifeId),
         theirs: ConversationId,
     ) -> Option<ConversationId> {
-        self.names.get(&(from, to, theirs)).or_else(|| self.called.get(&(from, to))).copied()
+        self.names.get(&(from, to, theirs)).copied()
     }
 
     /// The sessions of a life that have not ended.

@@ -153,7 +153,7 @@ impl EcWorld {
     }
 
     fn asks(&mut self, (consumer, producer): (LifeId, LifeId), frame: &Frame) {
-        let talk = self.service.ledger.name_of_sender((consumer, producer), frame.conversation);
+        let talk = self.service.ledger.speaks((consumer, producer), frame.conversation);
         let Some(talk) = talk else { return };
         if let Body::Abort(abort) = &frame.body
             && let Some(sent) = self.service.ledger.sent.get_mut(&(consumer, producer, talk, abort.attempt.0))

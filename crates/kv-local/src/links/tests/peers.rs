@@ -66,15 +66,23 @@ fn a_peer_whose_backlog_is_full_is_dialed_again() {
 
     befriend(&mut us, PeerId(1), &metadata.encode().unwrap()).unwrap();
     assert_eq!(us.send(PeerId(1), Bytes::from_static(b"waits")), Ok(()));
-    us.post(PeerId(1), write_post(1, 4096)).unwrap();
+    let noted = Post { notify: Some(Bytes::from_static(b"there")), ..write_post(1, 256 << 10) };
+    us.post(PeerId(1), noted).unwrap();
     assert_eq!(poll_at(&mut us, Duration::from_millis(20)), []);
     assert!(us.links.has_to_dial());
     assert!(matches!(us.wait(), TransportWait::ReadableOrAfter(_, after) if after <= DIAL_AGAIN));
     accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
     assert_eq!(poll_at(&mut us, Duration::from_millis(40)), []);
     assert!(!us.links.has_to_dial());
+    // What was sent and posted before goes behind the hello.
+    let client = UnixStream::from(accept_with(&listener, SocketFlags::CLOEXEC).unwrap());
+    client.set_nonblocking(true).unwrap();
+    let (mut heard, mut reader) = (Vec::new(), &client);
+    let _ = reader.read_to_end(&mut heard);
+    assert_eq!(heard.get(4), Some(&1), "the first message is the hello: {heard:?}");
+    assert_eq!(heard.last_chunk(), Some(&[0, 0, 0, 0, 4]), "the last one has the descriptors");
     // The peer hangs up before its hello: it never had this side's memory.
-    drop(listener);
+    drop((client, listener));
     let mut events = poll_at(&mut us, Duration::from_millis(60));
     events.extend(poll_at(&mut us, Duration::from_millis(60) + DYING));
     assert_eq!(events.len(), 2, "{events:?}");
