@@ -1,4 +1,4 @@
-//! The decoders of bytes from outside, each with a check of what it accepts.
+//! The decoders of bytes from outside, each with a check of what it accepts. Each returns true if it accepts the bytes.
 
 use kv_core::wire::{Body, Frame, hello_transport};
 use kv_core::{MAX_FRAME, Room, TransportOffer};
@@ -28,8 +28,8 @@ pub use kv_ucx::fuzz::{messages as ucx_messages, metadata as ucx_metadata};
 const NAMED: usize = 8;
 
 /// A frame. An accepted frame, encoded again, must mean the same.
-pub fn wire(bytes: &[u8]) {
-    let Ok(frame) = Frame::decode(bytes) else { return };
+pub fn wire(bytes: &[u8]) -> bool {
+    let Ok(frame) = Frame::decode(bytes) else { return false };
     if let Body::Hello(hello) = &frame.body {
         // What the transport is asked about is what the machine goes by.
         let said = TransportOffer::new(&hello.transport, hello.metadata.clone());
@@ -37,18 +37,22 @@ pub fn wire(bytes: &[u8]) {
     }
     let Ok(again) = frame.encode() else {
         // The fields of a cache may have been written without their names.
-        return assert!(matches!(frame.body, Body::Hello(_)) && bytes.len() > MAX_FRAME / NAMED);
+        assert!(matches!(frame.body, Body::Hello(_)) && bytes.len() > MAX_FRAME / NAMED);
+        return true;
     };
     // Numbers may have been written longer than needed, never shorter.
     let named = if matches!(frame.body, Body::Hello(_)) { NAMED } else { 1 };
     assert!(again.len() <= named * bytes.len() + 64, "{again:?}");
     assert_eq!(Frame::decode(&again), Ok(frame));
+    true
 }
 
 /// An aux row, after the three numbers of the reader's layout and a byte that is odd if the row is sealed: a row with
 /// the tag and the checksum that fit is refused or understood, too. An accepted row, written again, must mean the same.
-pub fn aux_row(bytes: &[u8]) {
-    let Some((&[logprobs, top_logprobs, hidden, seal], content)) = bytes.split_first_chunk() else { return };
+pub fn aux_row(bytes: &[u8]) -> bool {
+    let Some((&[logprobs, top_logprobs, hidden, seal], content)) = bytes.split_first_chunk() else {
+        return false;
+    };
     let (logprobs, top_logprobs) = (u16::from(logprobs % 8), u16::from(top_logprobs % 8));
     let layout = AuxLayout { logprobs, top_logprobs, hidden_bytes: hidden.into() };
     let room = Room::Number(7);
@@ -62,7 +66,7 @@ pub fn aux_row(bytes: &[u8]) {
             row[8..16].copy_from_slice(&computed.to_le_bytes());
         }
     }
-    let Ok(read) = AuxRow::decode(&layout, &room, &row) else { return };
+    let Ok(read) = AuxRow::decode(&layout, &room, &row) else { return false };
     let mut again = vec![0xee; row.len()];
     assert_eq!(read.encode(&layout, &room, &mut again), Ok(()));
     assert_eq!((&row[..8], &row[16..40]), (&again[..8], &again[16..40]));
@@ -70,32 +74,34 @@ pub fn aux_row(bytes: &[u8]) {
     let mut third = vec![0; row.len()];
     let twice = AuxRow::decode(&layout, &room, &again).map(|twice| twice.encode(&layout, &room, &mut third));
     assert_eq!((twice, third), (Ok(Ok(())), again));
+    true
 }
 
 /// Transfer parameters. Accepted parameters, written again, must mean the same.
-pub fn params(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(params) = TransferParams::parse(text) {
-        assert_eq!(TransferParams::parse(&params.to_json()), Ok(params));
-    }
+pub fn params(bytes: &[u8]) -> bool {
+    let params = std::str::from_utf8(bytes).ok().and_then(|text| TransferParams::parse(text).ok());
+    let Some(params) = params else { return false };
+    assert_eq!(TransferParams::parse(&params.to_json()), Ok(params));
+    true
 }
 
 /// Transfer parameters of the encoder cache. Accepted parameters, written again, must mean the same.
-pub fn ec_params(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(params) = EcTransferParams::parse(text) {
-        assert_eq!(EcTransferParams::parse(&params.to_json()), Ok(params));
-    }
+pub fn ec_params(bytes: &[u8]) -> bool {
+    let params = std::str::from_utf8(bytes).ok().and_then(|text| EcTransferParams::parse(text).ok());
+    let Some(params) = params else { return false };
+    assert_eq!(EcTransferParams::parse(&params.to_json()), Ok(params));
+    true
 }
 
 /// Records of workers, one a line, of which at most eight are read. Accepted records, written again, must mean the same,
 /// and a timeline of any records is drawn.
-pub fn timeline(bytes: &[u8]) {
-    let Ok(records) = Record::from_lines(bytes, 8) else { return };
+pub fn timeline(bytes: &[u8]) -> bool {
+    let Ok(records) = Record::from_lines(bytes, 8) else { return false };
     for record in &records {
         let again = record.to_json().map(|json| Record::from_json(json.as_bytes()));
         assert!(again.is_ok_and(|again| again.is_ok_and(|again| again == *record)), "{record:?}");
     }
-    let Ok(timeline) = Timeline::join(records) else { return };
+    let Ok(timeline) = Timeline::join(records) else { return false };
     assert!(timeline.html().is_ok() && timeline.perfetto().is_ok());
+    true
 }

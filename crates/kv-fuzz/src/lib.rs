@@ -39,8 +39,9 @@ pub mod worst;
 
 pub use decoders::*;
 
-/// A fuzz target: its name, and a function of bytes that panics if a promise is broken.
-pub type Target = (&'static str, fn(&[u8]));
+/// A decoder: its name, and a function of bytes that panics if a promise is broken, and returns true if the bytes are
+/// accepted.
+pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All decoders that this build has.
 pub const DECODERS: &[Target] = &[

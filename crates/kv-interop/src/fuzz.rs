@@ -1,4 +1,5 @@
-//! Entrances for fuzzing: the readers that a stranger's bytes pass first. Not a public API.
+//! Entrances for fuzzing: the readers that a stranger's bytes pass first. Each returns true if all of the bytes are
+//! accepted. Not a public API.
 
 mod dialects;
 
@@ -15,8 +16,8 @@ pub use dialects::{
 /// Reads the stream of a connection. The first byte gives the type of this side's socket, and the length of the
 /// pieces in which the stream comes. Asserts that pieces mean the same as the whole stream, that what is held has
 /// come, and that messages, written again, are read as the same.
-pub fn zmtp(bytes: &[u8]) {
-    let Some((&how, stream)) = bytes.split_first() else { return };
+pub fn zmtp(bytes: &[u8]) -> bool {
+    let Some((&how, stream)) = bytes.split_first() else { return false };
     let ours =
         [SocketType::Req, SocketType::Push, SocketType::Pull, SocketType::Router][usize::from(how % 4)];
     let whole = read(ours, [stream]);
@@ -29,6 +30,7 @@ pub fn zmtp(bytes: &[u8]) {
         let message = Heard::Message(parts.clone());
         assert_eq!(session.take(&mut &again[..]), Ok(Some(message)));
     }
+    whole.1.is_ok() && !whole.0.is_empty()
 }
 
 /// Everything that is heard of a stream, and the end.
@@ -52,10 +54,10 @@ fn read<'a>(
 }
 
 /// Reads a request for a rank's metadata. Asserts that an accepted request, written again, is the same.
-pub fn side_channel(bytes: &[u8]) {
+pub fn side_channel(bytes: &[u8]) -> bool {
     let parts = [Bytes::new(), Bytes::copy_from_slice(bytes)];
-    if let Some(ranks) = side_channel::parse(&parts) {
-        let again = vllm::question(ranks.0, ranks.1);
-        assert_eq!(side_channel::parse(&[Bytes::new(), again]), Some(ranks));
-    }
+    let Some(ranks) = side_channel::parse(&parts) else { return false };
+    let again = vllm::question(ranks.0, ranks.1);
+    assert_eq!(side_channel::parse(&[Bytes::new(), again]), Some(ranks));
+    true
 }

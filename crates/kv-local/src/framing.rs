@@ -31,6 +31,12 @@ pub(crate) enum Kind {
     Wake = 5,
 }
 
+/// The header of a message of this kind. Every body is shorter than 4 GiB: senders bound hellos and frames.
+pub(crate) fn header(kind: Kind, len: usize) -> [u8; HEADER] {
+    let [a, b, c, d] = (len as u32).to_le_bytes();
+    [a, b, c, d, kind as u8]
+}
+
 /// A message of a peer. The message with descriptors is not told: it completes the hello.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {

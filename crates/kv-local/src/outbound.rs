@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bytes::Bytes;
 use kv_host::{Arena, OsError, descriptors};
 
-use crate::framing::{HEADER, Kind};
+use crate::framing::{HEADER, Kind, header};
 
 /// Most bytes written in one call, so that a peer that reads quickly does not keep this thread.
 const FLUSH: usize = 64 << 10;
@@ -151,10 +151,8 @@ impl Outbound {
     }
 
     fn push(&mut self, kind: Kind, body: Bytes) {
-        // Every body is shorter than 4 GiB: callers bound hellos and frames.
-        let [a, b, c, d] = (body.len() as u32).to_le_bytes();
         self.queued += HEADER + body.len();
-        self.messages.push_back(Outgoing { header: [a, b, c, d, kind as u8], body });
+        self.messages.push_back(Outgoing { header: header(kind, body.len()), body });
     }
 
     /// Writes the first messages, of `most` bytes at most. They are gathered in `scratch` first: most are so short that

@@ -1,4 +1,4 @@
-//! Transports, and metadata of foreign agents, for tests that look inside.
+//! Transports for tests that look inside.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -74,32 +74,4 @@ pub(crate) fn others(pool: &HostMemory, byte: u8) -> usize {
     let mut bytes = vec![0; LEN];
     pool.read(0, &mut bytes).unwrap();
     bytes.iter().filter(|other| **other != byte).count()
-}
-
-fn put(out: &mut Vec<u8>, tag: &str, value: &[u8]) {
-    out.extend(tag.as_bytes());
-    out.extend((value.len() as u64).to_le_bytes());
-    out.extend(value);
-    out.push(b'|');
-}
-
-/// An agent with one backend and these ranges of host memory.
-pub(crate) fn sample(name: &[u8], ranges: &[[u64; 3]]) -> Vec<u8> {
-    let mut out = b"nixlSerDes|".to_vec();
-    put(&mut out, "Agent", name);
-    put(&mut out, "Conns", &1_u64.to_le_bytes());
-    put(&mut out, "t", b"UCX");
-    put(&mut out, "c", &[0, 255, b'|', 7]);
-    put(&mut out, "", b"MemSection");
-    put(&mut out, "nixlSecElms", &1_u64.to_le_bytes());
-    put(&mut out, "bknd", b"UCX");
-    put(&mut out, "nixlDList", b"nixlSDList");
-    put(&mut out, "t", &0_u32.to_le_bytes());
-    put(&mut out, "n", &(ranges.len() as u64).to_le_bytes());
-    for range in ranges {
-        let mut blob: Vec<u8> = range.iter().flat_map(|number| number.to_le_bytes()).collect();
-        blob.extend(b"key");
-        put(&mut out, "", &blob);
-    }
-    out
 }

@@ -23,9 +23,10 @@ pub fn parts(mut bytes: &[u8]) -> Vec<Bytes> {
 }
 
 /// Reads a notification of a vLLM agent. Asserts that an accepted notification, written again, means the same.
-pub fn vllm_notification(bytes: &[u8]) {
-    let Ok(found) = Notification::decode(bytes) else { return };
+pub fn vllm_notification(bytes: &[u8]) -> bool {
+    let Ok(found) = Notification::decode(bytes) else { return false };
     assert_eq!(Notification::decode(&vllm::written_again(&found)), Ok(found));
+    true
 }
 
 /// The registration of a vLLM receiver for a request: the receiver's engine with the host, port and
@@ -54,28 +55,28 @@ pub fn vllm_registration(
 
 /// Reads what a vLLM engine's side channel answers. The first byte says what the others are: the parts of an answer,
 /// the payload alone, or the metadata of the agent alone. Asserts that what is accepted, written again, is the same.
-pub fn vllm_answer(bytes: &[u8]) {
-    let Some((&how, bytes)) = bytes.split_first() else { return };
+pub fn vllm_answer(bytes: &[u8]) -> bool {
+    let Some((&how, bytes)) = bytes.split_first() else { return false };
     let payload = match how % 3 {
         0 => vllm::answer(&parts(bytes)).map(|(payload, _)| payload),
         1 => NixlHandshakePayload::decode(bytes),
         _ => return agent_metadata(bytes),
     };
-    let Ok(payload) = payload else { return };
+    let Ok(payload) = payload else { return false };
     assert_eq!(NixlHandshakePayload::decode(&payload.encode()).as_ref(), Ok(&payload));
-    agent_metadata(&payload.agent_metadata_bytes);
+    agent_metadata(&payload.agent_metadata_bytes)
 }
 
-fn agent_metadata(bytes: &[u8]) {
-    if let Ok(metadata) = NixlAgentMetadata::decode(bytes) {
-        assert_eq!(NixlAgentMetadata::decode(&metadata.encode()), Ok(metadata));
-    }
+fn agent_metadata(bytes: &[u8]) -> bool {
+    let Ok(metadata) = NixlAgentMetadata::decode(bytes) else { return false };
+    assert_eq!(NixlAgentMetadata::decode(&metadata.encode()), Ok(metadata));
+    true
 }
 
 /// Reads a message of an SGLang worker, in the form of [`parts`]. Asserts that an accepted message, written again,
 /// means the same.
-pub fn sglang_message(bytes: &[u8]) {
-    let Ok(mut found) = SglangMessage::decode(&parts(bytes)) else { return };
+pub fn sglang_message(bytes: &[u8]) -> bool {
+    let Ok(mut found) = SglangMessage::decode(&parts(bytes)) else { return false };
     match &mut found {
         // Workers of this library have no state components, and their messages name none.
         SglangMessage::Registration(registration) => registration.has_state = false,
@@ -90,6 +91,7 @@ pub fn sglang_message(bytes: &[u8]) {
         _ => {}
     }
     assert_eq!(SglangMessage::decode(&found.encode()), Ok(found));
+    true
 }
 
 /// What a machine has said to a foreign engine.

@@ -79,6 +79,10 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
+    /// All routes are open.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) const EVERYWHERE: Reach = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
+
     /// The routes that are open to this process.
     pub(crate) fn here(config: &NixlConfig) -> Reach {
         let variable = |name| std::env::var(name).ok();
@@ -209,7 +213,7 @@ mod tests {
             assert!(!is_cards_only(list), "{list:?}");
         }
         assert!(is_cards_only(Some("rc")) && is_cards_only(Some("rc_mlx5, dc_x")));
-        let mixed = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
+        let mixed = Reach::EVERYWHERE;
         let cards = Reach { cards_only: true, ..mixed };
         let bound = Duration::from_secs(40);
         assert_eq!(cards.write_fence(Route::Rdma, Some(bound)), WriteFence::Within(bound));
@@ -236,7 +240,7 @@ mod tests {
 
     #[test]
     fn both_ends_must_have_what_is_taken() {
-        let all = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
+        let all = Reach::EVERYWHERE;
         let (no_memory, no_rdma) = (Reach { memory: false, ..all }, Reach { rdma: false, ..all });
         assert_eq!(all.to(all, true, false), Route::Memory);
         assert_eq!(all.to(all, false, false), Route::Rdma);

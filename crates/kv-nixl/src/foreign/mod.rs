@@ -48,6 +48,8 @@ pub(crate) mod error;
 mod exchange;
 pub(crate) mod region;
 mod registered;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod sample;
 #[cfg(test)]
 mod tests;
 

@@ -16,8 +16,9 @@ use crate::ffi::memory::Memory;
 use crate::foreign::agent_metadata::AgentMetadata;
 use crate::foreign::error::ForeignError;
 use crate::foreign::region::ForeignRegion;
+use crate::foreign::sample::sample;
 use crate::notifications::envelope::{Kind, Notification};
-use crate::testing::{LEN, PEER, nixl, others, sample, until, whole, worker_with};
+use crate::testing::{LEN, PEER, nixl, others, until, whole, worker_with};
 use crate::transport::NixlTransport;
 
 /// An agent of somebody else, as plain as NIXL has it.

@@ -24,7 +24,7 @@ pub(crate) const LONGEST: usize = 16 << 10;
 /// Bytes of a notification's length, which comes before the notification.
 const LENGTH: usize = 2;
 /// The datagram that says that something has come by NIXL.
-const RING: &[u8] = &[0];
+pub(crate) const RING: &[u8] = &[0];
 /// The datagrams, and their bytes, after which a look ends: the next look takes what is left. A queue has 10 or 512
 /// places on most hosts.
 const MOST: usize = 1024;
