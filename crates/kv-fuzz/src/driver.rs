@@ -33,13 +33,19 @@ impl Random {
 
 /// The inputs in the corpus of a target.
 pub fn corpus(target: &str) -> Vec<Vec<u8>> {
+    named_corpus(target).into_iter().map(|(_, input)| input).collect()
+}
+
+/// The inputs in the corpus of a target with the names of their files, ordered by name.
+pub fn named_corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus")).join(target);
     let mut paths: Vec<PathBuf> = match std::fs::read_dir(folder) {
         Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect(),
         Err(_) => Vec::new(),
     };
     paths.sort();
-    paths.iter().filter_map(|path| std::fs::read(path).ok()).collect()
+    let named = |path: &PathBuf| Some((path.file_name()?.to_str()?.to_owned(), std::fs::read(path).ok()?));
+    paths.iter().filter_map(named).collect()
 }
 
 /// A case that may be varied.
