@@ -1,7 +1,8 @@
 //! Every decoder takes any bytes: it refuses them, or what it accepts means the same when it is written
 //! again.
 //!
-//! `KV_FUZZ_CASES` sets the number of cases of each target (default 20 000), and `KV_FUZZ_SEED` the seed.
+//! `KV_FUZZ_CASES` sets the number of cases of each target (default 20 000), and `KV_FUZZ_SEED` the seed. `KV_FUZZ_TARGETS`
+//! names the decoders that are run, separated by commas (default: all).
 
 #![allow(clippy::print_stdout)]
 
@@ -43,7 +44,9 @@ fn every_input_that_the_corpus_has_for_a_decoder_to_accept_is_accepted() {
 fn decoders_refuse_or_understand_whatever_comes_and_allocate_by_its_length() {
     let (cases, seed) = (setting("KV_FUZZ_CASES", 20_000), setting("KV_FUZZ_SEED", 24301));
     println!("to repeat this run: KV_FUZZ_CASES={cases} KV_FUZZ_SEED={seed}");
-    for &(name, target) in DECODERS {
+    let only = std::env::var("KV_FUZZ_TARGETS").ok();
+    let is_wanted = |name| only.as_ref().is_none_or(|only| only.split(',').any(|wanted| wanted == name));
+    for &(name, target) in DECODERS.iter().filter(|(name, _)| is_wanted(*name)) {
         let corpus = corpus(name);
         assert!(!corpus.is_empty(), "{name} has no corpus");
         let mut all = Cases::new(corpus, 64 << 10, seed);
