@@ -29,7 +29,8 @@ pub enum TransportKind {
     /// kv-local: shared memory and copies between processes of one host. Needs nothing installed.
     Local,
     /// kv-tcp: TCP between hosts, or within one. Needs nothing installed. The variable KV_TCP_ADDRESS has the address
-    /// by which other hosts reach this one, with port 0 (default: 127.0.0.1:0).
+    /// to listen on, with port 0 (default: 127.0.0.1:0), and KV_TCP_ADVERTISE those by which other hosts reach this one
+    /// where they are others.
     Tcp,
     /// NVIDIA NIXL: RDMA, shared memory, TCP. Needs a build with --features nixl.
     Nixl,

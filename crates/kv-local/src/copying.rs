@@ -36,7 +36,6 @@ impl LocalTransport {
         let mut start = None;
         let mut flush_at = None;
         let is_long = self.posts.in_line() > LINE;
-        self.wake_first();
         while let Some((id, transfer)) = self.posts.next() {
             let start = *start.get_or_insert_with(Instant::now);
             let Some(link) = self.links.get_mut(transfer.link) else {
@@ -72,7 +71,7 @@ impl LocalTransport {
     }
 
     /// Wakes the peer of a short write that is all there is to do: the peer's processor wakes while the bytes are copied.
-    fn wake_first(&mut self) {
+    pub(crate) fn wake_first(&mut self) {
         let Some(id) = self.posts.lone_write(wake::LENGTHS) else { return };
         let Some(link) = self.links.get_mut(id) else { return };
         if link.stage == Stage::Open && link.may_wake && may_begin(link.permitted) {

@@ -23,9 +23,10 @@
 //!   copy. So frames to a peer of this host, and confirmations of frames, are datagrams of a Unix socket, which also wake
 //!   the peer. What one turn has to say to a peer goes together. By NIXL goes what the peer's queue has no room for, what
 //!   is longer than a datagram (16 KiB), and what tries a connection out or proves something: probes and farewells.
+//!   An empty datagram wakes the peer of a short copy before the copy begins, because a processor takes as long to wake.
 //!   Datagrams do not show that the connection has broken. So a read of no bytes tries out each connection on which nothing
-//!   goes by NIXL once a second (more than 64 take longer). Where both ends have an RDMA card, or the backend is not UCX, all frames go by NIXL, and a datagram without content wakes
-//!   the peer.
+//!   goes by NIXL once a second (more than 64 take longer). Where both ends have an RDMA card, or the backend is not UCX,
+//!   all frames go by NIXL, and a datagram of one byte, a ring, wakes the peer.
 //! - UCX can send notifications by shared memory, too, if `UCX_POSIX_ERROR_HANDLING=y` or its like allows that. A server
 //!   must not allow it: all local senders share a receiver's one queue, and a sender that is killed in the middle of a
 //!   notification stops the queue for all of them for good. In a trial that killed senders which sent without a pause,

@@ -16,7 +16,7 @@
 //! ```
 //! use std::error::Error;
 //!
-//! use kv_core::{BootstrapClient, KvArgs, KvManager, KvPoll, KvSender, KvSession, Pages, Transport};
+//! use kv_core::{BootstrapClient, KvArgs, KvManager, KvSender, KvSession, Pages, Transport};
 //! use kv_core::{Room, SessionOptions, WorkerRole};
 //! use kv_poll::{Worker, WorkerConfig};
 //!
@@ -38,11 +38,10 @@
 //!     loop {
 //!         // A server does other work meanwhile, or sleeps on the poll set's descriptor.
 //!         manager.poll_set().drain(|change| println!("{} is {}", change.session, change.poll));
+//!         // After a failure, too, the pages come back once nothing touches them any more.
 //!         if let Some(reclaimed) = sender.reclaim() {
+//!             println!("{} at the end, failure: {:?}", sender.poll(), sender.failure());
 //!             return Ok(reclaimed.pages);
-//!         }
-//!         if sender.poll() == KvPoll::Failed {
-//!             println!("{:?}; the pages come back once they are quiet", sender.failure());
 //!         }
 //!     }
 //! }

@@ -18,11 +18,11 @@
 //! place, whatever connections they took.
 //!
 //! Bytes wait in the buffers of sockets, and nothing can call them back. So every slice says until when it may
-//! touch memory, as a time of the clock of the host that looks at it. That is the end of the permission to
+//! touch memory, by the clock of the receiving host. That is the end of the permission to
 //! write, and at most [`TcpConfig::slice_time`] from now. The receiving thread reads its clock before each
 //! piece, and throws away what comes too late. The slice is then sent again, if the permission allows it. Each
-//! answer bounds the difference of the two clocks, and the sending side goes by the smallest one that the answers
-//! allow. So no slice lives too long, and one may end too early by the time that a message travels.
+//! answer bounds the difference of the two clocks, and the sending side assumes the smallest difference that the
+//! answers leave possible. So no slice lives too long, and one may end too early by the time that a message travels.
 //!
 //! What follows from that:
 //!
