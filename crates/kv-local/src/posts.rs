@@ -55,14 +55,12 @@ impl Posts {
         self.run.extend(posts);
     }
 
-    /// The link of the only post, if it is a write of so many bytes whose turn to be copied has come, of which nothing is
-    /// copied, and which a frame follows.
+    /// The link of the only post, if it is a write of so many bytes of which nothing is copied, and which a frame follows.
     pub(crate) fn lone_write(&self, bytes: RangeInclusive<u64>) -> Option<LinkId> {
         let mut all = self.transfers.iter();
-        let (Some((id, only)), None) = (all.next(), all.next()) else { return None };
-        let begins = self.run.contains(&id) && only.is_untouched();
+        let (Some((_, only)), None) = (all.next(), all.next()) else { return None };
         let is_meant = only.op() == Op::Write && only.notify.is_some() && bytes.contains(&only.bytes);
-        (begins && is_meant).then_some(only.link)
+        (is_meant && only.is_untouched()).then_some(only.link)
     }
 
     /// How many posts wait for their turn, some of which may have ended.
