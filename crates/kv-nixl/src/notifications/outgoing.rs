@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(wakes(&[part(4, Op::Write, LEN as u64)]), 0, "the end of a long copy is not near");
         assert_eq!(wakes(&[part(5, Op::Read, 256 << 10)]), 0, "the peer is told nothing of a read");
         assert_eq!(wakes(&[Post { notify: None, ..part(6, Op::Write, 256 << 10) }]), 0, "nothing follows");
-        let both = [part(7, Op::Write, 64 << 10), part(8, Op::Write, 64 << 10)];
+        let both = [part(7, Op::Write, 64 << 10), part(8, Op::Read, 64 << 10)];
         assert_eq!(wakes(&both), 0, "there is more to do");
     }
 

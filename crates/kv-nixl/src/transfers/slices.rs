@@ -33,6 +33,7 @@ impl NixlTransport {
             Length::Short => self.gather_short(id)?,
             Length::Long => self.next_slice(id)?,
         };
+        self.wake_first(id, &posts, made.bytes);
         // The last thing before its start: what was made ahead, or took long to make, is no exception.
         if !self.may_start(id, op, &posts, made.weight) {
             self.put_back(id, length, made, posts);

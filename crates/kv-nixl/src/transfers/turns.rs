@@ -75,7 +75,6 @@ impl NixlTransport {
     fn start_one(&mut self, id: RemoteId, length: Length) {
         let watch = Stopwatch::start();
         let Some((made, parts)) = self.next_request(id, length, watch.started()) else { return };
-        self.wake_first(id, &parts.posts, made.bytes);
         let Some(remote) = self.remotes.get_mut(&id) else { return };
         let request = match made.request {
             Ok(request) => request,

@@ -121,7 +121,13 @@ fn turns_of_a_question(rig: &Rig) -> u64 {
     };
     let mut sender = rig.sender(ASKS);
     let before = asleep();
+    let sent = rig.worker.manager().gauges().frames_sent;
     sender.send(pages(&[1])).unwrap();
+    let start = Instant::now();
+    while rig.worker.manager().gauges().frames_sent == sent {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
     asleep() - before
 }
 
