@@ -123,11 +123,13 @@ fn a_transport_that_ends_is_reported_to_its_peers_and_is_quiet_at_once() {
     here.transport.permit(PEER, Time::MAX);
     there.connect(PEER, &here.transport.metadata().unwrap()).unwrap();
     there.permit(PEER, Time::MAX);
-    let mut events = Vec::new();
+    let (mut events, mut theirs) = (Vec::new(), Vec::new());
+    // Both ways: a farewell is believed of a peer that has heard this side.
     there.send(PEER, Bytes::from_static(b"here I am")).unwrap();
-    while events.is_empty() {
+    here.transport.send(PEER, Bytes::from_static(b"and here am I")).unwrap();
+    while events.is_empty() || theirs.is_empty() {
         here.transport.poll(Time::ZERO, &mut events);
-        there.poll(Time::ZERO, &mut Vec::new());
+        there.poll(Time::ZERO, &mut theirs);
     }
     drop(there);
     events.clear();
