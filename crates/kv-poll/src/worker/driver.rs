@@ -35,12 +35,6 @@ const PER_TURN: usize = 256;
 /// most.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 
-/// For so long a worker with few sessions stays awake after a scheduler's command has sent a message to a peer. A peer on
-/// this host answers within this time, of which sleeping and being woken would take a good part.
-const ANSWER: Duration = Duration::from_micros(150);
-/// The most sessions of a worker that awaits an answer so: among more, some answer comes soon anyway.
-const FEW: usize = 4;
-
 /// A worker without its thread: for tests, and for servers that run the worker in a loop of their own.
 ///
 /// # Contract
@@ -75,10 +69,6 @@ pub struct Driver<M: Machine> {
     listeners: Listeners<M::Trace>,
     /// The last turn has told the scheduler of changed sessions.
     has_signalled: bool,
-    /// The last command has sent a message to a peer.
-    has_sent: bool,
-    /// When a command has last led to a message to a peer; `None` if a message has come since.
-    asked: Option<Time>,
 }
 
 /// What the owner of a [`Driver`] does after a turn.
@@ -144,8 +134,6 @@ impl<M: Machine> Driver<M> {
             stopping: None,
             listeners,
             has_signalled: false,
-            has_sent: false,
-            asked: None,
             shared,
         })
     }
@@ -169,7 +157,6 @@ impl<M: Machine> Driver<M> {
                 // with nothing else under way yields: one with much to do keeps its share of a busy CPU.
                 Turn::Again if self.has_signalled && self.is_quiet() => thread::yield_now(),
                 Turn::Again => {}
-                Turn::Rest(_) if self.awaits_answer() => thread::yield_now(),
                 Turn::Rest(rest) => self.sleep(&rest),
                 Turn::Ended(ended) => return ended,
             }
@@ -232,11 +219,7 @@ impl<M: Machine> Driver<M> {
     fn take_command(&mut self, message: Message<M>) {
         let (cell, opens) = (Arc::clone(&message.cell), message.opens);
         let Some(command) = self.sessions.admit(message) else { return };
-        self.has_sent = false;
         self.feed(Input::Command(command));
-        if self.has_sent {
-            self.asked = Some(self.clock.now());
-        }
         if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
             self.feed(Input::Command(M::Command::abort(cell.id())));
         }
@@ -262,7 +245,6 @@ impl<M: Machine> Driver<M> {
                         self.shared.counters.frames_dropped.add_one();
                         continue;
                     }
-                    self.asked = None;
                     Input::Frame { from, frame }
                 }
                 TransportEvent::Posted { post, result } => {
@@ -335,10 +317,7 @@ impl<M: Machine> Driver<M> {
             }
             Output::Disconnect { peer } => self.transport.disconnect(peer),
             Output::Send { peer, frame } => match self.transport.send(peer, frame) {
-                Ok(()) => {
-                    counters.frames_sent.add_one();
-                    self.has_sent = true;
-                }
+                Ok(()) => counters.frames_sent.add_one(),
                 Err(_) => counters.frames_dropped.add_one(),
             },
             Output::Post { peer, post } => {
@@ -398,11 +377,6 @@ impl<M: Machine> Driver<M> {
             Some(Duration::ZERO) => Turn::Again,
             at_most => Turn::Rest(Rest { fds, at_most }),
         }
-    }
-
-    fn awaits_answer(&self) -> bool {
-        let since = self.asked.map(|asked| self.clock.now().since(asked));
-        since.is_some_and(|since| since < ANSWER) && self.sessions.len() <= FEW
     }
 
     pub(super) fn sleep(&self, rest: &Rest) {

@@ -100,11 +100,6 @@ impl<M: Machine> Sessions<M> {
         self.entries.values().filter(|entry| !entry.cell.is_over()).count()
     }
 
-    /// Number of sessions that have not ended, or of which something is not back.
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
     /// True if every session has ended and everything is back.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -36,9 +36,6 @@ pub(super) const SLOW: u64 = 1000;
 /// In this room the pages stay with the machine after the end.
 pub(super) const STUCK: u64 = 2000;
 
-/// In this room the machine asks a peer something, and then waits for the word `done`.
-pub(super) const ASKS: u64 = 3000;
-
 /// Whom stuck pages wait for.
 pub(super) fn peer() -> WorkerId {
     WorkerId { engine: EngineId::new("decode").unwrap(), rank: 3 }
@@ -116,11 +113,7 @@ impl Script {
                 self.held.push((session, pages));
                 let poll = KvPoll::Transferring;
                 self.outputs.push_back(Output::Status { session, poll, failure: None });
-                if self.rooms.get(&session) == Some(&Room::from(ASKS)) {
-                    self.outputs
-                        .push_back(Output::Send { peer: PeerId(1), frame: Bytes::from_static(b"asks") });
-                }
-                let slow = [Room::from(SLOW), Room::from(STUCK), Room::from(ASKS)];
+                let slow = [Room::from(SLOW), Room::from(STUCK)];
                 if self.rooms.get(&session).is_some_and(|room| !slow.contains(room)) {
                     self.end(session, None);
                 }

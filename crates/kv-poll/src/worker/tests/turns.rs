@@ -10,7 +10,7 @@ use kv_core::{
 };
 
 use super::client::FakeClient;
-use super::script::{ASKS, SLOW, Script};
+use super::script::{SLOW, Script};
 use super::transport::{Wire, fake_transport};
 use super::{BootTime, Log, PATIENCE, Rig, Seen, args, driver, manager, pages};
 use crate::kv::WorkerConfig;
@@ -101,46 +101,6 @@ fn an_idle_worker_takes_no_turns() {
     assert_eq!(rig.worker.manager().gauges().turns, before);
     drop(sender);
     rig.until_seen(&Seen::Aborted(0));
-}
-
-/// Turns that a worker takes without being woken, from a question on until it sleeps again.
-fn turns_of_a_question(rig: &Rig) -> u64 {
-    let asleep = || {
-        let start = Instant::now();
-        let mut last = None;
-        loop {
-            let gauges = rig.worker.manager().gauges();
-            let awake = gauges.turns - gauges.wake_ups;
-            if last == Some(awake) {
-                return awake;
-            }
-            assert!(start.elapsed() < PATIENCE, "it never sleeps");
-            last = Some(awake);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    let mut sender = rig.sender(ASKS);
-    let before = asleep();
-    let sent = rig.worker.manager().gauges().frames_sent;
-    sender.send(pages(&[1])).unwrap();
-    let start = Instant::now();
-    while rig.worker.manager().gauges().frames_sent == sent {
-        assert!(start.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    asleep() - before
-}
-
-#[test]
-fn a_worker_with_few_sessions_awaits_an_answer_awake_for_a_moment() {
-    let rig = Rig::start();
-    // A busy host may take the processor from the worker for that moment.
-    let start = Instant::now();
-    while turns_of_a_question(&rig) < 10 {
-        assert!(start.elapsed() < PATIENCE);
-    }
-    let _others: Vec<_> = (0..4).map(|_| rig.sender(SLOW)).collect();
-    assert!(turns_of_a_question(&rig) < 10, "among many sessions some answer comes soon");
 }
 
 #[test]
