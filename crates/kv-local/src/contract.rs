@@ -111,7 +111,6 @@ impl Transport for LocalTransport {
 
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>) {
         self.now = now;
-        self.announced.give_way();
         self.wake_first();
         // Beside a short copy, the messages wait for its notify frame.
         if !self.posts.is_copying() {

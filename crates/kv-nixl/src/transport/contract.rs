@@ -169,7 +169,6 @@ impl Transport for NixlTransport {
     }
 
     fn poll(&mut self, _now: Time, events: &mut Vec<TransportEvent>) {
-        self.announced.give_way();
         let begun = Instant::now();
         self.send_datagrams();
         self.take_deaths();
