@@ -356,19 +356,9 @@ mod tests {
         here.poll(Time::ZERO, &mut Vec::new());
         let told = there.datagrams.as_mut().unwrap().lengths();
         assert_eq!(told.iter().filter(|len| **len == 0).count(), 1, "{told:?}");
-        let socket = |transport: &mut NixlTransport| {
-            transport
-                .remotes
-                .values_mut()
-                .find_map(Remote::dialogue)
-                .unwrap()
-                .socket
-                .as_ref()
-                .unwrap()
-                .wake();
-        };
+        let id = *here.remotes.keys().next().unwrap();
         for _ in 0..3 {
-            socket(&mut here);
+            here.socket_of(id).unwrap().wake();
             there.poll(Time::ZERO, &mut Vec::new());
             assert_eq!(flags(&mut there), [true, false]);
         }
