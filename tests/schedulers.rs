@@ -67,8 +67,9 @@ struct Served {
 }
 
 /// Counts the ranks that have reached a point. There are two such points. The forward passes begin when both
-/// decode ranks have met their peers and have aborted what they are to abort. And no rank leaves before all
-/// are done, because a rank that leaves early fails requests of the others.
+/// decode ranks have met their peers and have aborted what they are to abort, and the prefill rank knows of all
+/// that was aborted. And no rank leaves before all are done, because a rank that leaves early fails requests of
+/// the others.
 #[derive(Clone, Default)]
 struct Gate(Arc<AtomicUsize>);
 
@@ -99,6 +100,13 @@ fn sleep(manager: &Manager) -> Vec<Change> {
     changes
 }
 
+/// The requests in an order of the rank's own: a router's requests come to each rank by a way of their own.
+fn in_own_order(requests: &[Request], side: u64, rank: u32) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    Random::from_seed(requests[0].content ^ side << 32 ^ u64::from(rank)).shuffle(&mut order);
+    order
+}
+
 /// Runs a prefill rank: every request goes through its queues, a few chunks at a time.
 fn prefill_rank(
     rank: u32,
@@ -114,9 +122,11 @@ fn prefill_rank(
         PrefillQueues::new(manager.clone(), consensus, PrefillConfig::new(PrefillPolicy::AfterBootstrap));
     let mut outcomes: Vec<Option<Outcome>> = vec![None; requests.len()];
     let mut rows: BTreeMap<RequestKey, AuxIndex> = BTreeMap::new();
-    for (number, request) in requests.iter().enumerate() {
-        queues.push(number, Outgoing::new(addr, request.prefill_room.clone())).unwrap();
+    for number in in_own_order(requests, 0, rank) {
+        queues.push(number, Outgoing::new(addr, requests[number].prefill_room.clone())).unwrap();
     }
+    let doomed = |number: &usize| matches!(requests[*number].trouble, Trouble::DecodeAborts(_));
+    let doomed: Vec<usize> = (0..requests.len()).filter(doomed).collect();
     let deadline = Instant::now() + PATIENCE;
     while !queues.is_empty() {
         assert!(Instant::now() < deadline, "prefill rank {rank}: {:?}", queues.counts());
@@ -135,7 +145,8 @@ fn prefill_rank(
         let (cache, free_rows) = (&host.cache, host.rows.available());
         let fits =
             |_: RequestKey, number: &mut usize| cache.available() >= requests[*number].pages && free_rows > 0;
-        if start.0.load(Ordering::SeqCst) < RANKS as usize {
+        let is_known = doomed.iter().all(|number| outcomes[*number].is_some());
+        if !is_known || start.0.load(Ordering::SeqCst) < RANKS as usize {
             continue;
         }
         let Some(key) = queues.pop_waiting(fits) else { continue };
@@ -217,7 +228,8 @@ fn decode_rank(
     let mut outcomes: Vec<Option<Outcome>> = vec![None; requests.len()];
     let mut left = requests.len();
     let (mut doomed, mut met) = (Vec::new(), false);
-    for (number, request) in requests.iter().enumerate() {
+    for number in in_own_order(requests, 1, rank) {
+        let request = &requests[number];
         let demand = Demand::new(request.pages, 0);
         let key = queues.push(number, Incoming::new(addr, request.decode_room.clone(), demand)).unwrap();
         if request.trouble == Trouble::DecodeAborts(rank) {

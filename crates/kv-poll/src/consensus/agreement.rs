@@ -54,6 +54,22 @@ pub trait RankConsensus {
     /// once per scheduler step.
     fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Self::Error>;
 
+    /// Whose turn it is to be admitted, on every rank. A rank that has admitted all requests that other ranks
+    /// have admitted decides: it is the turn of `first`, the first in this rank's line. Otherwise, and once a turn
+    /// was given, it is the turn of the next request in the order of the other ranks. `None` if this rank has not
+    /// entered that request yet.
+    ///
+    /// The turn stays until [`took_turn`](RankConsensus::took_turn), also while this rank has no room for the
+    /// request: a request with a higher priority that comes later has the turn after it.
+    ///
+    /// **All ranks must have the same order.** A rank gives room to a request and waits until all other ranks have
+    /// given room to it, too. Ranks in lock-step have the same line in the same step, so that `first` is right for
+    /// them.
+    fn turn(&mut self, first: RequestKey) -> Option<RequestKey>;
+
+    /// This rank has admitted the request whose turn it was, or the request has ended here.
+    fn took_turn(&mut self);
+
     /// True if the ranks build identical batches, so that all of them must have the same pages free in each
     /// step. The queues then free pages on one rank only when all ranks can.
     fn is_lock_step(&self) -> bool {

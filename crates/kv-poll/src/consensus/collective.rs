@@ -141,6 +141,12 @@ impl<C: Collective> RankConsensus for CollectiveConsensus<C> {
         });
         Ok(())
     }
+
+    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
+        Some(first)
+    }
+
+    fn took_turn(&mut self) {}
 }
 
 #[derive(Debug)]

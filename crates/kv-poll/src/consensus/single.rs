@@ -28,6 +28,12 @@ impl RankConsensus for SingleRank {
         Ok(())
     }
 
+    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
+        Some(first)
+    }
+
+    fn took_turn(&mut self) {}
+
     fn is_lock_step(&self) -> bool {
         false
     }

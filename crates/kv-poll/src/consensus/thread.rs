@@ -8,13 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kv_core::{KvPoll, Room};
 
 use super::agreement::{Agreed, OPENING, RankConsensus, RequestKey, RoomBusy, Standing, advance};
+use super::order::{Order, Place};
 
 /// One rank's handle on the agreement of a group of threads.
 ///
 /// Ranks may run at different speeds and enter a room at different times: a rank that has not entered a room
-/// counts as `Bootstrapping`. All ranks get the same agreements in the same order. A step without news costs
-/// one atomic load; a step with news takes a short lock, O(changes). A room is forgotten when every rank has
-/// been told its end, and cannot be entered again before.
+/// counts as `Bootstrapping`. All ranks get the same agreements in the same order, and admit requests in the
+/// same order: the rank that is ahead decides, by its own line. A step without news costs one atomic load; a
+/// step with news, and each look at the first in line, takes a short lock, O(changes). A room is forgotten when
+/// every rank has been told its end, and cannot be entered again before.
 ///
 /// Dropping a handle fails the requests whose end its rank has not been told, and every later request: the
 /// other ranks do not wait for a rank that is gone.
@@ -35,6 +37,8 @@ impl ThreadConsensus {
         let shared = Arc::new(Shared {
             table: Mutex::new(Table {
                 rooms: BTreeMap::new(),
+                entered: 0,
+                order: Order::new(ranks),
                 mail: (0..ranks).map(|_| VecDeque::new()).collect(),
                 gone: vec![false; ranks],
             }),
@@ -61,8 +65,11 @@ impl RankConsensus for ThreadConsensus {
 
     fn join(&mut self, key: RequestKey, room: &Room) -> Result<(), RoomBusy> {
         let mut table = self.shared.lock();
-        let Table { rooms, mail, gone } = &mut *table;
-        let vote = rooms.entry(room.clone()).or_insert_with(|| Vote::new(gone));
+        let Table { rooms, entered, mail, gone, .. } = &mut *table;
+        let vote = rooms.entry(room.clone()).or_insert_with(|| {
+            *entered += 1;
+            Vote::new(*entered, gone)
+        });
         let Some(seat) = vote.seats.get_mut(self.rank).filter(|seat| seat.key.is_none()) else {
             return Err(RoomBusy { room: room.clone() });
         };
@@ -112,7 +119,17 @@ impl RankConsensus for ThreadConsensus {
                 self.requests.remove(&key);
             }
         }
+        table.pass_ended(self.rank);
         Ok(())
+    }
+
+    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
+        let first = self.requests.get(&first)?;
+        self.shared.lock().turn(self.rank, &first.room)
+    }
+
+    fn took_turn(&mut self) {
+        self.shared.lock().order.pass(self.rank);
     }
 
     fn is_lock_step(&self) -> bool {
@@ -125,6 +142,7 @@ impl Drop for ThreadConsensus {
         let mut table = self.shared.lock();
         table.gone[self.rank] = true;
         table.mail[self.rank].clear();
+        table.order.leave(self.rank);
         let Table { rooms, mail, .. } = &mut *table;
         rooms.retain(|_, vote| {
             vote.propose(self.rank, KvPoll::Failed, mail, &self.shared.news);
@@ -162,6 +180,9 @@ type Mail = VecDeque<(RequestKey, KvPoll)>;
 #[derive(Debug)]
 struct Table {
     rooms: BTreeMap<Room, Vote>,
+    /// How many requests were entered by their first rank.
+    entered: u64,
+    order: Order,
     /// For each rank: agreements that it has not been told.
     mail: Vec<Mail>,
     gone: Vec<bool>,
@@ -172,6 +193,30 @@ impl Table {
         if let Some(vote) = self.rooms.get_mut(room) {
             vote.propose(rank, poll, &mut self.mail, news);
         }
+    }
+
+    /// Whose turn it is on a rank: `first`, if no other rank is ahead.
+    fn turn(&mut self, rank: usize, first: &Room) -> Option<RequestKey> {
+        self.pass_ended(rank);
+        if self.order.next(rank).is_none() {
+            let number = self.rooms.get(first)?.number;
+            self.order.give(Place { room: first.clone(), number });
+        }
+        self.of(self.order.next(rank)?)?.seats.get(rank)?.key
+    }
+
+    /// Lets a rank pass the places of requests that have ended: it need not admit these.
+    fn pass_ended(&mut self, rank: usize) {
+        while let Some(place) = self.order.next(rank)
+            && self.of(place).is_none_or(|vote| vote.agreed.is_terminal())
+        {
+            self.order.pass(rank);
+        }
+    }
+
+    /// The request that has a place; `None` if all ranks have been told its end.
+    fn of(&self, place: &Place) -> Option<&Vote> {
+        self.rooms.get(&place.room).filter(|vote| vote.number == place.number)
     }
 
     fn retire(&mut self, rank: usize, room: &Room) {
@@ -186,6 +231,8 @@ impl Table {
 /// The states of all ranks in one room, and what is agreed.
 #[derive(Debug)]
 struct Vote {
+    /// How many requests had been entered, with this one.
+    number: u64,
     seats: Box<[Seat]>,
     /// How many ranks are in each state, so that the minimum is found without looking at every rank.
     tally: [u32; 5],
@@ -203,7 +250,7 @@ struct Seat {
 }
 
 impl Vote {
-    fn new(gone: &[bool]) -> Vote {
+    fn new(number: u64, gone: &[bool]) -> Vote {
         let state = |gone| if gone { KvPoll::Failed } else { KvPoll::Bootstrapping };
         let seats: Box<[Seat]> =
             gone.iter().map(|&gone| Seat { key: None, poll: state(gone), retired: gone }).collect();
@@ -212,7 +259,7 @@ impl Vote {
             tally[seat.poll as usize] += 1;
         }
         let watching = seats.iter().filter(|seat| !seat.retired).count();
-        Vote { agreed: lowest(&tally), seats, tally, watching }
+        Vote { number, agreed: lowest(&tally), seats, tally, watching }
     }
 
     fn propose(&mut self, rank: usize, poll: KvPoll, mail: &mut [Mail], news: &[AtomicBool]) {
@@ -250,4 +297,24 @@ impl Vote {
 fn lowest(tally: &[u32; 5]) -> KvPoll {
     let lowest = tally.iter().position(|&ranks| ranks > 0).unwrap_or(0);
     u8::try_from(lowest).ok().and_then(KvPoll::from_u8).unwrap_or(KvPoll::Failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_admits_nothing_keeps_no_places_of_requests_that_have_ended() {
+        let mut ranks = ThreadConsensus::group(2);
+        for number in 0..100 {
+            for rank in &mut ranks {
+                rank.join(RequestKey(number), &Room::Number(number)).unwrap();
+            }
+            assert_eq!(ranks[0].turn(RequestKey(number)), Some(RequestKey(number)));
+            ranks[0].took_turn();
+            ranks[1].propose(RequestKey(number), Standing { poll: KvPoll::Failed, reclaimable: true });
+            ranks[1].agree(&mut Vec::new()).unwrap();
+            assert_eq!(ranks[1].shared.lock().order.next(1), None);
+        }
+    }
 }

@@ -99,6 +99,31 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         self.consensus.is_lock_step()
     }
 
+    /// Whose turn it is to be admitted among the requests in this rank's line, of which `first` is the first. `None` if
+    /// it is the turn of a request that is not in the line yet: the agreement on that request is under way.
+    pub(super) fn turn(
+        &mut self,
+        first: RequestKey,
+        mut is_in_line: impl FnMut(RequestKey) -> InLine,
+    ) -> Option<RequestKey> {
+        loop {
+            let key = self.consensus.turn(first)?;
+            if key == first {
+                return Some(first);
+            }
+            match is_in_line(key) {
+                InLine::Yes => return Some(key),
+                InLine::Later => return None,
+                InLine::Never => self.consensus.took_turn(),
+            }
+        }
+    }
+
+    /// The request whose turn it was has been admitted.
+    pub(super) fn took_turn(&mut self) {
+        self.consensus.took_turn();
+    }
+
     /// Notes that the room may be used again.
     pub(super) fn leave(&mut self, room: &Room) {
         self.rooms.remove(room);
@@ -142,6 +167,15 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         let stops = self.rule.stops(quarantined, pool);
         self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
     }
+}
+
+/// Whether a request is among those that wait to be admitted.
+pub(super) enum InLine {
+    Yes,
+    /// Not before the ranks have agreed on it.
+    Later,
+    /// Not any more: it has ended, or is to end.
+    Never,
 }
 
 /// Why a request failed, once the ranks agree that it has.

@@ -6,6 +6,7 @@ mod decode;
 #[path = "../fake/mod.rs"]
 mod fake;
 mod prefill;
+mod ranks;
 
 use kv_core::Cause;
 use kv_poll::queue::RequestError;

@@ -5,11 +5,12 @@ use kv_core::{KvManager, RequestCacheGroups};
 
 use super::DecodeQueues;
 use super::cache::Place;
-use super::entry::{Retracted, Stage};
+use super::entry::{Entry, Retracted, Stage};
 use super::types::{Blocked, Origin, Ready, Shortage};
 use crate::allocator::PageAllocator;
 use crate::consensus::{RankConsensus, RequestKey};
 use crate::queue::admission::Load;
+use crate::queue::desk::InLine;
 use crate::queue::gate::AuxMemory;
 
 impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, A> {
@@ -53,12 +54,12 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         if self.desk.stopped.is_some() {
             return Admission::Nobody;
         }
-        let Some((key, ())) = self.ready.front() else { return Admission::Nobody };
+        let Some((first, ())) = self.ready.front() else { return Admission::Nobody };
+        let entries = &self.entries;
+        let turn = self.desk.turn(first, |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line));
+        let Some(key) = turn else { return Admission::Nobody };
         let load = self.load();
-        let Some(entry) = self.entries.get_mut(&key) else {
-            self.ready.pop();
-            return Admission::Admitted;
-        };
+        let Some(entry) = self.entries.get_mut(&key) else { return Admission::Nobody };
         let missing = self.rule.missing(&entry.demand, &load);
         if missing > 0 {
             return blocked(key, Shortage::Pages(missing));
@@ -83,7 +84,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         if let Some(row) = row {
             aux.clear(row);
         }
-        self.ready.pop();
+        self.ready.remove(key);
+        self.desk.took_turn();
         self.transfers += 1;
         let groups = Some(groups).filter(|groups| !groups.is_empty());
         entry.stage = Stage::Transfer { pages: given, row, init: Some(pages), groups, passed: false };

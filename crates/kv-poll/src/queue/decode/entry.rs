@@ -4,6 +4,7 @@ use kv_core::{AuxIndex, Backpressure, KvPoll, KvReceiver, Pages, RequestCacheGro
 
 use super::types::Ready;
 use crate::queue::admission::Demand;
+use crate::queue::desk::InLine;
 use crate::queue::error::RequestError;
 use crate::queue::gate::{self, AuxMemory};
 
@@ -78,6 +79,14 @@ pub(super) struct Retracted<R> {
 impl<R, S: KvReceiver> Entry<R, S> {
     pub(super) fn awaits_pages(&self) -> bool {
         matches!(self.stage, Stage::Handshake) && !self.aborted
+    }
+
+    pub(super) fn is_in_line(&self) -> InLine {
+        match self.stage {
+            Stage::Ready => InLine::Yes,
+            Stage::Handshake if !self.aborted => InLine::Later,
+            Stage::Handshake | Stage::Transfer { .. } => InLine::Never,
+        }
     }
 
     /// The state to propose to the other ranks when the session reports `poll`. The aux row is checked before

@@ -6,6 +6,7 @@ use kv_core::proto::Command;
 use kv_core::{ChunkId, KvPoll, KvSender, Pages};
 
 use crate::consensus::RequestKey;
+use crate::queue::desk::InLine;
 use crate::queue::error::{Refusal, RequestError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,14 @@ impl<R, S: KvSender> Entry<R, S> {
             self.error = Some(RequestError::OutOfOrder { room: self.session.room().clone(), poll });
         }
         if self.error.is_some() { KvPoll::Failed } else { poll }
+    }
+
+    pub(super) fn is_in_line(&self) -> InLine {
+        match self.stage {
+            Stage::Waiting => InLine::Yes,
+            Stage::Bootstrap if !self.aborted => InLine::Later,
+            Stage::Bootstrap | Stage::Forward | Stage::Inflight | Stage::Failing => InLine::Never,
+        }
     }
 
     pub(super) fn check_popped(&self, key: RequestKey) -> Result<(), Refusal> {

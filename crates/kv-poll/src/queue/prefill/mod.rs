@@ -15,7 +15,7 @@ use kv_core::{
 };
 
 use self::entry::{Entry, Stage};
-use super::desk::{self, Desk};
+use super::desk::{self, Desk, InLine};
 use super::error::{CacheGroupsRefused, ChunkError, PushError, Refusal, RequestError};
 use super::line::Line;
 use super::quarantine::Stopped;
@@ -135,19 +135,23 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
     }
 
     /// The next request for the forward pass, if `admit` accepts it. Only the first in line is offered, so
-    /// that small requests cannot overtake a large one for ever. `None` while admission is
+    /// that small requests cannot overtake a large one for ever. Where ranks go at their own speeds, the first in
+    /// line is the same one on all ([`turn`](RankConsensus::turn)). `None` while admission is
     /// [`stopped`](Self::stopped).
     pub fn pop_waiting(&mut self, admit: impl FnOnce(RequestKey, &mut R) -> bool) -> Option<RequestKey> {
         if self.desk.stopped.is_some() {
             return None;
         }
-        let (key, ()) = self.waiting.front()?;
+        let (first, ()) = self.waiting.front()?;
+        let entries = &self.entries;
+        let key = self.desk.turn(first, |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line))?;
         let entry = self.entries.get_mut(&key)?;
         if !admit(key, &mut entry.request) {
             return None;
         }
         move_to(&mut self.stages, entry, Stage::Forward);
-        self.waiting.pop();
+        self.waiting.remove(key);
+        self.desk.took_turn();
         Some(key)
     }
 

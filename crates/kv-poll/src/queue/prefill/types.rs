@@ -39,7 +39,9 @@ pub enum PrefillPolicy {
     /// worker will fetch.
     #[default]
     AfterBootstrap,
-    /// At once. The decode side may register while the prompt is computed.
+    /// At once. The decode side may register while the prompt is computed. Where the prefill side has room only for
+    /// requests that wait for a decode side without room, and the decode side only for requests that are not computed
+    /// yet, both wait until deadlines of sessions make room.
     Eager,
 }
 

@@ -156,6 +156,12 @@ impl RankConsensus for Joined {
         let Ok(()) = self.0.agree(agreed);
         if self.1.get() { Ok(()) } else { Err(Parted) }
     }
+
+    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
+        Some(first)
+    }
+
+    fn took_turn(&mut self) {}
 }
 
 #[test]
