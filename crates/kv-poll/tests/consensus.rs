@@ -65,7 +65,7 @@ fn join(rank: &mut ThreadConsensus, number: u64) {
 }
 
 fn turn(rank: &mut ThreadConsensus, first: u64) -> Option<u64> {
-    rank.turn(RequestKey(first)).map(|key| key.0)
+    rank.turn(Some(RequestKey(first))).map(|key| key.0)
 }
 
 #[test]
@@ -74,46 +74,55 @@ fn the_rank_that_is_ahead_decides_whose_turn_it_is_on_all_ranks() {
     for number in [1, 2, 3] {
         join(&mut ranks[0], number);
     }
-    assert_eq!(turn(&mut ranks[0], 2), Some(2));
-    assert_eq!(turn(&mut ranks[0], 1), Some(2), "the turn stays until it was taken");
-    for number in [1, 3] {
+    assert_eq!(turn(&mut ranks[0], 2), None, "rank 1 has not entered request 2, and may never do so");
+    for number in [2, 1, 3] {
         join(&mut ranks[1], number);
     }
-    assert_eq!(turn(&mut ranks[1], 1), None, "rank 1 has not entered request 2");
-    join(&mut ranks[1], 2);
+    assert_eq!(turn(&mut ranks[0], 2), Some(2));
+    assert_eq!(turn(&mut ranks[0], 1), Some(2), "the turn stays until it was taken");
     assert_eq!(turn(&mut ranks[1], 1), Some(2));
-    ranks[1].took_turn();
-    assert_eq!(turn(&mut ranks[1], 3), Some(3), "rank 1 is ahead now");
+    assert_eq!(ranks[1].turn(None), None, "rank 0 has not admitted it");
     ranks[0].took_turn();
+    assert_eq!(ranks[1].turn(None), Some(RequestKey(2)));
+    ranks[1].took_turn();
+    assert_eq!(turn(&mut ranks[1], 3), Some(3), "nobody is ahead of rank 1 now");
+    ranks[1].took_turn();
     assert_eq!(turn(&mut ranks[0], 1), Some(3));
 }
 
 #[test]
 fn the_turn_of_a_request_that_has_ended_is_passed_also_where_its_room_is_used_again() {
     let mut ranks = ThreadConsensus::group(2);
-    let fail = |ranks: &mut [ThreadConsensus], number| {
-        for rank in [0, 1] {
-            ranks[rank].propose(RequestKey(number), standing(KvPoll::Failed, true));
-            ranks[rank].agree(&mut Vec::new()).unwrap();
-        }
-        ranks[0].agree(&mut Vec::new()).unwrap();
-    };
-    for number in [1, 2] {
+    for number in [1, 2, 3] {
         ranks.iter_mut().for_each(|rank| join(rank, number));
     }
-    assert_eq!(turn(&mut ranks[0], 1), Some(1));
-    ranks[0].took_turn();
-    fail(&mut ranks, 1);
-    for (rank, key) in [(0, 11), (1, 12)] {
-        ranks[rank].join(RequestKey(key), &Room::Number(1)).unwrap();
+    for number in [1, 2] {
+        assert_eq!(turn(&mut ranks[0], number), Some(number));
+        ranks[0].took_turn();
     }
-    assert_eq!(turn(&mut ranks[1], 2), Some(2), "the room's next request was given no turn");
+    // Request 2 ends while it is the turn of request 1 on rank 1.
+    ranks[0].propose(RequestKey(2), standing(KvPoll::Failed, true));
+    ranks[0].agree(&mut Vec::new()).unwrap();
+    assert_eq!(turn(&mut ranks[1], 3), Some(1));
+    ranks[1].propose(RequestKey(2), standing(KvPoll::Failed, true));
+    ranks[1].agree(&mut Vec::new()).unwrap();
+    for (rank, key) in [(0, 11), (1, 12)] {
+        ranks[rank].join(RequestKey(key), &Room::Number(2)).unwrap();
+    }
+    assert_eq!(turn(&mut ranks[1], 3), Some(1));
     ranks[1].took_turn();
-    assert_eq!(turn(&mut ranks[0], 11), Some(2));
-    ranks[0].took_turn();
-    drop(ranks.pop());
-    join(&mut ranks[0], 3);
-    assert_eq!(turn(&mut ranks[0], 3), Some(3), "the rank that is left goes on alone");
+    assert_eq!(turn(&mut ranks[1], 3), Some(3), "the room's next request was given no turn");
+    ranks[1].took_turn();
+    assert_eq!(turn(&mut ranks[0], 11), Some(3));
+}
+
+#[test]
+fn a_request_that_has_ended_is_given_no_turn_before_its_rank_is_told() {
+    let mut ranks = ThreadConsensus::group(2);
+    ranks.iter_mut().for_each(|rank| join(rank, 1));
+    ranks[1].propose(RequestKey(1), standing(KvPoll::Failed, true));
+    ranks[1].agree(&mut Vec::new()).unwrap();
+    assert_eq!(turn(&mut ranks[0], 1), None);
 }
 
 #[test]

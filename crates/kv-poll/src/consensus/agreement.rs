@@ -54,20 +54,22 @@ pub trait RankConsensus {
     /// once per scheduler step.
     fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Self::Error>;
 
-    /// Whose turn it is to be admitted, on every rank. A rank that has admitted all requests that other ranks
-    /// have admitted decides: it is the turn of `first`, the first in this rank's line. Otherwise, and once a turn
-    /// was given, it is the turn of the next request in the order of the other ranks. `None` if this rank has not
-    /// entered that request yet.
+    /// Whose turn it is to be admitted, in one order for all ranks.
     ///
-    /// The turn stays until [`took_turn`](RankConsensus::took_turn), also while this rank has no room for the
-    /// request: a request with a higher priority that comes later has the turn after it.
+    /// | this rank | whose turn it is |
+    /// |---|---|
+    /// | has not passed a request to which another rank has given a turn | that request's, also if it is not in this rank's line yet: nobody is admitted before it |
+    /// | has passed all of them | `first`'s, the first in this rank's line, once all ranks have entered it: it has the next turn on all ranks |
+    ///
+    /// `None` for `first` asks only for a request that another rank has admitted already. A turn stays until
+    /// [`took_turn`](RankConsensus::took_turn), also while this rank has no room, or until the request has ended: a
+    /// request with a higher priority that comes later has its turn afterwards.
     ///
     /// **All ranks must have the same order.** A rank gives room to a request and waits until all other ranks have
-    /// given room to it, too. Ranks in lock-step have the same line in the same step, so that `first` is right for
-    /// them.
-    fn turn(&mut self, first: RequestKey) -> Option<RequestKey>;
+    /// given room to it, too. `first` is right for ranks that always have the same line in the same step.
+    fn turn(&mut self, first: Option<RequestKey>) -> Option<RequestKey>;
 
-    /// This rank has admitted the request whose turn it was, or the request has ended here.
+    /// The request whose turn it was has been admitted on this rank, or will never be: it was aborted, or has ended.
     fn took_turn(&mut self);
 
     /// True if the ranks build identical batches, so that all of them must have the same pages free in each

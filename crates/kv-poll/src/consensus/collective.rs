@@ -142,8 +142,8 @@ impl<C: Collective> RankConsensus for CollectiveConsensus<C> {
         Ok(())
     }
 
-    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
-        Some(first)
+    fn turn(&mut self, first: Option<RequestKey>) -> Option<RequestKey> {
+        first
     }
 
     fn took_turn(&mut self) {}

@@ -28,8 +28,8 @@ impl RankConsensus for SingleRank {
         Ok(())
     }
 
-    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
-        Some(first)
+    fn turn(&mut self, first: Option<RequestKey>) -> Option<RequestKey> {
+        first
     }
 
     fn took_turn(&mut self) {}

@@ -18,6 +18,16 @@ use super::order::{Order, Place};
 /// step with news, and each look at the first in line, takes a short lock, O(changes). A room is forgotten when
 /// every rank has been told its end, and cannot be entered again before.
 ///
+/// The [poll set](crate::PollSet) of a rank does not tell what other ranks report: a scheduler that sleeps on its
+/// descriptor takes a step every few milliseconds all the same, as long as it has requests. A rank that takes no
+/// steps, and whose handle lives, stops the others.
+///
+/// **Not for decode ranks whose running batches depend on each other**, as those of tensor parallelism do, if requests
+/// that run can lack pages: admissions are in one order on all ranks, and growth and retractions of running requests are
+/// the server's. If one rank gives its last pages to a new request, and another one to a request that grows, both wait
+/// for each other until a session's deadline. Such ranks are in lock-step anyway, and agree by
+/// [`CollectiveConsensus`](super::CollectiveConsensus).
+///
 /// Dropping a handle fails the requests whose end its rank has not been told, and every later request: the
 /// other ranks do not wait for a rank that is gone.
 #[derive(Debug)]
@@ -123,9 +133,9 @@ impl RankConsensus for ThreadConsensus {
         Ok(())
     }
 
-    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
-        let first = self.requests.get(&first)?;
-        self.shared.lock().turn(self.rank, &first.room)
+    fn turn(&mut self, first: Option<RequestKey>) -> Option<RequestKey> {
+        let first = first.and_then(|key| self.requests.get(&key)).map(|request| &request.room);
+        self.shared.lock().turn(self.rank, first)
     }
 
     fn took_turn(&mut self) {
@@ -142,7 +152,6 @@ impl Drop for ThreadConsensus {
         let mut table = self.shared.lock();
         table.gone[self.rank] = true;
         table.mail[self.rank].clear();
-        table.order.leave(self.rank);
         let Table { rooms, mail, .. } = &mut *table;
         rooms.retain(|_, vote| {
             vote.propose(self.rank, KvPoll::Failed, mail, &self.shared.news);
@@ -195,12 +204,17 @@ impl Table {
         }
     }
 
-    /// Whose turn it is on a rank: `first`, if no other rank is ahead.
-    fn turn(&mut self, rank: usize, first: &Room) -> Option<RequestKey> {
+    /// Whose turn it is on a rank: `first`, if no other rank is ahead. Without `first`, a rank that is ahead must have
+    /// admitted the request.
+    fn turn(&mut self, rank: usize, first: Option<&Room>) -> Option<RequestKey> {
         self.pass_ended(rank);
-        if self.order.next(rank).is_none() {
-            let number = self.rooms.get(first)?.number;
-            self.order.give(Place { room: first.clone(), number });
+        match first {
+            None if !self.order.is_behind(rank) => return None,
+            Some(first) if self.order.next(rank).is_none() => {
+                let vote = self.rooms.get(first).filter(|vote| vote.may_have_turn())?;
+                self.order.give(Place { room: first.clone(), number: vote.number });
+            }
+            _ => {}
         }
         self.of(self.order.next(rank)?)?.seats.get(rank)?.key
     }
@@ -282,6 +296,11 @@ impl Vote {
         }
     }
 
+    /// True if the request can be admitted on every rank. What only some ranks have entered would block the others.
+    fn may_have_turn(&self) -> bool {
+        !self.agreed.is_terminal() && self.seats.iter().all(|seat| seat.key.is_some())
+    }
+
     fn retire(&mut self, rank: usize) {
         if let Some(seat) = self.seats.get_mut(rank).filter(|seat| !seat.retired) {
             seat.retired = true;
@@ -310,7 +329,7 @@ mod tests {
             for rank in &mut ranks {
                 rank.join(RequestKey(number), &Room::Number(number)).unwrap();
             }
-            assert_eq!(ranks[0].turn(RequestKey(number)), Some(RequestKey(number)));
+            assert_eq!(ranks[0].turn(Some(RequestKey(number))), Some(RequestKey(number)));
             ranks[0].took_turn();
             ranks[1].propose(RequestKey(number), Standing { poll: KvPoll::Failed, reclaimable: true });
             ranks[1].agree(&mut Vec::new()).unwrap();

@@ -99,17 +99,18 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         self.consensus.is_lock_step()
     }
 
-    /// Whose turn it is to be admitted among the requests in this rank's line, of which `first` is the first. `None` if
-    /// it is the turn of a request that is not in the line yet: the agreement on that request is under way.
+    /// Whose turn it is to be admitted among the requests in this rank's line, of which `first` is the first. Without
+    /// `first`, only a request that another rank has admitted has its turn. `None` as well if it is the turn of a request
+    /// that is not in the line yet: the agreement on that request is under way.
     pub(super) fn turn(
         &mut self,
-        first: RequestKey,
+        first: Option<RequestKey>,
         mut is_in_line: impl FnMut(RequestKey) -> InLine,
     ) -> Option<RequestKey> {
         loop {
             let key = self.consensus.turn(first)?;
-            if key == first {
-                return Some(first);
+            if Some(key) == first {
+                return first;
             }
             match is_in_line(key) {
                 InLine::Yes => return Some(key),

@@ -6,7 +6,7 @@ use kv_core::{AuxIndex, KvPoll, RequestCacheGroups, Room};
 use kv_poll::allocator::RunAllocator;
 use kv_poll::consensus::{RequestKey, ThreadConsensus};
 use kv_poll::queue::{
-    AdmissionRule, AuxMemory, DecodeConfig, DecodeQueues, Demand, Incoming, Outgoing, PrefillConfig,
+    AdmissionRule, AuxMemory, DecodeConfig, DecodeQueues, Demand, Incoming, NoAux, Outgoing, PrefillConfig,
     PrefillPolicy, PrefillQueues, aux_tag,
 };
 
@@ -110,26 +110,39 @@ impl Engine {
     }
 }
 
-/// The aux rows of a rank, and the requests that were admitted, in order.
+/// What a decode rank's server has.
 #[derive(Default)]
-struct Rows(BTreeMap<AuxIndex, u64>, Vec<u64>);
+struct Server {
+    rank: u64,
+    /// The tag in each aux row.
+    rows: BTreeMap<AuxIndex, u64>,
+    /// The requests that were admitted, in order.
+    admitted: Vec<u64>,
+    /// How often requests have lacked items of cache groups, on this rank alone.
+    lacked: BTreeMap<u64, u32>,
+}
 
-impl AuxMemory<u64> for Rows {
+impl AuxMemory<u64> for Server {
     fn take_groups(&mut self, room: &mut u64) -> Option<RequestCacheGroups> {
-        self.1.push(*room);
+        let lacked = self.lacked.entry(*room).or_default();
+        if *room % (2 * RANKS as u64) == self.rank && *lacked < 20 {
+            *lacked += 1;
+            return None;
+        }
+        self.admitted.push(*room);
         Some(RequestCacheGroups::none())
     }
 
     fn clear(&mut self, row: AuxIndex) {
-        self.0.insert(row, 0);
+        self.rows.insert(row, 0);
     }
 
     fn tag(&self, row: AuxIndex) -> u64 {
-        self.0[&row]
+        self.rows[&row]
     }
 
     fn read(&mut self, row: AuxIndex, room: &mut u64) {
-        assert_eq!(self.0[&row], aux_tag(&Room::Number(*room)));
+        assert_eq!(self.rows[&row], aux_tag(&Room::Number(*room)));
     }
 }
 
@@ -143,9 +156,10 @@ fn decode_ranks_at_their_own_speeds_admit_in_one_order_and_end_every_request() {
         let mut ranks: Vec<_> = handles
             .map(|(handle, fake)| DecodeQueues::new(fake, handle, RunAllocator::new(12), config))
             .collect();
-        let mut rows: Vec<_> = (0..RANKS).map(|_| Rows::default()).collect();
+        let mut servers: Vec<_> =
+            (0..RANKS as u64).map(|rank| Server { rank, ..Server::default() }).collect();
         while let Some((rank, room)) = engine.turn() {
-            let (queues, rows) = (&mut ranks[rank], &mut rows[rank]);
+            let (queues, server) = (&mut ranks[rank], &mut servers[rank]);
             if let Some(room) = engine.comes(rank) {
                 let demand = Demand::new(1 + room as usize % 9, 0);
                 let mut incoming = Incoming::new("p:1", Room::Number(room), demand);
@@ -161,14 +175,14 @@ fn decode_ranks_at_their_own_speeds_admit_in_one_order_and_end_every_request() {
                 if engine.fakes[rank].at(room, is_open)
                     && let Some(row) = engine.fakes[rank].at(room, |session| session.aux)
                 {
-                    rows.0.insert(row, aux_tag(&Room::Number(room)));
+                    server.rows.insert(row, aux_tag(&Room::Number(room)));
                 }
                 engine.go_on(rank, room, KvPoll::Success);
             } else {
                 engine.go_on(rank, room, KvPoll::WaitingForInput);
             }
-            queues.step(engine.fakes[rank].changes(), rows).unwrap();
-            engine.admitted[rank].clone_from(&rows.1);
+            queues.step(engine.fakes[rank].changes(), server).unwrap();
+            engine.admitted[rank].clone_from(&server.admitted);
             while let Some(failed) = queues.drain_failed() {
                 engine.ends(rank, failed.request, false);
             }
@@ -219,5 +233,100 @@ fn prefill_ranks_at_their_own_speeds_admit_in_one_order_and_end_every_request() 
             }
             engine.check_order();
         });
+    }
+}
+
+type Prefill = PrefillQueues<u64, Fake, ThreadConsensus>;
+
+fn prefill_ranks(policy: PrefillPolicy) -> ([Fake; 2], Vec<Prefill>) {
+    let fakes = [Fake::new(), Fake::new()];
+    let handles = ThreadConsensus::group(2).into_iter().zip(fakes.clone());
+    let queues = handles.map(|(handle, fake)| PrefillQueues::new(fake, handle, PrefillConfig::new(policy)));
+    let queues = queues.collect();
+    (fakes, queues)
+}
+
+/// Rank 0 has admitted a request whose agreement waits for the next step of rank 1.
+#[test]
+fn a_rank_admits_nobody_before_the_request_of_which_it_is_yet_to_be_told() {
+    let (fakes, mut ranks) = prefill_ranks(PrefillPolicy::AfterBootstrap);
+    for queues in &mut ranks {
+        for (room, priority) in [(0, 0), (1, 1)] {
+            let outgoing = Outgoing::new("p:1", Room::Number(room)).with(|of| of.priority = priority);
+            queues.push(room, outgoing).unwrap();
+        }
+    }
+    let meets = |ranks: &mut [Prefill], rank: usize, rooms: &[u64]| {
+        rooms.iter().for_each(|room| fakes[rank].set(*room, KvPoll::WaitingForInput, false));
+        ranks[rank].step(fakes[rank].changes()).unwrap();
+    };
+    meets(&mut ranks, 1, &[0, 1]);
+    meets(&mut ranks, 0, &[0]);
+    meets(&mut ranks, 1, &[]);
+    meets(&mut ranks, 0, &[1]);
+    let admitted = |queues: &mut Prefill| {
+        let key = queues.pop_waiting(|_, _| true)?;
+        queues.request(key).copied()
+    };
+    assert_eq!(admitted(&mut ranks[0]), Some(1));
+    assert_eq!(admitted(&mut ranks[1]), None, "it is the turn of request 1");
+    meets(&mut ranks, 1, &[]);
+    assert_eq!([admitted(&mut ranks[1]), admitted(&mut ranks[1])], [Some(1), Some(0)]);
+}
+
+#[test]
+fn a_request_that_one_rank_was_never_given_stops_no_other_request() {
+    let (fakes, mut ranks) = prefill_ranks(PrefillPolicy::Eager);
+    ranks[0].push(0, Outgoing::new("p:1", Room::Number(0))).unwrap();
+    for (queues, fake) in ranks.iter_mut().zip(&fakes) {
+        queues.push(1, Outgoing::new("p:1", Room::Number(1))).unwrap();
+        queues.step(fake.changes()).unwrap();
+    }
+    assert_eq!(ranks[0].pop_waiting(|_, _| true), None, "rank 1 may never compute request 0");
+    for queues in ranks.iter_mut().rev() {
+        let key = queues.pop_waiting(|_, _| true).unwrap();
+        assert_eq!(queues.request(key), Some(&1));
+    }
+}
+
+/// Rank 0 has admitted a request, and then lacks pages for one that runs; both ranks take the latter back.
+#[test]
+fn what_another_rank_has_admitted_gets_pages_before_what_was_taken_back() {
+    let config = DecodeConfig::new(AdmissionRule::new(16).with(|rule| rule.reserved_tokens = 0));
+    let fakes = [Fake::new(), Fake::new()];
+    let handles = ThreadConsensus::group(2).into_iter().zip(fakes.clone());
+    let mut ranks: Vec<_> = handles
+        .map(|(handle, fake)| DecodeQueues::<u64, _, _>::new(fake, handle, RunAllocator::new(10), config))
+        .collect();
+    let all = |ranks: &mut [DecodeQueues<u64, Fake, ThreadConsensus>], order: [usize; 4], room, poll| {
+        fakes.iter().for_each(|fake| fake.set(room, poll, poll == KvPoll::Success));
+        order.iter().for_each(|rank| ranks[*rank].step(fakes[*rank].changes(), &mut NoAux).unwrap());
+    };
+    for (room, pages) in [(0, 8), (1, 2)] {
+        for queues in &mut ranks {
+            queues.push(room, Incoming::new("p:1", Room::Number(room), Demand::new(pages, 0))).unwrap();
+        }
+    }
+    all(&mut ranks, [0, 1, 0, 1], 0, KvPoll::WaitingForInput);
+    all(&mut ranks, [0, 1, 0, 1], 0, KvPoll::Success);
+    let running: Vec<_> = ranks.iter_mut().map(|queues| queues.pop_waiting().unwrap()).collect();
+    // Rank 1 proposes, rank 0 agrees and admits; rank 1 has not been told.
+    all(&mut ranks, [1, 0, 0, 0], 1, KvPoll::WaitingForInput);
+    assert!(ranks[0].allocate(1).is_none());
+    for (queues, ready) in ranks.iter_mut().zip(running) {
+        queues.retract(ready.key, 0, ready.pages, 9).unwrap();
+    }
+    all(&mut ranks, [1, 0, 1, 0], 1, KvPoll::WaitingForInput);
+    assert_eq!(
+        [0, 1].map(|rank| (ranks[rank].counts().transfer, ranks[rank].counts().retracted)),
+        [(1, 1); 2]
+    );
+    all(&mut ranks, [1, 0, 1, 0], 1, KvPoll::Success);
+    for queues in &mut ranks {
+        let arrived = queues.pop_waiting().unwrap();
+        assert_eq!(arrived.request, 1);
+        queues.finish(arrived.key, arrived.pages).unwrap();
+        queues.step([], &mut NoAux).unwrap();
+        assert_eq!(queues.pop_waiting().map(|resumed| resumed.pages.len()), Some(9));
     }
 }

@@ -1,5 +1,5 @@
 //! Which requests get pages next: retracted requests first, then new ones. Nothing overtakes the first in
-//! line.
+//! line. Only new requests that other ranks have admitted already go before retracted ones.
 
 use kv_core::{KvManager, RequestCacheGroups};
 
@@ -17,7 +17,10 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     /// Gives pages to the requests in line, retracted ones first, until the first in line does not fit.
     pub(super) fn admit(&mut self, aux: &mut impl AuxMemory<R>) {
         self.blocked = loop {
-            let step = if self.retracted.len() > 0 { self.resume_first() } else { self.admit_first(aux) };
+            let step = match self.retracted.len() {
+                0 => self.admit_first(aux),
+                _ => self.admit_next(None, aux).unwrap_or_else(|| self.resume_first()),
+            };
             match step {
                 Admission::Admitted => {}
                 Admission::Blocked(blocked) => break Some(blocked),
@@ -51,13 +54,23 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     }
 
     fn admit_first(&mut self, aux: &mut impl AuxMemory<R>) -> Admission {
+        let first = self.ready.front().map(|(first, ())| first);
+        first.and_then(|first| self.admit_next(Some(first), aux)).unwrap_or(Admission::Nobody)
+    }
+
+    /// Admits the request whose turn it is; `None` if it is nobody's turn. `first` is the first in line; `None` to admit
+    /// only what other ranks have admitted.
+    fn admit_next(&mut self, first: Option<RequestKey>, aux: &mut impl AuxMemory<R>) -> Option<Admission> {
         if self.desk.stopped.is_some() {
-            return Admission::Nobody;
+            return None;
         }
-        let Some((first, ())) = self.ready.front() else { return Admission::Nobody };
         let entries = &self.entries;
-        let turn = self.desk.turn(first, |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line));
-        let Some(key) = turn else { return Admission::Nobody };
+        let is_in_line = |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line);
+        let key = self.desk.turn(first, is_in_line)?;
+        Some(self.give_pages(key, aux))
+    }
+
+    fn give_pages(&mut self, key: RequestKey, aux: &mut impl AuxMemory<R>) -> Admission {
         let load = self.load();
         let Some(entry) = self.entries.get_mut(&key) else { return Admission::Nobody };
         let missing = self.rule.missing(&entry.demand, &load);

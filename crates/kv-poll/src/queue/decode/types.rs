@@ -56,7 +56,8 @@ pub struct Incoming<'a> {
     pub demand: Demand,
     /// The session's options: deadline, the prefill side's replica and leases, transfer mode, cached prefix.
     pub options: SessionOptions,
-    /// Requests with a higher priority go first; equal ones go in the order of `push`.
+    /// Requests with a higher priority go first; equal ones go in the order of `push`. Where ranks go at their own speeds,
+    /// the rank that is ahead decides by its line.
     pub priority: i32,
 }
 
@@ -138,7 +139,7 @@ pub struct DecodeCounts {
 /// [`retract`](super::DecodeQueues::retract) to make room; nothing overtakes the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocked {
-    /// The key of the first request in line.
+    /// The key of the request whose turn it is: the first in line, or one that another rank has admitted before.
     pub key: RequestKey,
     /// What the request lacks.
     pub shortage: Shortage,

@@ -144,7 +144,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         }
         let (first, ()) = self.waiting.front()?;
         let entries = &self.entries;
-        let key = self.desk.turn(first, |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line))?;
+        let key =
+            self.desk.turn(Some(first), |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line))?;
         let entry = self.entries.get_mut(&key)?;
         if !admit(key, &mut entry.request) {
             return None;

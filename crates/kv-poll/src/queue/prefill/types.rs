@@ -32,6 +32,12 @@ impl PrefillConfig {
 }
 
 /// When the forward pass of a request may begin.
+///
+/// Two engines can wait for each other's room: the prefill side has room only for requests that wait for a decode side
+/// without room, and that side only for requests that are not computed yet. Then both wait until deadlines of sessions
+/// make room. It takes requests that are computed before the decode side has pages, which are those of
+/// [`Eager`](PrefillPolicy::Eager) and, under either policy, those that may be pulled, beside requests that are pushed
+/// after it has pages. Serve such kinds by engines of their own, or give each kind a part of the pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PrefillPolicy {
@@ -39,9 +45,7 @@ pub enum PrefillPolicy {
     /// worker will fetch.
     #[default]
     AfterBootstrap,
-    /// At once. The decode side may register while the prompt is computed. Where the prefill side has room only for
-    /// requests that wait for a decode side without room, and the decode side only for requests that are not computed
-    /// yet, both wait until deadlines of sessions make room.
+    /// At once, as soon as all ranks have the request. The decode side may register while the prompt is computed.
     Eager,
 }
 
@@ -58,7 +62,8 @@ pub struct Outgoing<'a> {
     pub dest_ranks: &'a [u32],
     /// The session's options: deadline, the lease that it grants, transfer mode.
     pub options: SessionOptions,
-    /// Requests with a higher priority go first; equal ones go in the order of `push`.
+    /// Requests with a higher priority go first; equal ones go in the order of `push`. Where ranks go at their own speeds,
+    /// the rank that is ahead decides by its line.
     pub priority: i32,
 }
 

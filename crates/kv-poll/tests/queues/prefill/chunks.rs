@@ -157,8 +157,8 @@ impl RankConsensus for Joined {
         if self.1.get() { Ok(()) } else { Err(Parted) }
     }
 
-    fn turn(&mut self, first: RequestKey) -> Option<RequestKey> {
-        Some(first)
+    fn turn(&mut self, first: Option<RequestKey>) -> Option<RequestKey> {
+        first
     }
 
     fn took_turn(&mut self) {}
