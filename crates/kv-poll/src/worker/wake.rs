@@ -30,12 +30,15 @@ const REFUSED: Duration = Duration::from_millis(1);
 pub(crate) struct Waker {
     event: OwnedFd,
     parked: AtomicBool,
+    /// The eventfd has woken the worker and has not been read since: it is read before the next sleep, since what the
+    /// worker was woken for comes first. Only the worker's thread looks at this.
+    unread: AtomicBool,
 }
 
 impl Waker {
     pub(crate) fn new() -> io::Result<Waker> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Waker { event, parked: AtomicBool::new(false) })
+        Ok(Waker { event, parked: AtomicBool::new(false), unread: AtomicBool::new(false) })
     }
 
     /// Wakes the worker if the worker sleeps. Comes after the work was published.
@@ -49,6 +52,9 @@ impl Waker {
     /// Sleeps until `wake`, until one of `others` is readable, or until `timeout` has passed; not at all if
     /// `has_work` returns true. Only the worker's thread parks.
     pub(crate) fn park(&self, others: &[RawFd], timeout: Option<Duration>, has_work: impl FnOnce() -> bool) {
+        if self.unread.swap(false, Ordering::Relaxed) {
+            let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
+        }
         self.parked.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if !has_work() {
@@ -70,9 +76,8 @@ impl Waker {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => std::thread::sleep(REFUSED),
         }
-        if fds.first().is_some_and(|own| own.revents().contains(PollFlags::IN)) {
-            let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
-        }
+        let woken = fds.first().is_some_and(|own| own.revents().contains(PollFlags::IN));
+        self.unread.store(woken, Ordering::Relaxed);
     }
 }
 
