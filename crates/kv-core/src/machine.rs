@@ -109,6 +109,14 @@ pub trait Machine: Send {
         None
     }
 
+    /// The one peer that is told something as soon as this command is carried out, and how many bytes are written there
+    /// before: the worker [rouses](crate::Transport::rouse) that peer, whose processor wakes while this one works. A guess,
+    /// which may be wrong in either direction; `None` where nothing, or nothing certain, can be said at once.
+    fn addressee(&self, now: Time, command: &Self::Command) -> Option<(PeerId, u64)> {
+        let _ = (now, command);
+        None
+    }
+
     /// The transport of the worker in whose name a frame speaks, if the frame introduces its
     /// sender; otherwise `None`. The worker drops the frame if the connection on which the frame
     /// came [may not speak](crate::Transport::may_speak_by) for that transport.
@@ -164,6 +172,10 @@ impl<M: Machine + ?Sized> Machine for Box<M> {
 
     fn poll_trace(&mut self) -> Option<Event<M::Trace>> {
         (**self).poll_trace()
+    }
+
+    fn addressee(&self, now: Time, command: &M::Command) -> Option<(PeerId, u64)> {
+        (**self).addressee(now, command)
     }
 
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {

@@ -107,6 +107,12 @@ pub trait Transport {
     /// others; [`wait`](Transport::wait) then says [`Now`](TransportWait::Now).
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError>;
 
+    /// A hint: within some tens of microseconds the peer will be written `bytes` bytes, or none, and then be sent a frame.
+    /// A transport to a peer on this host may wake the peer now, so that the peer is awake when the frame comes.
+    fn rouse(&mut self, peer: PeerId, bytes: u64) {
+        let _ = (peer, bytes);
+    }
+
     /// Starts a data operation. `Err` means that no memory was touched, and that no event will
     /// follow.
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError>;

@@ -1,5 +1,6 @@
 //! When a transport wakes a peer on the same host before it copies, and how long a woken worker stays awake: a processor
-//! takes as long to wake as some hundred KiB take to be copied, and both can take place at the same time.
+//! takes as long to wake as some hundred KiB take to be copied, and both can take place at the same time. So can the
+//! planning of a write, where the transport is told in time ([`rouse`](kv_core::Transport::rouse)).
 //!
 //! A side wakes the other one again, and is woken again by the other one, only after it has heard something of it: who only
 //! wakes others wakes each once.

@@ -9,7 +9,7 @@ use kv_core::{
     Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait,
     WriteFence,
 };
-use kv_host::{Memory, check};
+use kv_host::{Memory, check, wake};
 
 use crate::link::LinkId;
 use crate::remote::unmap_some;
@@ -56,6 +56,14 @@ impl Transport for LocalTransport {
         }
         self.flush_soon(id);
         Ok(())
+    }
+
+    fn rouse(&mut self, peer: PeerId, bytes: u64) {
+        if let Some(id) = self.links.id_of(peer).filter(|_| bytes <= *wake::LENGTHS.end())
+            && self.posts.is_empty()
+        {
+            self.wake(id);
+        }
     }
 
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {

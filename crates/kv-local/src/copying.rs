@@ -1,5 +1,6 @@
 //! Copies, in slices of a fraction of a millisecond: posts take turns.
 
+use std::mem;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -73,9 +74,15 @@ impl LocalTransport {
     /// Wakes the peer of a short write that is all there is to do: the peer's processor wakes while the bytes are copied.
     pub(crate) fn wake_first(&mut self) {
         let Some(id) = self.posts.lone_write(wake::LENGTHS) else { return };
+        if self.links.get(id).is_some_and(|link| may_begin(link.permitted)) {
+            self.wake(id);
+        }
+    }
+
+    /// Wakes the peer of an open link, unless it was woken before and has said nothing since.
+    pub(crate) fn wake(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
-        if link.stage == Stage::Open && link.may_wake && may_begin(link.permitted) {
-            link.may_wake = false;
+        if link.stage == Stage::Open && mem::take(&mut link.may_wake) {
             link.connection.outbound.queue_wake();
             self.flush(id);
         }

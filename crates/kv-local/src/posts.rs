@@ -126,7 +126,7 @@ impl Posts {
         self.completed
     }
 
-    #[cfg(test)]
+    /// True if every post that was accepted has ended.
     pub(crate) fn is_empty(&self) -> bool {
         self.transfers.is_empty()
     }

@@ -85,6 +85,12 @@ impl Transport for Ways {
         Ok(())
     }
 
+    fn rouse(&mut self, peer: PeerId, bytes: u64) {
+        if let Ok((_, member)) = self.member_of(peer) {
+            member.transport.rouse(peer, bytes);
+        }
+    }
+
     fn cancel(&mut self, post: PostId) {
         let member = self.posts.get(&post).and_then(|by| self.members.get_mut(*by));
         if let Some(member) = member {

@@ -58,13 +58,15 @@ fn every_call_about_a_peer_goes_to_the_one_member_of_its_way() {
     ways.send(PEER, Bytes::from_static(b"word")).unwrap();
     ways.post(PEER, write(1)).unwrap();
     ways.permit(PEER, Time::MAX);
+    ways.rouse(PEER, 9);
     ways.cancel(PostId(1));
     assert_eq!(ways.write_fence(PEER), WriteFence::Revocable);
     assert_eq!(ways.directions(Some(PEER)), Directions::READ);
     ways.revoke(PEER);
     ways.disconnect(PEER);
     assert_eq!(a.calls(), [""; 0]);
-    let calls = ["connect memory by b", "send", "post 1", "permit", "cancel 1", "revoke", "disconnect"];
+    let calls =
+        ["connect memory by b", "send", "post 1", "permit", "rouse 9", "cancel 1", "revoke", "disconnect"];
     assert_eq!(b.calls(), calls);
     assert_eq!(ways.write_fence(PEER), WriteFence::AtDeath);
     assert_eq!(ways.send(PEER, Bytes::new()), Err(TransportError::PeerGone));

@@ -153,8 +153,8 @@ impl<M: Machine> Driver<M> {
     pub(super) fn run(mut self) -> Ended {
         loop {
             match self.turn() {
-                // The scheduler may wait for this very CPU, and what is left to do is not what it waits for. Only a worker
-                // with nothing else under way yields: one with much to do keeps its share of a busy CPU.
+                // What is left to do is not what the scheduler waits for. Only a worker with nothing else under way yields:
+                // one with much to do keeps its share of a busy CPU.
                 Turn::Again if self.has_signalled && self.is_quiet() => thread::yield_now(),
                 Turn::Again => {}
                 Turn::Rest(rest) => self.sleep(&rest),
@@ -173,7 +173,11 @@ impl<M: Machine> Driver<M> {
         self.take_commands();
         self.take_events();
         // The messages of the commands are on their way.
-        self.has_signalled = self.shared.poll_set.signal_noted();
+        let had_signalled = std::mem::replace(&mut self.has_signalled, self.shared.poll_set.signal_noted());
+        if self.has_signalled && !had_signalled && self.is_quiet() {
+            // The scheduler may wait for this very CPU, and nothing else is under way that could not wait for one turn.
+            return Turn::Again;
+        }
         self.take_answers();
         self.take_timeout();
         self.take_ready_events();
@@ -219,6 +223,12 @@ impl<M: Machine> Driver<M> {
     fn take_command(&mut self, message: Message<M>) {
         let (cell, opens) = (Arc::clone(&message.cell), message.opens);
         let Some(command) = self.sessions.admit(message) else { return };
+        // A worker with more to do has no peer that waits for this command alone.
+        if !self.shared.has_commands()
+            && let Some((peer, bytes)) = self.machine.addressee(self.clock.now(), &command)
+        {
+            self.transport.rouse(peer, bytes);
+        }
         self.feed(Input::Command(command));
         if opens && cell.is_abort_wanted() && self.sessions.is_running(&cell) {
             self.feed(Input::Command(M::Command::abort(cell.id())));

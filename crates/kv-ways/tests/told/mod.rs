@@ -119,6 +119,10 @@ impl Transport for Told {
         Ok(())
     }
 
+    fn rouse(&mut self, _: PeerId, bytes: u64) {
+        self.0.note(format!("rouse {bytes}"));
+    }
+
     fn post(&mut self, _: PeerId, post: Post) -> Result<(), TransportError> {
         if let Some(error) = self.0.open().refused_posts.clone() {
             return Err(error);

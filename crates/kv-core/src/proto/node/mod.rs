@@ -195,6 +195,16 @@ impl Node {
         self.cx.fx.next_event()
     }
 
+    /// The one peer that is told something as soon as this command is carried out, and how many bytes are written there
+    /// before.
+    pub fn addressee(&self, now: Time, command: &Command) -> Option<(PeerId, u64)> {
+        match command {
+            Command::Send { session, chunk } => self.sending.addressee(&self.cx, now, *session, chunk.len()),
+            Command::InitReceiver { session, .. } => Some((self.receiving.addressee(*session)?, 0)),
+            _ => None,
+        }
+    }
+
     /// When [`Input::Timeout`] is due; `None` if nothing waits for time to pass.
     pub fn next_timeout(&self) -> Option<Time> {
         self.cx.fx.next_timeout()

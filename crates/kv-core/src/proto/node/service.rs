@@ -3,6 +3,7 @@
 use super::Node;
 use crate::command::{Command, Resource};
 use crate::error::TransferError;
+use crate::id::PeerId;
 use crate::machine::Machine;
 use crate::poll::KvPoll;
 use crate::proto::io::{Input, Output};
@@ -54,6 +55,10 @@ impl Machine for Node {
 
     fn poll_trace(&mut self) -> Option<Event<KvWhat>> {
         Node::poll_trace(self)
+    }
+
+    fn addressee(&self, now: Time, command: &Command) -> Option<(PeerId, u64)> {
+        Node::addressee(self, now, command)
     }
 
     fn transport_in(&self, frame: &[u8]) -> Option<TransportOffer> {

@@ -98,6 +98,12 @@ impl Receiving {
         sources.filter_map(|source| source.reading.as_ref()).map(Reading::waiting_runs).sum()
     }
 
+    /// The only source of a session, if it is told something as soon as the session has pages.
+    pub(in crate::proto) fn addressee(&self, session: SessionId) -> Option<PeerId> {
+        let sources = &self.sessions.get(&session)?.sources;
+        sources.first().filter(|source| sources.len() == 1 && source.is_met()).map(|source| source.peer)
+    }
+
     /// The source that has this open attempt at the peer.
     fn source_of(
         &mut self,

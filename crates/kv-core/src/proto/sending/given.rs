@@ -103,6 +103,11 @@ impl<P: AsRef<PageList>> Given<P> {
         self.announced
     }
 
+    /// True if exactly so many of the announced pages have not been given yet.
+    pub fn lacks(&self, pages: usize) -> bool {
+        self.announced.is_some_and(|(announced, _)| announced == self.pages.saturating_add(pages))
+    }
+
     /// The aux row, if the request has one.
     pub fn aux(&self) -> Option<AuxIndex> {
         self.announced.and_then(|(_, aux)| aux)

@@ -3,12 +3,13 @@
 //! receiver that the part is in place; the last part tells how many parts there are.
 
 use crate::error::Cause;
-use crate::id::SessionId;
+use crate::id::{PeerId, SessionId};
 use crate::proto::context::Context;
 use crate::proto::ending::Ending;
 use crate::proto::posts::{InFlight, PostingState};
 use crate::proto::sending::Sending;
 use crate::proto::sending::target::{Part, Target};
+use crate::time::Time;
 use crate::transport::{Op, TransportError};
 use crate::wire::{Body, Progress};
 
@@ -67,6 +68,28 @@ impl Sending {
             Err(error) => self.fail(cx, session, Cause::Post(error)),
         }
         self.target_advanced(cx, session, index);
+    }
+
+    /// The only receiver of a session that is complete with so many pages more, and the bytes that are written there at once.
+    pub(in crate::proto) fn addressee(
+        &self,
+        cx: &Context,
+        now: Time,
+        session: SessionId,
+        pages: usize,
+    ) -> Option<(PeerId, u64)> {
+        let sender = self.sessions.get(&session).filter(|sender| sender.standing.is_going())?;
+        let target = sender.targets.first().filter(|target| sender.targets.len() == 1 && !target.is_over())?;
+        if !sender.given.lacks(pages) {
+            return None;
+        }
+        let peer = cx.peers.get(target.peer)?;
+        let bytes = match target.written() {
+            Some(_) if !peer.writes_out().is_permitted(now) => return None,
+            Some(_) => cx.config.args.geometry().bytes_per_page().saturating_mul(pages as u64),
+            None => 0,
+        };
+        Some((target.peer, bytes))
     }
 
     /// Whether writes of the session wait, and how many are in flight, for each target.

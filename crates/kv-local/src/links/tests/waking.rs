@@ -91,6 +91,36 @@ fn messages_that_wait_go_before_the_bytes_and_wake_the_peer_themselves() {
 }
 
 #[test]
+fn a_peer_is_roused_once_before_a_short_write_alone_or_a_message() {
+    let (mut transport, _arena, mut stream) = pair();
+    let mut roused = |bytes, post: Option<Post>| {
+        if let Some(post) = post {
+            transport.post(PEER, post).unwrap();
+        }
+        transport.rouse(PEER, bytes);
+        let at_once = kinds(&stream);
+        poll_at(&mut transport, Duration::ZERO);
+        let later = kinds(&stream);
+        stream.write_all(&message(2, b"received")).unwrap();
+        poll_at(&mut transport, Duration::ZERO);
+        (at_once, later)
+    };
+    assert_eq!(roused(0, None), (vec![5], vec![]));
+    assert_eq!(roused(1 << 20, None), (vec![5], vec![]));
+    assert_eq!(
+        roused((1 << 20) + 1, None),
+        (vec![], vec![]),
+        "the copy takes longer than the peer stays awake"
+    );
+    assert_eq!(roused(0, Some(noted(1, 4096))), (vec![], vec![2]), "the peer is written to already");
+    transport.rouse(PEER, 0);
+    transport.post(PEER, noted(2, 256 << 10)).unwrap();
+    poll_at(&mut transport, Duration::ZERO);
+    assert_eq!(kinds(&stream), [5, 2], "woken once");
+    transport.rouse(PeerId(77), 0);
+}
+
+#[test]
 fn a_peer_that_says_nothing_is_woken_once() {
     let (mut transport, _arena, stream) = pair();
     for (id, wanted) in [(1, vec![5, 2]), (2, vec![2])] {

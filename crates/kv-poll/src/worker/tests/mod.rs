@@ -79,6 +79,8 @@ enum Seen {
     Published(String),
     Withdrawn,
     TransportSend,
+    /// The transport was told of so many bytes for the peer.
+    Roused(u64, u64),
     /// A hello has reached the machine.
     Hello(u64),
     Cancelled,

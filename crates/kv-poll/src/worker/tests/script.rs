@@ -36,6 +36,9 @@ pub(super) const SLOW: u64 = 1000;
 /// In this room the pages stay with the machine after the end.
 pub(super) const STUCK: u64 = 2000;
 
+/// In this room the pages go to peer 1.
+pub(super) const WRITES: u64 = 3000;
+
 /// Whom stuck pages wait for.
 pub(super) fn peer() -> WorkerId {
     WorkerId { engine: EngineId::new("decode").unwrap(), rank: 3 }
@@ -240,6 +243,12 @@ impl Machine for Script {
 
     fn next_timeout(&self) -> Option<Time> {
         self.timeout
+    }
+
+    fn addressee(&self, _: Time, command: &Command) -> Option<(PeerId, u64)> {
+        let Command::Send { session, chunk } = command else { return None };
+        let is_written = self.rooms.get(session) == Some(&Room::from(WRITES));
+        is_written.then_some((PeerId(1), chunk.len() as u64))
     }
 
     fn awaits_peers(&self) -> bool {

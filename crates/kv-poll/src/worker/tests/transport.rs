@@ -62,6 +62,10 @@ impl Transport for FakeTransport {
         Ok(())
     }
 
+    fn rouse(&mut self, peer: PeerId, bytes: u64) {
+        self.log.lock().unwrap().push(Seen::Roused(peer.0, bytes));
+    }
+
     fn post(&mut self, peer: PeerId, post: Post) -> Result<(), TransportError> {
         if peer == PeerId(2) {
             return Err(TransportError::PeerGone);

@@ -10,7 +10,7 @@ use kv_core::{
 };
 
 use super::client::FakeClient;
-use super::script::{SLOW, Script};
+use super::script::{SLOW, Script, WRITES};
 use super::transport::{Wire, fake_transport};
 use super::{BootTime, Log, PATIENCE, Rig, Seen, args, driver, manager, pages};
 use crate::kv::WorkerConfig;
@@ -88,6 +88,24 @@ fn sessions_that_were_opened_before_a_stop_are_counted_however_many_commands_wai
     };
     assert_eq!(ended.sessions, senders.len());
     assert!(senders.iter().all(|sender| sender.poll() == KvPoll::Failed));
+}
+
+#[test]
+fn the_peer_of_the_last_command_that_waits_is_roused_before_the_command_is_carried_out() {
+    let (log, wire) = (Log::default(), Wire::new());
+    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
+    let mut driver = driver(Box::new(node), config, transport, client, BootTime);
+    let manager = manager(&driver);
+    let open = |_| manager.sender("", Room::from(WRITES), &[], SessionOptions::default()).unwrap();
+    let mut senders: Vec<_> = (0..2).map(open).collect();
+    driver.turn();
+    for (sender, list) in senders.iter_mut().zip([&[1, 2][..], &[3, 4, 5]]) {
+        sender.send(pages(list)).unwrap();
+    }
+    log.lock().unwrap().clear();
+    driver.turn();
+    assert_eq!(log.lock().unwrap()[..3], [Seen::Sent(0), Seen::Roused(1, 3), Seen::Sent(1)]);
 }
 
 #[test]

@@ -101,6 +101,23 @@ fn a_registration_waits_for_its_sender_and_is_served_until_everything_is_in_plac
 }
 
 #[test]
+fn the_only_receiver_is_rousable_for_the_last_pages_if_it_permits_writes() {
+    let mut alone = Alone::new();
+    let rouses = |alone: &Alone, pages| alone.sending.addressee(&alone.cx, alone.cx.fx.now(), SESSION, pages);
+    alone.sending.on_register(&mut alone.cx, alone.peer, register(ATTEMPT, 0));
+    alone.open(TransferMode::Push, NEVER);
+    let now = alone.cx.fx.now();
+    let ask = alone.cx.peers.get_mut(alone.peer).unwrap().number(now);
+    alone.sending.init_sender(&mut alone.cx, SESSION, 2, None);
+    assert_eq!(rouses(&alone, 2), None, "nothing may be written yet");
+    alone.cx.note_permission(alone.peer, ask, 10_000);
+    assert_eq!(rouses(&alone, 2), Some((alone.peer, 2 * PAGE)));
+    assert_eq!((rouses(&alone, 1), rouses(&alone, 3)), (None, None), "others follow, or none can be so many");
+    abort(&mut alone, ATTEMPT);
+    assert_eq!(rouses(&alone, 2), None, "the receiver has given up");
+}
+
+#[test]
 fn an_abort_is_acknowledged_when_the_post_in_flight_has_ended_and_not_before() {
     let mut alone = posted();
     abort(&mut alone, ATTEMPT);
