@@ -1,11 +1,10 @@
 //! What is known of a world from outside of its machines: sessions, saves, entries in use, and requests.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::machine::SessionStatus;
 use kv_core::wire::ConversationId;
-use kv_core::{ContentHash, PeerCause, SessionId, Time};
+use kv_core::{ContentHash, PeerCause, PeerId, SessionId, Time};
 use kv_ec::{EcPoll, EntryGuard, Reservation, SharedStore};
 
 use crate::net::lives::{HoldId, LifeId, Slot};
@@ -151,6 +150,9 @@ pub(crate) struct Sent {
 /// consumer counts its attempts by itself.
 pub(crate) type RequestId = (LifeId, LifeId, ConversationId, u64);
 
+/// A request as its frame tells it: the consumer, the producer, what the producer calls their conversation, and the attempt.
+pub(crate) type RequestInFrame = (LifeId, LifeId, ConversationId, u64);
+
 /// What is known of a world from outside.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
@@ -164,9 +166,14 @@ pub(crate) struct Ledger {
     /// What a life has told another one last to call their conversation in frames to it. What comes under another name is
     /// not heard.
     pub(crate) called: BTreeMap<(LifeId, LifeId), ConversationId>,
-    /// What the sender of a frame calls the conversation, by sender, receiver, and what the receiver calls it, which is
-    /// what stands in the frame. Two lives may have several conversations, one after another or over several ways.
-    names: BTreeMap<(LifeId, LifeId, ConversationId), ConversationId>,
+    /// What a life has told a peer of its last to call their conversation. Two lives may have several conversations, one
+    /// after another or over several ways. Each is with a peer of its own, and only by the peer is told which one a frame
+    /// belongs to: what stands in the frame is the other side's name, and the other side may keep that name while this
+    /// one forgets the peer and begins anew, perhaps without a welcome.
+    names: BTreeMap<(LifeId, PeerId), ConversationId>,
+    /// What the consumer of a request calls the conversation. Who has forgotten a peer goes on counting attempts, so that
+    /// no two requests of a consumer are alike in a frame.
+    asked_in: BTreeMap<RequestInFrame, ConversationId>,
     pub(crate) sent: BTreeMap<RequestId, Sent>,
     pub(crate) heard: BTreeMap<RequestId, Heard>,
     /// What producers said of entries: consumer, producer, entry, name of the cause.
@@ -176,39 +183,26 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Notes how both sides call the conversation in which the first welcomes the second.
-    pub(crate) fn welcomes(
-        &mut self,
-        (from, to): (LifeId, LifeId),
-        theirs: ConversationId,
-        ours: ConversationId,
-    ) {
-        self.called.insert((from, to), ours);
-        self.names.insert((from, to, theirs), ours);
-        self.names.insert((to, from, ours), theirs);
+    /// A life tells another one, which is this peer of its, to call their conversation so.
+    pub(crate) fn tells_name(&mut self, way: (LifeId, LifeId), peer: PeerId, ours: ConversationId) {
+        self.called.insert(way, ours);
+        self.names.insert((way.0, peer), ours);
     }
 
-    /// What a life calls the conversation in which it sends a frame; `None` if it has not named any. Before one side has
-    /// welcomed the other, that is what the life has named last, and stays so for this name of the other side's.
-    pub(crate) fn speaks(
-        &mut self,
-        (from, to): (LifeId, LifeId),
-        theirs: ConversationId,
-    ) -> Option<ConversationId> {
-        let last = self.called.get(&(from, to)).copied();
-        match self.names.entry((from, to, theirs)) {
-            Entry::Occupied(known) => Some(*known.get()),
-            Entry::Vacant(unknown) => last.map(|last| *unknown.insert(last)),
-        }
+    /// What a life calls the conversation in which it asks a peer for something; `None` if it has not named any.
+    pub(crate) fn name_of_asker(&self, life: LifeId, peer: PeerId) -> Option<ConversationId> {
+        self.names.get(&(life, peer)).copied()
     }
 
-    /// What the sender of a frame calls the conversation; `None` if the frame was not sent to this receiver.
-    pub(crate) fn name_of_sender(
-        &self,
-        (from, to): (LifeId, LifeId),
-        theirs: ConversationId,
-    ) -> Option<ConversationId> {
-        self.names.get(&(from, to, theirs)).copied()
+    /// Notes what the consumer calls the conversation of a request, in which stands what the producer calls it.
+    pub(crate) fn asks_in(&mut self, request: RequestInFrame, ours: ConversationId) {
+        self.asked_in.insert(request, ours);
+    }
+
+    /// What the consumer calls the conversation of a request that arrives; `None` if the request was not sent to this
+    /// receiver.
+    pub(crate) fn asked_in(&self, request: RequestInFrame) -> Option<ConversationId> {
+        self.asked_in.get(&request).copied()
     }
 
     /// The sessions of a life that have not ended.
@@ -244,4 +238,41 @@ pub(crate) fn is_lasting(cause: &PeerCause) -> bool {
             | PeerCause::Incompatible(_)
             | PeerCause::WorkerStopped
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONSUMER: LifeId = 0;
+    const PRODUCER: LifeId = 4;
+
+    fn name(sequence: u32) -> ConversationId {
+        ConversationId::new(sequence, 7)
+    }
+
+    /// Seed 8100076419: a consumer welcomes a producer, forgets the peer, and greets the producer as a new peer. The
+    /// producer, which has not heard the welcome, repeats its hello, and the consumer asks by that: in the new
+    /// conversation, with a name of the producer's that stood in the former one.
+    #[test]
+    fn a_request_belongs_to_the_conversation_of_the_peer_that_is_asked() {
+        let mut ledger = Ledger::default();
+        ledger.tells_name((CONSUMER, PRODUCER), PeerId(0), name(1));
+        ledger.tells_name((CONSUMER, PRODUCER), PeerId(1), name(2));
+        assert_eq!(ledger.name_of_asker(CONSUMER, PeerId(0)), Some(name(1)));
+        assert_eq!(ledger.name_of_asker(CONSUMER, PeerId(1)), Some(name(2)));
+        assert_eq!(ledger.name_of_asker(PRODUCER, PeerId(0)), None);
+    }
+
+    #[test]
+    fn a_late_request_stays_in_the_conversation_in_which_it_was_sent() {
+        let mut ledger = Ledger::default();
+        let asked = |attempt| (CONSUMER, PRODUCER, name(9), attempt);
+        ledger.asks_in(asked(1), name(1));
+        ledger.asks_in(asked(2), name(2));
+        assert_eq!(
+            [1, 2, 3].map(|attempt| ledger.asked_in(asked(attempt))),
+            [Some(name(1)), Some(name(2)), None]
+        );
+    }
 }

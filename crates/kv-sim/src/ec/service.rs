@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kv_core::wire::{Body, Frame};
-use kv_core::{SessionId, Time};
+use kv_core::{PeerId, SessionId, Time};
 use kv_ec::{Command, EcError, EcMachine, EcMachineGauges, EcPoll, EntryGuard, Resource};
 
 use super::ledger::{Heard, Ledger, RequestId, Sent, Session, State, is_lasting, item_of, refusal};
@@ -152,9 +152,9 @@ impl EcWorld {
         self.params.driven && self.lives[life].paused_until >= at
     }
 
-    fn asks(&mut self, (consumer, producer): (LifeId, LifeId), frame: &Frame) {
-        let talk = self.service.ledger.speaks((consumer, producer), frame.conversation);
-        let Some(talk) = talk else { return };
+    /// Notes what a consumer asks of a producer, which is this peer of the consumer.
+    fn asks(&mut self, (consumer, producer): (LifeId, LifeId), peer: PeerId, frame: &Frame) {
+        let Some(talk) = self.service.ledger.name_of_asker(consumer, peer) else { return };
         if let Body::Abort(abort) = &frame.body
             && let Some(sent) = self.service.ledger.sent.get_mut(&(consumer, producer, talk, abort.attempt.0))
         {
@@ -162,6 +162,8 @@ impl EcWorld {
         }
         let Body::XferReq(request) = &frame.body else { return };
         let Some(item) = item_of(&request.hash) else { return };
+        let as_told = (consumer, producer, frame.conversation, request.attempt.0);
+        self.service.ledger.asks_in(as_told, talk);
         let id = (consumer, producer, talk, request.attempt.0);
         if self.service.ledger.sent.contains_key(&id) {
             return;
@@ -203,8 +205,8 @@ impl EcWorld {
         match frame.body {
             Body::XferReq(request) => {
                 let Some(item) = item_of(&request.hash) else { return };
-                let talk = self.service.ledger.name_of_sender((from, at), frame.conversation);
-                let Some(talk) = talk else { return };
+                let as_told = (from, at, frame.conversation, request.attempt.0);
+                let Some(talk) = self.service.ledger.asked_in(as_told) else { return };
                 let heard = Heard { item, bytes: request.bytes, at: self.now };
                 self.service.ledger.heard.entry((from, at, talk, request.attempt.0)).or_insert(heard);
                 // What the producer has now counts for its answer.
@@ -332,16 +334,16 @@ impl Service for Ec {
         world.sabotage_entries(life, outputs)
     }
 
-    fn spoil_sent(world: &mut EcWorld, way: (LifeId, LifeId), bytes: Bytes) -> Option<Bytes> {
+    fn spoil_sent(world: &mut EcWorld, way: (LifeId, LifeId), peer: PeerId, bytes: Bytes) -> Option<Bytes> {
         let Ok(frame) = Frame::decode(&bytes) else { return Some(bytes) };
         let ledger = &mut world.service.ledger;
         match &frame.body {
-            Body::Hello(hello) => drop(ledger.called.insert(way, hello.conversation)),
-            Body::Welcome(welcome) => ledger.welcomes(way, frame.conversation, welcome.conversation),
+            Body::Hello(hello) => ledger.tells_name(way, peer, hello.conversation),
+            Body::Welcome(welcome) => ledger.tells_name(way, peer, welcome.conversation),
             _ => {}
         }
         let (frame, bytes) = world.sabotage_word(way, frame, bytes);
-        world.asks(way, &frame);
+        world.asks(way, peer, &frame);
         world.answers(way, &frame);
         bytes
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use kv_core::proto::{Command, Input, Node, NodeGauges, Output, Resource};
 use kv_core::wire::VERSIONS;
-use kv_core::{KvPoll, Op, SessionId, TransferError};
+use kv_core::{KvPoll, Op, PeerId, SessionId, TransferError};
 
 use crate::clock::MS;
 use crate::kv::act::KvAct;
@@ -277,7 +277,12 @@ impl Service for Kv {
         }
     }
 
-    fn spoil_sent(world: &mut KvWorld, (from, to): (LifeId, LifeId), frame: Bytes) -> Option<Bytes> {
+    fn spoil_sent(
+        world: &mut KvWorld,
+        (from, to): (LifeId, LifeId),
+        _peer: PeerId,
+        frame: Bytes,
+    ) -> Option<Bytes> {
         world.tell_registered(from, to, &frame);
         world.sabotage_frame(from, to, frame)
     }

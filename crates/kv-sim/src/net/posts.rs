@@ -328,7 +328,7 @@ impl<S: Service> World<S> {
         if let (Ok(()), Some(notify)) = (&result, notify)
             && self.planted != Some(Planted::NotifyEarly)
             && let Some(&conn) = self.hosts[life].conns.get(&peer)
-            && let Some(notify) = S::spoil_sent(self, (life, target), notify)
+            && let Some(notify) = S::spoil_sent(self, (life, target), peer, notify)
         {
             self.transmit(life, conn, notify, "notify");
         }

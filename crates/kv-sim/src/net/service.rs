@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use bytes::Bytes;
 use kv_core::machine::{Input, Machine, Output};
 use kv_core::trace::Event;
-use kv_core::{Op, SessionId};
+use kv_core::{Op, PeerId, SessionId};
 
 use crate::net::cost::Held;
 use crate::net::drains::Ties;
@@ -169,8 +169,14 @@ pub trait Service: Sized {
     /// Lets a planted bug change what a machine reports that it holds.
     fn spoil_gauges(_world: &World<Self>, _gauges: &mut Self::Gauges) {}
 
-    /// Lets a planted bug change a frame from one life to another as it is sent; `None` loses the frame.
-    fn spoil_sent(_world: &mut World<Self>, (_from, _to): (LifeId, LifeId), frame: Bytes) -> Option<Bytes> {
+    /// Lets a planted bug change a frame from one life to another, which is this peer of the first, as it is sent;
+    /// `None` loses the frame.
+    fn spoil_sent(
+        _world: &mut World<Self>,
+        (_from, _to): (LifeId, LifeId),
+        _peer: PeerId,
+        frame: Bytes,
+    ) -> Option<Bytes> {
         Some(frame)
     }
 

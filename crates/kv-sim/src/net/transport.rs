@@ -137,7 +137,7 @@ impl<S: Service> World<S> {
         if bytes.len() > MAX_FRAME {
             return;
         }
-        let Some(bytes) = S::spoil_sent(self, (life, conn.target), bytes) else { return };
+        let Some(bytes) = S::spoil_sent(self, (life, conn.target), peer, bytes) else { return };
         self.transmit(life, conn, bytes, "frame");
     }
 
