@@ -10,7 +10,7 @@ use crate::kv::act::KvAct;
 use crate::kv::fact::{Check, Fact, KvFact};
 use crate::kv::ledger::{Leg, LegId, Side};
 use crate::kv::params::Topology;
-use crate::kv::service::KvWorld;
+use crate::kv::service::{Kv, KvWorld};
 use crate::net::lives::{LifeId, is_drained};
 use crate::planted::Planted;
 
@@ -95,13 +95,15 @@ impl KvWorld {
     /// Tells the invariants that a host registers, or asks for a lease, at a host that drains.
     pub(crate) fn tell_registered(&mut self, from: LifeId, to: LifeId, bytes: &Bytes) {
         const REGISTER: u8 = 4;
-        if self.lives[to].draining.is_none() || bytes.get(2) != Some(&REGISTER) {
+        if self.service.params.physics.chaos.drains == 0 || bytes.get(2) != Some(&REGISTER) {
             return;
         }
-        let Ok(Frame { body: Body::Register(register), .. }) = Frame::decode(bytes) else { return };
-        let legs = self.service.ledger.legs.iter().enumerate();
-        let mut own = legs.filter(|(_, leg)| leg.life == Some(from) && leg.room == register.room);
-        let Some((leg, _)) = own.rfind(|(_, leg)| leg.is_open()) else { return };
+        let Ok(Frame { conversation, body: Body::Register(register) }) = Frame::decode(bytes) else { return };
+        let (Kv { attempts, ledger, .. }, now) = (&mut self.service, self.now);
+        // Also before the drain: what is said then may be repeated later, when there is a second half in the
+        // room, which knows that the host has left, and does not go there.
+        let leg = attempts.note(ledger, now, (from, conversation, register.attempt), &register.room);
+        let Some(leg) = leg.filter(|_| self.lives[to].draining.is_some()) else { return };
         let known_at = self.knows_since(from, to);
         self.tell(&Fact::Own(KvFact::Registers { leg, at: to, known_at }));
     }

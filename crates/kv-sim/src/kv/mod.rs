@@ -2,6 +2,7 @@
 //! in it.
 
 pub(crate) mod act;
+mod attempts;
 pub(crate) mod boot;
 mod cover;
 mod draining;

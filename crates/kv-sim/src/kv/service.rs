@@ -9,6 +9,7 @@ use kv_core::{KvPoll, Op, PeerId, SessionId, TransferError};
 
 use crate::clock::MS;
 use crate::kv::act::KvAct;
+use crate::kv::attempts::Attempts;
 use crate::kv::fact::{Fact, KvFact, View};
 use crate::kv::frames::show;
 use crate::kv::host::{Conversations, Stock, held_of};
@@ -51,6 +52,8 @@ pub(crate) struct Kv {
     pub(crate) sabotage: Sabotage,
     /// When a life was first refused by another that drains, in global time.
     pub(crate) refused: BTreeMap<(LifeId, LifeId), u64>,
+    /// In worlds with drains: the attempts at which hosts have registered.
+    pub(crate) attempts: Attempts,
     invariants: Invariants,
 }
 
@@ -72,6 +75,7 @@ impl Kv {
             seen: Seen::default(),
             sabotage: Sabotage::default(),
             refused: BTreeMap::new(),
+            attempts: Attempts::default(),
             invariants,
             params,
         }
