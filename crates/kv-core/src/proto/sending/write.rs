@@ -79,7 +79,8 @@ impl Sending {
         pages: usize,
     ) -> Option<(PeerId, u64)> {
         let sender = self.sessions.get(&session).filter(|sender| sender.standing.is_going())?;
-        let target = sender.targets.first().filter(|target| sender.targets.len() == 1 && !target.is_over())?;
+        let target =
+            sender.targets.first().filter(|target| sender.targets.len() == 1 && !target.is_over())?;
         if !sender.given.lacks(pages) {
             return None;
         }
