@@ -107,7 +107,7 @@ pub trait Transport {
     /// others; [`wait`](Transport::wait) then says [`Now`](TransportWait::Now).
     fn send(&mut self, peer: PeerId, frame: Bytes) -> Result<(), TransportError>;
 
-    /// A hint: within some tens of microseconds the peer will be written `bytes` bytes, or none, and then be sent a frame.
+    /// A hint: within some tens of microseconds `bytes` bytes, which may be 0, are written to the peer, and a frame follows.
     /// A transport to a peer on this host may wake the peer now, so that the peer is awake when the frame comes.
     fn rouse(&mut self, peer: PeerId, bytes: u64) {
         let _ = (peer, bytes);
@@ -142,7 +142,8 @@ pub trait Transport {
     /// Makes progress, and appends to `events` what has happened since the last call.
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>);
 
-    /// How the owner may sleep until there is something to poll.
+    /// How the owner may sleep until there is something to poll. Asked once the events of each call of
+    /// [`poll`](Transport::poll) are handled: the time in between is what they have cost.
     fn wait(&self) -> TransportWait;
 
     /// The directions that are worth using with this peer. For `None`, and for a peer that is not

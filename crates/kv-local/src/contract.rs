@@ -9,7 +9,7 @@ use kv_core::{
     Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent, TransportWait,
     WriteFence,
 };
-use kv_host::{Memory, check, wake};
+use kv_host::{Memory, check, clock, wake};
 
 use crate::link::LinkId;
 use crate::remote::unmap_some;
@@ -62,6 +62,8 @@ impl Transport for LocalTransport {
         if let Some(id) = self.links.id_of(peer).filter(|_| bytes <= *wake::LENGTHS.end())
             && self.posts.is_empty()
         {
+            // The last call of `poll` may be long ago.
+            self.now = self.now.max(clock::now());
             self.wake(id);
         }
     }

@@ -9,8 +9,8 @@
 //! A hello comes first, exactly once, and begins with the bytes that its receiver expects. The descriptors
 //! follow, with an empty message whose first byte carries them. Descriptors are accepted at no other time:
 //! all earlier bytes are read without room for descriptors, so that the kernel closes those that come too
-//! early. A wake is empty: a frame follows as soon as a short copy is done, and the receiver is to be awake by then. A
-//! goodbye comes last, and says that the sender has stopped copying.
+//! early. A wake is empty: a frame follows within microseconds, perhaps after a short copy, and the receiver is to be awake by
+//! then. A goodbye comes last, and says that the sender has stopped copying.
 
 use bytes::Bytes;
 

@@ -58,10 +58,10 @@ pub trait RankConsensus {
     ///
     /// | this rank | whose turn it is |
     /// |---|---|
-    /// | has not passed a request to which another rank has given a turn | that request's, also if it is not in this rank's line yet: nobody is admitted before it |
+    /// | has not passed a request that has a turn, whichever rank has given it | that request's, also if it is not in this rank's line yet: nobody is admitted before it |
     /// | has passed all of them | `first`'s, the first in this rank's line, once all ranks have entered it: it has the next turn on all ranks |
     ///
-    /// `None` for `first` asks only for a request that another rank has admitted already. A turn stays until
+    /// `None` for `first` asks only for a request that another rank has passed already. A turn stays until
     /// [`took_turn`](RankConsensus::took_turn), also while this rank has no room, or until the request has ended: a
     /// request with a higher priority that comes later has its turn afterwards.
     ///

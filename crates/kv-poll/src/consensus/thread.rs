@@ -19,7 +19,7 @@ use super::order::{Order, Place};
 /// every rank has been told its end, and cannot be entered again before.
 ///
 /// The [poll set](crate::PollSet) of a rank does not tell what other ranks report: a scheduler that sleeps on its
-/// descriptor takes a step every few milliseconds all the same, as long as it has requests. A rank that takes no
+/// descriptor must take a step every few milliseconds all the same, as long as it has requests. A rank that takes no
 /// steps, and whose handle lives, stops the others.
 ///
 /// **Not for decode ranks whose running batches depend on each other**, as those of tensor parallelism do, if requests
@@ -204,8 +204,8 @@ impl Table {
         }
     }
 
-    /// Whose turn it is on a rank: `first`, if no other rank is ahead. Without `first`, a rank that is ahead must have
-    /// admitted the request.
+    /// Whose turn it is on a rank: that of `first`, if this rank has passed all places. Without `first`, only a place that
+    /// another rank has passed counts.
     fn turn(&mut self, rank: usize, first: Option<&Room>) -> Option<RequestKey> {
         self.pass_ended(rank);
         match first {

@@ -99,22 +99,21 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         self.consensus.is_lock_step()
     }
 
-    /// Whose turn it is to be admitted among the requests in this rank's line, of which `first` is the first. Without
-    /// `first`, only a request that another rank has admitted has its turn. `None` as well if it is the turn of a request
-    /// that is not in the line yet: the agreement on that request is under way.
+    /// Whose turn it is to be admitted. `first` is the first in this rank's line; `None` asks only for a request that
+    /// another rank has passed already.
     pub(super) fn turn(
         &mut self,
         first: Option<RequestKey>,
         mut is_in_line: impl FnMut(RequestKey) -> InLine,
-    ) -> Option<RequestKey> {
+    ) -> Turn {
         loop {
-            let key = self.consensus.turn(first)?;
+            let Some(key) = self.consensus.turn(first) else { return Turn::Nobodys };
             if Some(key) == first {
-                return first;
+                return Turn::Of(key);
             }
             match is_in_line(key) {
-                InLine::Yes => return Some(key),
-                InLine::Later => return None,
+                InLine::Yes => return Turn::Of(key),
+                InLine::Later => return Turn::Awaited,
                 InLine::Never => self.consensus.took_turn(),
             }
         }
@@ -168,6 +167,15 @@ impl<M: KvManager, C: RankConsensus> Desk<M, C> {
         let stops = self.rule.stops(quarantined, pool);
         self.stopped = stops.then(|| Stopped { quarantined, pool, by: self.manager.quarantine() });
     }
+}
+
+/// Whose turn it is to be admitted.
+pub(super) enum Turn {
+    /// The turn of this request, which is in this rank's line.
+    Of(RequestKey),
+    /// The turn of a request that enters the line in the next step: the agreement on it is under way.
+    Awaited,
+    Nobodys,
 }
 
 /// Whether a request is among those that wait to be admitted.

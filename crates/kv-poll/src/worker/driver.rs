@@ -176,6 +176,8 @@ impl<M: Machine> Driver<M> {
         let had_signalled = std::mem::replace(&mut self.has_signalled, self.shared.poll_set.signal_noted());
         if self.has_signalled && !had_signalled && self.is_quiet() {
             // The scheduler may wait for this very CPU, and nothing else is under way that could not wait for one turn.
+            // The transport is told that its events are handled.
+            let _ = self.transport.wait();
             return Turn::Again;
         }
         self.take_answers();
@@ -223,7 +225,7 @@ impl<M: Machine> Driver<M> {
     fn take_command(&mut self, message: Message<M>) {
         let (cell, opens) = (Arc::clone(&message.cell), message.opens);
         let Some(command) = self.sessions.admit(message) else { return };
-        // A worker with more to do has no peer that waits for this command alone.
+        // Only for the last command that waits: a worker with more to do is soon heard by its peers anyway.
         if !self.shared.has_commands()
             && let Some((peer, bytes)) = self.machine.addressee(self.clock.now(), &command)
         {

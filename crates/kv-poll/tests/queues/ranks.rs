@@ -1,16 +1,21 @@
 //! Queues of several ranks that go at their own speeds, and are given the same requests in orders of their own.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::rc::Rc;
 
 use kv_core::{AuxIndex, KvPoll, RequestCacheGroups, Room};
 use kv_poll::allocator::RunAllocator;
-use kv_poll::consensus::{RequestKey, ThreadConsensus};
+use kv_poll::consensus::{
+    Agreed, RankConsensus, RequestKey, RoomBusy, SingleRank, Standing, ThreadConsensus,
+};
 use kv_poll::queue::{
     AdmissionRule, AuxMemory, DecodeConfig, DecodeQueues, Demand, Incoming, NoAux, Outgoing, PrefillConfig,
     PrefillPolicy, PrefillQueues, aux_tag,
 };
 
-use crate::fake::{Fake, Rng, Session, pages, seeds};
+use crate::fake::{Fake, Rng, Rows, Session, pages, seeds};
 
 const RANKS: usize = 3;
 const REQUESTS: u64 = 40;
@@ -328,5 +333,64 @@ fn what_another_rank_has_admitted_gets_pages_before_what_was_taken_back() {
         queues.finish(arrived.key, arrived.pages).unwrap();
         queues.step([], &mut NoAux).unwrap();
         assert_eq!(queues.pop_waiting().map(|resumed| resumed.pages.len()), Some(9));
+    }
+}
+
+/// A rank beside one that has passed this request.
+struct Behind(SingleRank, Rc<Cell<Option<RequestKey>>>);
+
+impl RankConsensus for Behind {
+    type Error = Infallible;
+
+    fn join(&mut self, key: RequestKey, room: &Room) -> Result<(), RoomBusy> {
+        self.0.join(key, room)
+    }
+
+    fn propose(&mut self, key: RequestKey, standing: Standing) {
+        self.0.propose(key, standing);
+    }
+
+    fn agree(&mut self, agreed: &mut Vec<Agreed>) -> Result<(), Infallible> {
+        self.0.agree(agreed)
+    }
+
+    fn turn(&mut self, first: Option<RequestKey>) -> Option<RequestKey> {
+        self.1.get().or(first)
+    }
+
+    fn took_turn(&mut self) {
+        self.1.set(None);
+    }
+
+    fn is_lock_step(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn what_was_taken_back_waits_for_pages_of_the_request_whose_turn_it_is_and_for_nothing_else() {
+    for lacks_items in [false, true] {
+        let config = DecodeConfig::new(AdmissionRule::new(16).with(|rule| rule.reserved_tokens = 0));
+        let (fake, passed) = (Fake::new(), Rc::new(Cell::new(None)));
+        let consensus = Behind(SingleRank::default(), Rc::clone(&passed));
+        let mut queues =
+            DecodeQueues::<u64, _, _>::new(fake.clone(), consensus, RunAllocator::new(10), config);
+        let mut rows = Rows::default();
+        let incoming = |room, pages| Incoming::new("p:1", Room::Number(room), Demand::new(pages, 0));
+        queues.push(0, incoming(0, 8)).unwrap();
+        for poll in [KvPoll::WaitingForInput, KvPoll::Success] {
+            fake.set(0, poll, poll.is_terminal());
+            queues.step(fake.changes(), &mut rows).unwrap();
+        }
+        let running = queues.pop_waiting().unwrap();
+        passed.set(Some(queues.push(1, incoming(1, 2)).unwrap()));
+        queues.retract(running.key, 0, running.pages, 9).unwrap();
+        queues.step([], &mut rows).unwrap();
+        assert_eq!(queues.counts().retracted, 1, "the request whose turn it is comes into the line soon");
+        rows.1 = lacks_items.then(Vec::new);
+        fake.set(1, KvPoll::WaitingForInput, false);
+        queues.step(fake.changes(), &mut rows).unwrap();
+        let counts = queues.counts();
+        assert_eq!((counts.transfer, counts.retracted), if lacks_items { (0, 0) } else { (1, 1) });
     }
 }

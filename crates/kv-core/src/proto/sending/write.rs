@@ -70,7 +70,8 @@ impl Sending {
         self.target_advanced(cx, session, index);
     }
 
-    /// The only receiver of a session that is complete with so many pages more, and the bytes that are written there at once.
+    /// The receiver of a session to which so many more pages are all that is missing, and the bytes that are written there at
+    /// once. `None` if the session has several receivers so far.
     pub(in crate::proto) fn addressee(
         &self,
         cx: &Context,

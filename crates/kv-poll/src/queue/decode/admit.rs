@@ -10,7 +10,7 @@ use super::types::{Blocked, Origin, Ready, Shortage};
 use crate::allocator::PageAllocator;
 use crate::consensus::{RankConsensus, RequestKey};
 use crate::queue::admission::Load;
-use crate::queue::desk::InLine;
+use crate::queue::desk::{InLine, Turn};
 use crate::queue::gate::AuxMemory;
 
 impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, A> {
@@ -19,7 +19,15 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
         self.blocked = loop {
             let step = match self.retracted.len() {
                 0 => self.admit_first(aux),
-                _ => self.admit_next(None, aux).unwrap_or_else(|| self.resume_first()),
+                _ => match self.admit_next(None, aux) {
+                    // Pages are what a retracted request needs, and it may give back what the other one lacks.
+                    None
+                    | Some(Admission::Blocked(Blocked {
+                        shortage: Shortage::AuxRow | Shortage::RequestCacheGroups,
+                        ..
+                    })) => self.resume_first(),
+                    Some(step) => step,
+                },
             };
             match step {
                 Admission::Admitted => {}
@@ -59,15 +67,18 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
     }
 
     /// Admits the request whose turn it is; `None` if it is nobody's turn. `first` is the first in line; `None` to admit
-    /// only what other ranks have admitted.
+    /// only what another rank has passed.
     fn admit_next(&mut self, first: Option<RequestKey>, aux: &mut impl AuxMemory<R>) -> Option<Admission> {
         if self.desk.stopped.is_some() {
             return None;
         }
         let entries = &self.entries;
         let is_in_line = |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line);
-        let key = self.desk.turn(first, is_in_line)?;
-        Some(self.give_pages(key, aux))
+        match self.desk.turn(first, is_in_line) {
+            Turn::Of(key) => Some(self.give_pages(key, aux)),
+            Turn::Awaited => Some(Admission::Nobody),
+            Turn::Nobodys => None,
+        }
     }
 
     fn give_pages(&mut self, key: RequestKey, aux: &mut impl AuxMemory<R>) -> Admission {

@@ -37,7 +37,7 @@ use crate::kv::Change;
 /// [`pop_waiting`](Self::pop_waiting) into the running batch. Their pages belong to the server until
 /// [`finish`](Self::finish). A running request grows with [`allocate`](Self::allocate); when no page is left,
 /// the server [`retract`](Self::retract)s running requests, which come back through `pop_waiting` before any
-/// new request is admitted. No method blocks, except `step` where the server's own collective does. A step
+/// new request is admitted that no other rank has admitted. No method blocks, except `step` where the server's own collective does. A step
 /// costs O(changes + requests admitted), however many requests are in flight.
 ///
 /// Items of cache groups belong to the server, which hands them out in
@@ -176,7 +176,8 @@ impl<R, M: KvManager, C: RankConsensus, A: PageAllocator> DecodeQueues<R, M, C, 
 
     /// Takes a running request out of the batch to make room. Its pages are free at once, so save their
     /// content first. The request comes back through [`pop_waiting`](Self::pop_waiting), with
-    /// `pages_to_resume` new pages and [`Origin::Retracted`], before any new request gets pages.
+    /// `pages_to_resume` new pages and [`Origin::Retracted`], before any new request gets pages that no other rank has
+    /// admitted.
     pub fn retract(
         &mut self,
         key: RequestKey,

@@ -139,7 +139,7 @@ pub struct DecodeCounts {
 /// [`retract`](super::DecodeQueues::retract) to make room; nothing overtakes the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocked {
-    /// The key of the request whose turn it is: the first in line, or one that another rank has admitted before.
+    /// The key of the request whose turn it is: the first in line, or one that another rank has passed before.
     pub key: RequestKey,
     /// What the request lacks.
     pub shortage: Shortage,

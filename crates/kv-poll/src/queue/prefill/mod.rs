@@ -15,7 +15,7 @@ use kv_core::{
 };
 
 use self::entry::{Entry, Stage};
-use super::desk::{self, Desk, InLine};
+use super::desk::{self, Desk, InLine, Turn};
 use super::error::{CacheGroupsRefused, ChunkError, PushError, Refusal, RequestError};
 use super::line::Line;
 use super::quarantine::Stopped;
@@ -144,8 +144,8 @@ impl<R, M: KvManager, C: RankConsensus> PrefillQueues<R, M, C> {
         }
         let (first, ()) = self.waiting.front()?;
         let entries = &self.entries;
-        let key =
-            self.desk.turn(Some(first), |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line))?;
+        let is_in_line = |key| entries.get(&key).map_or(InLine::Never, Entry::is_in_line);
+        let Turn::Of(key) = self.desk.turn(Some(first), is_in_line) else { return None };
         let entry = self.entries.get_mut(&key)?;
         if !admit(key, &mut entry.request) {
             return None;
