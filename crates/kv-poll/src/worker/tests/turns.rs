@@ -13,8 +13,16 @@ use super::client::FakeClient;
 use super::script::{SLOW, Script, WRITES};
 use super::transport::{Wire, fake_transport};
 use super::{BootTime, Log, PATIENCE, Rig, Seen, args, driver, manager, pages};
-use crate::kv::WorkerConfig;
-use crate::worker::Turn;
+use crate::kv::{KvMachine, WorkerConfig};
+use crate::worker::{Driver, Turn};
+
+/// A worker of a scripted machine without its thread, what its parts have seen, and the other end of its transport.
+fn scripted() -> (Driver<KvMachine>, Log, Arc<Wire>) {
+    let (log, wire) = (Log::default(), Wire::new());
+    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
+    (driver(Box::new(node), config, transport, client, BootTime), log, wire)
+}
 
 #[test]
 fn an_inbound_frame_wakes_a_sleeping_worker_and_a_timer_does() {
@@ -54,10 +62,7 @@ fn a_command_given_at_the_moment_of_falling_asleep_is_taken() {
 
 #[test]
 fn sessions_of_a_dropped_driver_fail_before_the_transport_closes() {
-    let (log, wire) = (Log::default(), Wire::new());
-    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
-    let driver = driver(Box::new(node), config, transport, client, BootTime);
+    let (driver, _, wire) = scripted();
     let sender = manager(&driver).sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
     assert!(!sender.poll().is_terminal());
     // A transport may take its time to close, and the scheduler does not wait for that.
@@ -70,10 +75,7 @@ fn sessions_of_a_dropped_driver_fail_before_the_transport_closes() {
 
 #[test]
 fn sessions_that_were_opened_before_a_stop_are_counted_however_many_commands_wait() {
-    let (log, wire) = (Log::default(), Wire::new());
-    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
-    let mut driver = driver(Box::new(node), config, transport, client, BootTime);
+    let (mut driver, ..) = scripted();
     let manager = manager(&driver);
     // More than one turn takes.
     let open = |_| manager.sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
@@ -92,10 +94,7 @@ fn sessions_that_were_opened_before_a_stop_are_counted_however_many_commands_wai
 
 #[test]
 fn the_peer_of_the_last_command_that_waits_is_roused_before_the_command_is_carried_out() {
-    let (log, wire) = (Log::default(), Wire::new());
-    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
-    let mut driver = driver(Box::new(node), config, transport, client, BootTime);
+    let (mut driver, log, _) = scripted();
     let manager = manager(&driver);
     let open = |_| manager.sender("", Room::from(WRITES), &[], SessionOptions::default()).unwrap();
     let mut senders: Vec<_> = (0..2).map(open).collect();
