@@ -108,6 +108,23 @@ fn the_peer_of_the_last_command_that_waits_is_roused_before_the_command_is_carri
 }
 
 #[test]
+fn the_bootstrap_client_is_heard_in_every_second_turn_however_often_the_scheduler_is_told() {
+    let (mut driver, log, wire) = scripted();
+    let manager = manager(&driver);
+    wire.say("outputs");
+    let mut turn_with_a_success = || {
+        let mut sender = manager.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+        sender.send(pages(&[1])).unwrap();
+        driver.turn();
+        manager.poll_set().drain(|_| ());
+        assert_eq!(sender.poll(), KvPoll::Success);
+        log.lock().unwrap().contains(&Seen::LookupFailed(5))
+    };
+    assert!(!turn_with_a_success(), "the scheduler was told first");
+    assert!(turn_with_a_success(), "the worker may have told the scheduler before anything else twice in a row");
+}
+
+#[test]
 fn an_idle_worker_takes_no_turns() {
     let rig = Rig::start();
     let sender = rig.sender(SLOW);
