@@ -1,9 +1,12 @@
 //! The entries of one request, which may come from several producers.
 
+use std::collections::BTreeSet;
+
 use kv_core::{ContentHash, OpenError};
 
 use crate::connector::{Availability, EcConnector, Fetch, FetchFailure};
-use crate::machine::{EcPoll, Want};
+use crate::machine::{EcError, EcPoll, Want};
+use crate::region::EcRegion;
 use crate::store::EntryGuard;
 
 /// What a scheduler does with a request, by the states of its entries.
@@ -22,6 +25,9 @@ pub enum RequestPoll {
 ///
 /// Entries that have come stay pinned while others are still being fetched, so that all entries are in the
 /// cache when the request is scheduled. Dropping the value ends its fetches and unpins its entries.
+///
+/// If the region can never hold all entries, those that do not fit beside the ones before them are
+/// [missing](Request::missing) from the start, as [`EcError::TooLargeTogether`], and no peer is asked for them.
 #[derive(Debug)]
 pub struct Request {
     items: Vec<Item>,
@@ -49,11 +55,16 @@ impl EcConnector {
     /// As of [`ensure_cache_available`](EcConnector::ensure_cache_available). The fetches that this call has
     /// begun are ended, and no entry stays pinned.
     pub fn request(&self, wants: impl IntoIterator<Item = Want>) -> Result<Request, OpenError> {
+        let wants: Vec<Want> = wants.into_iter().collect();
+        let room = Together::of(&wants, self.region());
         let item = |want: Want| {
             let hash = want.hash.clone();
-            let state = match self.ensure_cache_available(want)? {
-                Availability::Here(entry) => State::Here(entry),
-                Availability::Deferred(fetch) => State::Deferred(fetch),
+            let state = match room.refuses(&want) {
+                Some(error) => State::Missing(Some(FetchFailure::Machine(Box::new(error)))),
+                None => match self.ensure_cache_available(want)? {
+                    Availability::Here(entry) => State::Here(entry),
+                    Availability::Deferred(fetch) => State::Deferred(fetch),
+                },
             };
             Ok(Item { hash, state })
         };
@@ -85,7 +96,7 @@ impl Request {
     }
 
     /// The entries that will not come, each with its position among the [`Want`]s, its hash and the reason.
-    /// [`poll`](Request::poll) finds them.
+    /// [`poll`](Request::poll) finds them; those for which the region has no room are known without a poll.
     pub fn missing(&self) -> impl Iterator<Item = (usize, &ContentHash, Option<&FetchFailure>)> {
         self.items.iter().enumerate().filter_map(|(index, item)| match &item.state {
             State::Missing(why) => Some((index, &item.hash, why.as_ref())),
@@ -124,5 +135,41 @@ impl Item {
             EcPoll::Failed => State::Missing(fetch.failure()),
             EcPoll::Waiting | EcPoll::Transferring => return,
         };
+    }
+}
+
+/// Which entries of a request the region can hold at the same time: the first ones that fit. Wants of the same
+/// entry count once. An entry that is alone larger than the region is not counted: the worker refuses it.
+struct Together {
+    refused: BTreeSet<(ContentHash, u64)>,
+    /// Blocks of all entries.
+    blocks: u64,
+    region: u32,
+}
+
+impl Together {
+    fn of(wants: &[Want], region: &EcRegion) -> Together {
+        let mut seen = BTreeSet::new();
+        let (mut refused, mut blocks, mut fitting) = (BTreeSet::new(), 0, 0);
+        for want in wants {
+            let own = want.bytes.div_ceil(u64::from(region.block_bytes()));
+            let key = (want.hash.clone(), want.bytes);
+            if own > u64::from(region.blocks()) || !seen.insert(key.clone()) {
+                continue;
+            }
+            blocks += own;
+            if fitting + own > u64::from(region.blocks()) {
+                refused.insert(key);
+            } else {
+                fitting += own;
+            }
+        }
+        Together { refused, blocks, region: region.blocks() }
+    }
+
+    fn refuses(&self, want: &Want) -> Option<EcError> {
+        let &Together { blocks, region, .. } = self;
+        let is_refused = self.refused.contains(&(want.hash.clone(), want.bytes));
+        is_refused.then_some(EcError::TooLargeTogether { blocks, region })
     }
 }

@@ -30,6 +30,15 @@ pub enum EcError {
     /// the region is only full, the machine tries again.)
     #[error(transparent)]
     Room(#[from] ReserveError),
+    /// The region of this worker can never hold all entries of the [`Request`](crate::Request): this entry does not
+    /// fit beside those that come before it. Encode this item locally, or ask for fewer entries at once.
+    #[error("the entries of the request need {blocks} blocks together, and the region has only {region}")]
+    TooLargeTogether {
+        /// Blocks of all entries of the request, each entry counted once.
+        blocks: u64,
+        /// Blocks of the region.
+        region: u32,
+    },
     /// The cache of this host has an entry with the same hash and another length.
     #[error(
         "the cache has the entry with {held} bytes, and {asked} bytes are wanted: the two were computed with \
