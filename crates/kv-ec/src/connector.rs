@@ -164,9 +164,18 @@ impl EcConnector {
     /// [`OpenError`], if a fetch is needed and the worker cannot take it: the worker has stopped, has as many
     /// sessions as it may have, or its command queue is full.
     pub fn ensure_cache_available(&self, want: Want) -> Result<Availability, OpenError> {
-        if let Ok(entry) = self.local(&want.hash)
-            && entry.bytes() == want.bytes
-        {
+        let here = self.here(&want);
+        self.available(want, here)
+    }
+
+    /// Pins the entry if the cache has it with this length.
+    pub(crate) fn here(&self, want: &Want) -> Option<EntryGuard> {
+        self.local(&want.hash).ok().filter(|entry| entry.bytes() == want.bytes)
+    }
+
+    /// Counts an entry that is here, or begins to fetch it.
+    pub(crate) fn available(&self, want: Want, here: Option<EntryGuard>) -> Result<Availability, OpenError> {
+        if let Some(entry) = here {
             self.store.counters().here.add(1);
             return Ok(Availability::Here(entry));
         }

@@ -33,6 +33,8 @@
 //! - Every fetch ends within its budget: with the entry, or with an error that names the reason. After an
 //!   error the caller encodes the item locally.
 //! - Sessions of one worker that want the same entry share one transfer.
+//! - Requests that do not fit the cache together have their entries one after the other, in the order in which they
+//!   were made: a [`Request`] takes room for all of its entries at once, or has none.
 //!
 //! ```
 //! use kv_bootstrap::{ClientConfig, HttpBootstrapClient, KvBootstrapServer};
@@ -78,6 +80,7 @@
 
 mod awaiting;
 mod cache;
+mod claims;
 mod compatibility;
 mod connector;
 pub mod host;

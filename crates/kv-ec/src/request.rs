@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use kv_core::{ContentHash, OpenError};
 
+use crate::claims::{Claim, Entries, Key};
 use crate::connector::{Availability, EcConnector, Fetch, FetchFailure};
 use crate::machine::{EcError, EcPoll, Want};
 use crate::region::EcRegion;
@@ -26,11 +27,19 @@ pub enum RequestPoll {
 /// Entries that have come stay pinned while others are still being fetched, so that all entries are in the
 /// cache when the request is scheduled. Dropping the value ends its fetches and unpins its entries.
 ///
+/// No two requests wait for room that the other one has: a request has room for all of its entries, or waits with no
+/// entry until it is in turn. Requests are in turn in the order in which they were made, as soon as they fit beside
+/// those that have room, which keep the room until they are dropped. A request whose entries are all here takes no
+/// turn. So drop a request that is not needed any more. Single fetches
+/// ([`ensure_cache_available`](EcConnector::ensure_cache_available)) take no turn.
+///
 /// If the region can never hold all entries, those that do not fit beside the ones before them are
 /// [missing](Request::missing) from the start, as [`EcError::TooLargeTogether`], and no peer is asked for them.
 #[derive(Debug)]
 pub struct Request {
     items: Vec<Item>,
+    /// After the items: other requests may take the room when no entry is pinned any more.
+    _claim: Claim,
 }
 
 #[derive(Debug)]
@@ -57,18 +66,28 @@ impl EcConnector {
     pub fn request(&self, wants: impl IntoIterator<Item = Want>) -> Result<Request, OpenError> {
         let wants: Vec<Want> = wants.into_iter().collect();
         let room = Together::of(&wants, self.region());
-        let item = |want: Want| {
+        let claim = self.store().claims().claim(room.entries.clone());
+        let mut here: Vec<_> = wants.iter().map(|want| self.here(want).filter(|_| room.has(want))).collect();
+        if wants.iter().zip(&here).all(|(want, entry)| entry.is_some() || !room.has(want)) {
+            claim.grant();
+        } else if claim.waits().is_some() {
+            // The requests that come first may need the room of these entries.
+            here.fill_with(|| None);
+        }
+        let item = |(mut want, here): (Want, _)| {
             let hash = want.hash.clone();
+            want.claim = room.has(&want).then(|| claim.clone());
             let state = match room.refuses(&want) {
                 Some(error) => State::Missing(Some(FetchFailure::Machine(Box::new(error)))),
-                None => match self.ensure_cache_available(want)? {
+                None => match self.available(want, here)? {
                     Availability::Here(entry) => State::Here(entry),
                     Availability::Deferred(fetch) => State::Deferred(fetch),
                 },
             };
             Ok(Item { hash, state })
         };
-        Ok(Request { items: wants.into_iter().map(item).collect::<Result<_, _>>()? })
+        let items = wants.into_iter().zip(here).map(item).collect::<Result<_, _>>()?;
+        Ok(Request { items, _claim: claim })
     }
 }
 
@@ -139,37 +158,45 @@ impl Item {
 }
 
 /// Which entries of a request the region can hold at the same time: the first ones that fit. Wants of the same
-/// entry count once. An entry that is alone larger than the region is not counted: the worker refuses it.
+/// entry count once. An entry that is alone larger than the region is in neither list: the worker refuses it.
 struct Together {
-    refused: BTreeSet<(ContentHash, u64)>,
-    /// Blocks of all entries.
+    entries: Entries,
+    refused: BTreeSet<Key>,
+    /// Blocks of both.
     blocks: u64,
     region: u32,
 }
 
 impl Together {
     fn of(wants: &[Want], region: &EcRegion) -> Together {
-        let mut seen = BTreeSet::new();
-        let (mut refused, mut blocks, mut fitting) = (BTreeSet::new(), 0, 0);
+        let (mut entries, mut refused, mut blocks, mut fitting) = (Entries::new(), BTreeSet::new(), 0, 0);
+        let (block_bytes, region) = (u64::from(region.block_bytes()), region.blocks());
         for want in wants {
-            let own = want.bytes.div_ceil(u64::from(region.block_bytes()));
-            let key = (want.hash.clone(), want.bytes);
-            if own > u64::from(region.blocks()) || !seen.insert(key.clone()) {
+            let (key, own) = (key(want), want.bytes.div_ceil(block_bytes));
+            if own > u64::from(region) || entries.contains_key(&key) || refused.contains(&key) {
                 continue;
             }
             blocks += own;
-            if fitting + own > u64::from(region.blocks()) {
+            if fitting + own > u64::from(region) {
                 refused.insert(key);
             } else {
                 fitting += own;
+                entries.insert(key, own);
             }
         }
-        Together { refused, blocks, region: region.blocks() }
+        Together { entries, refused, blocks, region }
+    }
+
+    fn has(&self, want: &Want) -> bool {
+        self.entries.contains_key(&key(want))
     }
 
     fn refuses(&self, want: &Want) -> Option<EcError> {
         let &Together { blocks, region, .. } = self;
-        let is_refused = self.refused.contains(&(want.hash.clone(), want.bytes));
-        is_refused.then_some(EcError::TooLargeTogether { blocks, region })
+        self.refused.contains(&key(want)).then_some(EcError::TooLargeTogether { blocks, region })
     }
+}
+
+fn key(want: &Want) -> Key {
+    (want.hash.clone(), want.bytes)
 }

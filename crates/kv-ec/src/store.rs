@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kv_core::{ContentHash, Pages};
 
 use crate::cache::{Absent, CacheGauges, EncoderCache, Pin, Reservation, ReserveError};
+use crate::claims::Claims;
 use crate::traffic::Counters;
 
 /// An [`EncoderCache`] that the threads of a process share: the worker that answers peers, the encoder that
@@ -34,12 +35,14 @@ use crate::traffic::Counters;
 pub struct SharedStore {
     cache: Arc<Mutex<EncoderCache>>,
     counters: Arc<Counters>,
+    claims: Claims,
 }
 
 impl SharedStore {
     /// Makes a cache that can be cloned and shared.
     pub fn new(cache: EncoderCache) -> SharedStore {
-        SharedStore { cache: Arc::new(Mutex::new(cache)), counters: Arc::default() }
+        let claims = Claims::new(cache.gauges().blocks);
+        SharedStore { cache: Arc::new(Mutex::new(cache)), counters: Arc::default(), claims }
     }
 
     /// Bytes of one block.
@@ -102,6 +105,11 @@ impl SharedStore {
     /// What the workers over this cache count.
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// The room that requests have claimed.
+    pub(crate) fn claims(&self) -> &Claims {
+        &self.claims
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, EncoderCache> {

@@ -31,7 +31,7 @@ macro_rules! counters {
 counters! {
     /// Wanted entries that the cache had.
     here,
-    /// Wanted entries that the cache did not have, and for which a session was opened.
+    /// Wanted entries for which a session was opened: the cache did not have them, or their request waits for room.
     deferred,
     /// Sessions that ended without their entry, whatever the reason, aborts included.
     failed,

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use kv_ec::{EcError, FetchFailure, Request, RequestPoll, ReserveError, Want};
 use support::{BLOCK, Host, Server, content, until};
 
@@ -34,6 +36,15 @@ fn until_ready(host: &Host, request: &mut Request, entries: &[(u64, u64)]) {
 fn wants(server: &Server, entries: &[(u64, u64)]) -> Vec<Want> {
     entries.iter().map(|&(seed, blocks)| server.want(seed, blocks * BLOCK)).collect()
 }
+
+/// Wants that do not wait long for room that does not come.
+fn hurried(server: &Server, entries: &[(u64, u64)]) -> Vec<Want> {
+    let hurried = |want: Want| want.with(|want| want.budget = Some(Duration::from_secs(20)));
+    wants(server, entries).into_iter().map(hurried).collect()
+}
+
+/// Longer than several of the machine's pauses between two tries.
+const MANY_TRIES: Duration = Duration::from_millis(300);
 
 #[test]
 fn a_request_that_can_never_fit_is_told_so_at_once_with_both_sizes() {
@@ -81,4 +92,170 @@ fn an_entry_that_alone_is_too_large_takes_no_room_from_the_others() {
     let alone = EcError::Room(ReserveError::TooLarge { blocks: 17, region: 16 });
     assert_eq!(missing(&request), [(0, alone)]);
     assert!(pinned(&consumer, &request) == [(1, content(1, 16 * BLOCK))]);
+}
+
+#[test]
+fn requests_that_do_not_fit_together_have_their_entries_one_after_the_other() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    // Each request could have its first entry at once, and then no room would be left for the second ones.
+    let [second, fourth] = [producer.written(2, 8 * BLOCK), producer.written(4, 8 * BLOCK)];
+    producer.save(1, 8 * BLOCK);
+    producer.save(3, 8 * BLOCK);
+    let request = |entries| consumer.connector.request(hurried(&server, entries)).unwrap();
+    let (mut one, mut other) = (request(&[(1, 8), (2, 8)]), request(&[(3, 8), (4, 8)]));
+    until("the first entry", || one.poll() == RequestPoll::Deferred && one.entries().count() == 1);
+    std::thread::sleep(MANY_TRIES);
+    assert_eq!((other.poll(), other.entries().count()), (RequestPoll::Deferred, 0));
+    producer.connector.save(second).unwrap();
+    producer.connector.save(fourth).unwrap();
+    until_ready(&consumer, &mut one, &[(1, 8), (2, 8)]);
+    assert_eq!((other.poll(), consumer.connector.gauges().cache.pinned), (RequestPoll::Deferred, 16));
+    drop(one);
+    until_ready(&consumer, &mut other, &[(3, 8), (4, 8)]);
+    let gauges = consumer.connector.gauges();
+    assert_eq!((gauges.cache.evictions, gauges.traffic.fetched_bytes), (2, 32 * BLOCK));
+    drop(other);
+    consumer.until_cached(16);
+}
+
+#[test]
+fn a_request_that_waits_holds_no_entry_that_was_here_or_came_for_another() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    for (seed, blocks) in [(1, 4), (3, 4), (4, 12)] {
+        producer.save(seed, blocks * BLOCK);
+    }
+    let written = producer.written(2, 12 * BLOCK);
+    drop(consumer.fetched(server.want(3, 4 * BLOCK)));
+    let request = |entries| consumer.connector.request(hurried(&server, entries)).unwrap();
+    let mut one = request(&[(1, 4), (2, 12)]);
+    let mut other = request(&[(1, 4), (3, 4), (4, 8)]);
+    until("an entry that both want", || one.poll() == RequestPoll::Deferred && one.entries().count() == 1);
+    std::thread::sleep(MANY_TRIES);
+    assert_eq!((other.poll(), other.entries().count()), (RequestPoll::Deferred, 0));
+    assert_eq!(consumer.connector.gauges().cache.pinned, 4);
+    // The entry that was here makes room.
+    producer.connector.save(written).unwrap();
+    until_ready(&consumer, &mut one, &[(1, 4), (2, 12)]);
+    assert_eq!(consumer.connector.gauges().cache.evictions, 1);
+    drop((one, other));
+    consumer.until_cached(16);
+}
+
+#[test]
+fn the_oldest_request_is_next_also_if_a_younger_one_would_fit() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 64), Host::consumer("prefill", 16));
+    let entries = [(1, 12), (2, 16), (3, 4)];
+    for (seed, blocks) in entries {
+        producer.save(seed, blocks * BLOCK);
+    }
+    let request = |entry| consumer.connector.request(wants(&server, &[entry])).unwrap();
+    let [mut first, mut second, mut third] = entries.map(request);
+    until_ready(&consumer, &mut first, &entries[..1]);
+    std::thread::sleep(MANY_TRIES);
+    assert_eq!((second.poll(), third.poll()), (RequestPoll::Deferred, RequestPoll::Deferred));
+    drop(first);
+    until_ready(&consumer, &mut second, &entries[1..2]);
+    assert_eq!(third.poll(), RequestPoll::Deferred);
+    drop(second);
+    until_ready(&consumer, &mut third, &entries[2..]);
+    // One that is dropped while it waits lets the next one go: 1 and 3 fit together.
+    drop(third);
+    let [mut first, second, mut third] = entries.map(request);
+    drop(second);
+    until_ready(&consumer, &mut first, &entries[..1]);
+    until_ready(&consumer, &mut third, &entries[2..]);
+    drop((first, third));
+    consumer.until_cached(16);
+}
+
+#[test]
+fn a_request_whose_entries_are_all_here_or_claimed_already_waits_for_no_room() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    for (seed, blocks) in [(1, 4), (2, 12), (3, 12), (4, 4)] {
+        producer.save(seed, blocks * BLOCK);
+    }
+    let entry = consumer.fetched(server.want(1, 4 * BLOCK));
+    let request = |entries| consumer.connector.request(hurried(&server, entries)).unwrap();
+    let (mut first, mut same) = (request(&[(2, 12)]), request(&[(2, 12)]));
+    let mut waiting = request(&[(3, 12), (4, 4)]);
+    let mut here = request(&[(1, 4)]);
+    assert_eq!(here.poll(), RequestPoll::Ready);
+    assert!(pinned(&consumer, &here) == [(0, content(1, 4 * BLOCK))]);
+    drop(entry);
+    until_ready(&consumer, &mut first, &[(2, 12)]);
+    until_ready(&consumer, &mut same, &[(2, 12)]);
+    drop((first, same));
+    // What is pinned out of turn takes room as well.
+    std::thread::sleep(MANY_TRIES);
+    assert_eq!((waiting.poll(), waiting.entries().count()), (RequestPoll::Deferred, 0));
+    assert_eq!(consumer.connector.gauges().cache.pinned, 4);
+    drop(here);
+    until_ready(&consumer, &mut waiting, &[(3, 12), (4, 4)]);
+    assert_eq!(consumer.connector.gauges().traffic.fetched, 4);
+}
+
+#[test]
+fn a_request_that_is_not_in_turn_ends_within_its_budget_and_says_so() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    producer.save(1, 12 * BLOCK);
+    producer.save(2, 5 * BLOCK);
+    let mut first = consumer.connector.request(wants(&server, &[(1, 12)])).unwrap();
+    let budget = Duration::from_millis(300);
+    let want = server.want(2, 5 * BLOCK).with(|want| want.budget = Some(budget));
+    let mut second = consumer.connector.request([want]).unwrap();
+    until("the end", || second.poll() == RequestPoll::EncodeLocally);
+    let last = EcError::NotInTurn { blocks: 5, claimed: 12, region: 16 };
+    let expected = EcError::Budget { after: budget, last: Some(Box::new(last.clone())) };
+    assert_eq!(missing(&second), [(0, expected)]);
+    let text = last.to_string();
+    assert!(text.contains("need 5 blocks") && text.contains("claimed 12 of 16"), "{text}");
+    until_ready(&consumer, &mut first, &[(1, 12)]);
+    drop((first, second));
+    consumer.until_cached(12);
+}
+
+#[test]
+fn many_requests_of_any_sizes_all_have_their_entries_in_the_end() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 256), Host::consumer("prefill", 16));
+    for seed in 0..40 {
+        producer.save(seed, (1 + seed % 7) * BLOCK);
+    }
+    let entries = |number: u64| -> Vec<(u64, u64)> {
+        // The entries of neighbours overlap.
+        (0..1 + number % 4)
+            .map(|at| (number * 3 + at * at * 5) % 40)
+            .map(|seed| (seed, 1 + seed % 7))
+            .collect()
+    };
+    let mut requests: Vec<(u64, Request)> = (0..60)
+        .map(|number| (number, consumer.connector.request(hurried(&server, &entries(number))).unwrap()))
+        .collect();
+    let mut seen = 0;
+    until("all requests", || {
+        requests.retain_mut(|(number, request)| {
+            let poll = request.poll();
+            if poll == RequestPoll::EncodeLocally {
+                let never = |(_, why): &(usize, EcError)| matches!(why, EcError::TooLargeTogether { .. });
+                assert!(missing(request).iter().all(never), "{number}: {:?}", missing(request));
+            } else if poll == RequestPoll::Deferred {
+                return true;
+            }
+            for (index, bytes) in pinned(&consumer, request) {
+                let (seed, blocks) = entries(*number)[index];
+                assert!(bytes == content(seed, blocks * BLOCK), "request {number}");
+            }
+            seen += 1;
+            false
+        });
+        requests.is_empty()
+    });
+    assert_eq!(seen, 60);
+    let cache = consumer.connector.gauges().cache;
+    assert_eq!((cache.pinned, cache.filling, cache.lost, cache.lost_pins), (0, 0, 0, 0));
 }

@@ -7,6 +7,7 @@ use kv_core::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
 use kv_core::{ContentHash, ReadyEvent, ReadyEventError, SessionId, TransferMode};
 
 use crate::cache::{Reservation, Shape};
+use crate::claims::Claim;
 use crate::params::Held;
 use crate::store::EntryGuard;
 
@@ -34,12 +35,14 @@ pub struct Want {
     /// [`MachineConfig::budget`](crate::MachineConfig::budget). When the budget is over, the session fails with
     /// [`EcError::Budget`](crate::EcError::Budget), and the caller encodes the item locally.
     pub budget: Option<Duration>,
+    /// The room of the request to which the entry belongs.
+    pub(crate) claim: Option<Claim>,
 }
 
 impl Want {
     /// An entry of `bytes` bytes at the producer that is registered with the bootstrap server `source`.
     pub fn new(hash: ContentHash, bytes: u64, source: impl Into<String>) -> Want {
-        Want { hash, bytes, source: source.into(), replica: None, mode: None, budget: None }
+        Want { hash, bytes, source: source.into(), replica: None, mode: None, budget: None, claim: None }
     }
 
     /// The entry that an item of [`ec_transfer_params`](crate::params) describes. `shape` is what

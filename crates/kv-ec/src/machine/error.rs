@@ -39,6 +39,20 @@ pub enum EcError {
         /// Blocks of the region.
         region: u32,
     },
+    /// The entries of the [`Request`](crate::Request) do not fit beside those of earlier requests, which keep their
+    /// room until they are dropped. The reason of a [`Budget`](EcError::Budget) only: the machine tries again.
+    #[error(
+        "the entries of the request need {blocks} blocks together, and earlier requests come first, which have \
+         claimed {claimed} of {region} blocks"
+    )]
+    NotInTurn {
+        /// Blocks of all entries of the request.
+        blocks: u64,
+        /// Blocks that requests have claimed, whether their entries have come or not.
+        claimed: u64,
+        /// Blocks of the region.
+        region: u32,
+    },
     /// The cache of this host has an entry with the same hash and another length.
     #[error(
         "the cache has the entry with {held} bytes, and {asked} bytes are wanted: the two were computed with \
@@ -76,7 +90,7 @@ impl EcError {
         match self {
             EcError::Transfer(error) => is_passing(&error.cause),
             EcError::Room(error) => matches!(error, ReserveError::Full { .. }),
-            EcError::Turn => true,
+            EcError::Turn | EcError::NotInTurn { .. } => true,
             _ => false,
         }
     }

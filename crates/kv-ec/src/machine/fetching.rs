@@ -15,6 +15,9 @@
 //! Sessions of one fetch may name several producers, which are asked in turn: a producer that does not answer
 //! has its place until a session that names another one has half of its time left.
 //!
+//! A session of a request that has no room for all of its entries waits as one for which there is no room, and is
+//! given no entry before (`claims.rs`).
+//!
 //! A session that is out of budget fails at once. The blocks of a transfer that was given up are free for
 //! other entries only when the inner machine has given them back.
 
@@ -31,6 +34,7 @@ use super::command::{EcPoll, Want};
 use super::context::Context;
 use super::error::EcError;
 use crate::cache::{Reservation, ReserveError};
+use crate::claims::Claim;
 
 /// What is fetched: sessions that want the same bytes share one fetch.
 type Key = (ContentHash, u64);
@@ -196,6 +200,9 @@ impl Fetching {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         let Step::Pausing(until) = fetch.step else { return };
         self.timers.remove(&(until, Timer::Again(key.clone())));
+        if let Some(why) = fetch.waits_for_room() {
+            return self.try_failed(cx, key, None, why);
+        }
         match cx.store.reserve(&key.0, key.1) {
             Ok(reservation) => self.ask(cx, key, reservation),
             Err(ReserveError::Known { ready: true }) => self.deliver(cx, key),
@@ -233,11 +240,16 @@ impl Fetching {
         cx.command(Command::InitReceiver { session: transfer, pages, aux: None });
     }
 
-    /// Gives the entry, which is here, to all sessions that want it.
+    /// Gives the entry, which is here, to all sessions that want it and may have it.
     fn deliver(&mut self, cx: &mut Context, key: &Key) {
         let Some(fetch) = self.fetches.remove(key) else { return };
         for (session, waiter) in fetch.waiters {
             self.forget(session, &waiter);
+            // A request has nothing before it has room for all of its entries.
+            if waiter.waits_for_room().is_some() {
+                self.wait(cx, session, waiter);
+                continue;
+            }
             let (hash, asked) = key;
             let entry = match cx.store.pin_guard(hash) {
                 Ok(entry) if entry.bytes() == *asked => Ok(entry),
@@ -427,9 +439,20 @@ impl Fetch {
             |waiter: &Waiter| self.asked.as_ref().is_some_and(|asked| waiter.producer() <= *asked);
         self.waiters.values().min_by_key(|waiter| (was_asked(waiter), waiter.producer()))
     }
+
+    /// Why none of the waiting sessions may take room yet; `None` if one may.
+    fn waits_for_room(&self) -> Option<EcError> {
+        let all: Option<Vec<EcError>> = self.waiters.values().map(Waiter::waits_for_room).collect();
+        all?.into_iter().next()
+    }
 }
 
 impl Waiter {
+    /// Why the session's request may not take room yet; `None` if it may.
+    fn waits_for_room(&self) -> Option<EcError> {
+        self.want.claim.as_ref().and_then(Claim::waits)
+    }
+
     /// Until when the session can let another producer than its own be asked: half of its time.
     fn turn(&self, now: Time) -> Time {
         now + self.deadline.since(now) / 2

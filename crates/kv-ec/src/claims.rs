@@ -1,0 +1,145 @@
+//! Which requests may take room of the cache, so that no two of them wait for room that the other one has.
+//!
+//! ```text
+//! claim ─▶ waiting ─ nobody older waits, and its entries fit beside those of all granted claims ─▶ granted
+//!             └─────────────────────── all of its entries are here and pinned ───────────────────────▲
+//! ```
+//!
+//! A request claims room for all of its entries before any of them is pinned or fetched, and has nothing while its
+//! claim waits. The claim ends with the request. So a request that has a part of its entries waits only for users
+//! of the cache that wait for no request: encoders, readers, and requests that have all of their entries.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kv_core::ContentHash;
+
+use crate::machine::EcError;
+
+/// An entry, by the hash of its content and its length in bytes.
+pub(crate) type Key = (ContentHash, u64);
+
+/// Entries, each with its blocks.
+pub(crate) type Entries = BTreeMap<Key, u64>;
+
+/// The claims of the requests of one cache. Clones share the claims.
+#[derive(Debug, Clone)]
+pub(crate) struct Claims(Arc<Mutex<Book>>);
+
+/// The room of one request, until the last clone is dropped.
+#[derive(Clone)]
+pub(crate) struct Claim(Arc<Held>);
+
+struct Held {
+    claims: Claims,
+    /// The age: older claims have lower numbers.
+    number: u64,
+    entries: Entries,
+}
+
+#[derive(Debug)]
+struct Book {
+    region: u32,
+    opened: u64,
+    waiting: BTreeMap<u64, Entries>,
+    /// The entries of granted claims, each with the number of these claims.
+    granted: BTreeMap<Key, usize>,
+    /// Blocks of the entries of granted claims.
+    blocks: u64,
+}
+
+impl Claims {
+    pub(crate) fn new(region: u32) -> Claims {
+        let (waiting, granted) = (BTreeMap::new(), BTreeMap::new());
+        Claims(Arc::new(Mutex::new(Book { region, opened: 0, waiting, granted, blocks: 0 })))
+    }
+
+    /// Claims room for these entries, which together fit the region.
+    pub(crate) fn claim(&self, entries: Entries) -> Claim {
+        let mut book = self.lock();
+        let number = book.opened;
+        book.opened += 1;
+        book.waiting.insert(number, entries.clone());
+        book.grant();
+        Claim(Arc::new(Held { claims: self.clone(), number, entries }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Claim {
+    /// Why the request may not take room yet; `None` once it may.
+    pub(crate) fn waits(&self) -> Option<EcError> {
+        let book = self.0.claims.lock();
+        let blocks = book.waiting.get(&self.0.number)?.values().sum();
+        Some(EcError::NotInTurn { blocks, claimed: book.blocks, region: book.region })
+    }
+
+    /// Grants the claim of a request that has all of its entries, and so waits for nothing.
+    pub(crate) fn grant(&self) {
+        let mut book = self.0.claims.lock();
+        if let Some(entries) = book.waiting.remove(&self.0.number) {
+            book.take(&entries);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut book = self.claims.lock();
+        if book.waiting.remove(&self.number).is_none() {
+            book.give_back(&self.entries);
+        }
+        book.grant();
+    }
+}
+
+impl Book {
+    /// Grants waiting claims in order of age, up to the first that does not fit.
+    fn grant(&mut self) {
+        while let Some((number, entries)) = self.waiting.pop_first() {
+            let further = entries.iter().filter(|(key, _)| !self.granted.contains_key(key));
+            if self.blocks + further.map(|(_, blocks)| blocks).sum::<u64>() > u64::from(self.region) {
+                self.waiting.insert(number, entries);
+                return;
+            }
+            self.take(&entries);
+        }
+    }
+
+    fn take(&mut self, entries: &Entries) {
+        for (key, blocks) in entries {
+            let claims = self.granted.entry(key.clone()).or_default();
+            self.blocks += if *claims == 0 { *blocks } else { 0 };
+            *claims += 1;
+        }
+    }
+
+    fn give_back(&mut self, entries: &Entries) {
+        for (key, blocks) in entries {
+            let Some(claims) = self.granted.get_mut(key) else { continue };
+            *claims -= 1;
+            if *claims == 0 {
+                self.granted.remove(key);
+                self.blocks -= blocks;
+            }
+        }
+    }
+}
+
+impl PartialEq for Claim {
+    fn eq(&self, other: &Claim) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Claim {}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claim({})", self.0.number)
+    }
+}
