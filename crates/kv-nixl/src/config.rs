@@ -60,6 +60,10 @@ pub struct NixlConfig {
     /// is slow, and a reader that dies in the middle may take down the process that is read from. See
     /// [`Route::Tcp`](crate::Route::Tcp).
     pub reads_over_tcp: bool,
+    /// Allows WRITE over TCP from or into GPU memory, which within a host is the way between GPU memory and host memory
+    /// (default no). Such a WRITE is slow, and a writer that dies in the middle may take down the process that is written
+    /// to. See [`Route::Tcp`](crate::Route::Tcp).
+    pub gpu_over_tcp: bool,
     /// Most peers that are connected at once (default 1024, 1 to 65 536).
     pub max_peers: usize,
     /// Longest sleep of an idle transport before it looks for frames again (default 20 ms, 1 ms to 1 s). NIXL has no
@@ -97,6 +101,7 @@ impl Default for NixlConfig {
             uuid_name: false,
             max_posts: 1 << 16,
             reads_over_tcp: false,
+            gpu_over_tcp: false,
             max_peers: 1024,
             idle_poll: Duration::from_millis(20),
             settle: Duration::from_secs(20),

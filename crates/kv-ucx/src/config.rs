@@ -38,6 +38,10 @@ pub struct UcxConfig {
     /// Allows READ over TCP (default no). UCX serves such a READ by software at the peer, and a reader that is killed may
     /// take down the process that is read from.
     pub reads_over_tcp: bool,
+    /// Allows WRITE over TCP from or into GPU memory, which within a host is the way between GPU memory and host memory
+    /// (default no). UCX has the peer's processor put the bytes of such a WRITE in place, and a writer that is killed may
+    /// take down the process that is written to.
+    pub gpu_over_tcp: bool,
     /// How long the way to a peer may take to open (default 10 s, 10 ms to 1 minute).
     pub handshake_timeout: Duration,
     /// How long bytes of a connection that has failed may still be on their way to a peer that is not seen to be dead
@@ -66,6 +70,7 @@ impl Default for UcxConfig {
             slice_bytes: 1 << 20,
             window_bytes: 4 << 20,
             reads_over_tcp: false,
+            gpu_over_tcp: false,
             handshake_timeout: Duration::from_secs(10),
             settle: Duration::from_secs(20),
             max_peers: 1024,

@@ -5,19 +5,25 @@ use std::path::Path;
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
-    TransportWait, WriteFence,
+    Descriptor, Directions, MemoryKind, Op, Origin, PeerId, Post, PostId, Region, Time, Transport,
+    TransportError, TransportEvent, TransportWait, WriteFence,
 };
-use kv_host::{check, clock};
+use kv_host::{Life, check, clock};
 
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, Place};
+use crate::remote::RemoteId;
 use crate::transfer::Transfer;
 use crate::transport::UcxTransport;
-use crate::way::WayId;
+use crate::way::{Way, WayId};
 
 /// The reason with which a post to read is refused over TCP.
 const NO_READS: &str = "READ over TCP: UCX may end the process that is read from when the reader dies; let the other \
                         side write, or set `reads_over_tcp`";
+/// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
+const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX may end the process that is written to when the \
+                      writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
+/// UCX's transport that copies between the GPU memory of two processes.
+const CUDA_IPC: &str = "cuda_ipc";
 
 impl Transport for UcxTransport {
     fn name(&self) -> &'static str {
@@ -78,6 +84,9 @@ impl Transport for UcxTransport {
         )?;
         if post.op == Op::Read && !self.may_read(way.remote) {
             return Err(TransportError::Unsupported(NO_READS));
+        }
+        if post.op == Op::Write && !self.may_write(way, &post) {
+            return Err(TransportError::Unsupported(NO_GPU));
         }
         self.posts.check(post.id, self.config.max_posts)?;
         let transfer = self.posts.accept(Transfer::new(id, post));
@@ -149,13 +158,31 @@ impl UcxTransport {
     }
 
     /// True if no bytes go to the remote over TCP, or reads over TCP are allowed.
-    fn may_read(&self, remote: u64) -> bool {
-        let lanes = || self.remotes.get(remote).map(|remote| self.engine.transports(remote.endpoint));
-        let without_tcp = |lanes: Vec<(String, String)>| {
-            !lanes.is_empty() && lanes.iter().all(|(transport, _)| transport != "tcp")
-        };
-        self.config.reads_over_tcp || lanes().is_some_and(without_tcp)
+    fn may_read(&self, remote: RemoteId) -> bool {
+        self.config.reads_over_tcp || is_without_tcp(&self.lanes_to(remote))
     }
+
+    /// True if nothing of the post goes over TCP from or into GPU memory, or that is allowed.
+    fn may_write(&self, way: &Way, post: &Post) -> bool {
+        let is_gpu = |place: Option<&Place>| place.is_some_and(|place| place.kind == MemoryKind::Vram);
+        let ends = |descriptor: &Descriptor| {
+            let here = self.given.place_of(descriptor.local_region);
+            [is_gpu(here), is_gpu(way.place_of(descriptor.remote_region))]
+        };
+        let is_among = |wanted: &dyn Fn([bool; 2]) -> bool| post.descriptors.iter().map(ends).any(wanted);
+        if self.config.gpu_over_tcp || !is_among(&|ends| ends != [false, false]) {
+            return true;
+        }
+        let lanes = self.lanes_to(way.remote);
+        // Within a process nobody dies alone.
+        let is_ours = self.remotes.get(way.remote).is_some_and(|remote| matches!(remote.life, Life::Ours));
+        let by_the_gpu = is_ours || lanes.iter().any(|(transport, _)| transport == CUDA_IPC);
+        is_without_tcp(&lanes) || by_the_gpu && !is_among(&|ends| ends[0] != ends[1])
+    }
+}
+
+fn is_without_tcp(lanes: &[(String, String)]) -> bool {
+    !lanes.is_empty() && lanes.iter().all(|(transport, _)| transport != "tcp")
 }
 
 /// True if this host has an RDMA card, so that peers can be expected to have one.

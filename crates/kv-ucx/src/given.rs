@@ -82,7 +82,8 @@ impl Given {
 
     /// Takes note of a region that UCX has registered.
     pub(crate) fn registered(&mut self, range: &Range) {
-        self.regions.push((range.addr, range.len));
+        let Range { addr, len, kind, .. } = *range;
+        self.regions.push(Place { kind, addr, len });
     }
 
     /// The transport's metadata. After the first call, no memory and no region can be added.
@@ -112,8 +113,13 @@ impl Given {
         self.regions.len()
     }
 
+    /// Where a region lies.
+    pub(crate) fn place_of(&self, region: u32) -> Option<&Place> {
+        self.regions.get(region as usize)
+    }
+
     /// The length of a region, in bytes.
     pub(crate) fn len_of(&self, region: u32) -> Option<u64> {
-        self.regions.get(region as usize).map(|(_, len)| *len)
+        self.place_of(region).map(|place| place.len)
     }
 }

@@ -1,15 +1,15 @@
 //! What a peer must know to reach this transport: four magic bytes with the version, then msgpack.
 
 use bytes::Bytes;
-use kv_core::{MAX_REGIONS, TransportError};
+use kv_core::{MAX_REGIONS, MemoryKind, TransportError};
 use kv_host::{Host, ProcessIdentity, Token, metadata};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Longest address of a UCX worker, in bytes. An address grows with the number of devices.
 pub(crate) const MAX_ADDRESS: usize = 48 << 10;
-/// "KV UCX", version 2.
-const MAGIC: [u8; 4] = *b"KVU\x02";
+/// "KV UCX", version 3.
+const MAGIC: [u8; 4] = *b"KVU\x03";
 
 /// One life of a transport: its incarnation, and the address of its UCX worker. What is sent to the name arrives at
 /// that worker, or nowhere.
@@ -20,8 +20,13 @@ pub(crate) struct Name {
     pub(crate) address: Bytes,
 }
 
-/// Where a region lies: address and length, in bytes.
-pub(crate) type Place = (u64, u64);
+/// Where a region lies: in which memory, and its address and length in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) kind: MemoryKind,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+}
 
 /// What a transport tells its peers. A decoded value is consistent: [`Metadata::decode`] checks it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +66,8 @@ impl Metadata {
         if self.regions.len() > MAX_REGIONS {
             return Err(TransportError::Metadata("it has too many regions"));
         }
-        let wraps = |(addr, len): &Place| addr.checked_add(*len).is_none() || *len > isize::MAX as u64;
+        let wraps =
+            |place: &Place| place.addr.checked_add(place.len).is_none() || place.len > isize::MAX as u64;
         if self.regions.iter().any(wraps) {
             return Err(TransportError::Metadata("a region leaves the address space"));
         }
@@ -73,12 +79,14 @@ impl Metadata {
 mod tests {
     use super::*;
 
+    const PLACE: Place = Place { kind: MemoryKind::Vram, addr: u64::MAX >> 1, len: u64::MAX >> 2 };
+
     fn sample(regions: usize) -> Metadata {
         Metadata {
             name: Name { token: Token::random().unwrap(), address: Bytes::from(vec![7; 300]) },
             host: Host::here().unwrap(),
             process: ProcessIdentity::here().unwrap(),
-            regions: vec![(u64::MAX >> 1, u64::MAX >> 2); regions],
+            regions: vec![PLACE; regions],
         }
     }
 
@@ -118,8 +126,8 @@ mod tests {
         assert!(!refused(|_| {}));
         assert!(refused(|metadata| metadata.name.address.clear()));
         assert!(refused(|metadata| metadata.name.address = vec![0; MAX_ADDRESS + 1].into()));
-        assert!(refused(|metadata| metadata.regions[0] = (u64::MAX, 1)));
-        assert!(refused(|metadata| metadata.regions[0] = (0, u64::MAX)));
-        assert!(refused(|metadata| metadata.regions = vec![(1, 1); MAX_REGIONS + 1]));
+        assert!(refused(|metadata| metadata.regions[0] = Place { addr: u64::MAX, len: 1, ..PLACE }));
+        assert!(refused(|metadata| metadata.regions[0] = Place { addr: 0, len: u64::MAX, ..PLACE }));
+        assert!(refused(|metadata| metadata.regions = vec![PLACE; MAX_REGIONS + 1]));
     }
 }

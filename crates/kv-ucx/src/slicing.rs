@@ -108,7 +108,7 @@ impl UcxTransport {
         let Stage::Open(session) = &mut way.stage else { return };
         for part in &self.parts {
             let region = part.remote_region as usize;
-            let (Some((addr, _)), Some(packed), Some(key)) =
+            let (Some(place), Some(packed), Some(key)) =
                 (way.regions.get(region), session.packed.get(region), session.keys.get_mut(region))
             else {
                 continue;
@@ -120,7 +120,7 @@ impl UcxTransport {
                 memory: part.local_region,
                 offset: part.local_offset,
                 len: part.len,
-                remote: addr + part.remote_offset,
+                remote: place.addr + part.remote_offset,
                 // A key that UCX refuses fails the slice.
                 key: key.unwrap_or(u32::MAX),
             });

@@ -170,7 +170,12 @@ impl UcxTransport {
     /// for a peer that is not connected.
     pub fn lanes(&self, peer: PeerId) -> Vec<(String, String)> {
         let way = self.peers.get(&peer).and_then(|id| self.ways.get(id));
-        let remote = way.and_then(|way| self.remotes.get(way.remote));
+        way.map(|way| self.lanes_to(way.remote)).unwrap_or_default()
+    }
+
+    /// The same for a remote.
+    pub(crate) fn lanes_to(&self, remote: RemoteId) -> Vec<(String, String)> {
+        let remote = self.remotes.get(remote);
         remote.map(|remote| self.engine.transports(remote.endpoint)).unwrap_or_default()
     }
 

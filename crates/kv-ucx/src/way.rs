@@ -93,9 +93,14 @@ impl Way {
         }
     }
 
+    /// Where a region of the peer lies.
+    pub(crate) fn place_of(&self, region: u32) -> Option<&Place> {
+        self.regions.get(region as usize)
+    }
+
     /// The length of a region of the peer, in bytes.
     pub(crate) fn len_of(&self, region: u32) -> Option<u64> {
-        self.regions.get(region as usize).map(|(_, len)| *len)
+        self.place_of(region).map(|place| place.len)
     }
 
     /// Nothing more is sent: the remote has ended, or the peer is left.

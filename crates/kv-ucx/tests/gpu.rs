@@ -6,8 +6,9 @@ mod workers;
 
 use std::sync::{Mutex, PoisonError};
 
-use kv_conformance::{Gpu, Harness, process};
-use kv_core::MemoryKind;
+use kv_conformance::process::{self, Process};
+use kv_conformance::{Gpu, Harness, Job, Other, boottime, connect};
+use kv_core::{Descriptor, MemoryKind, Op, PeerId, Post, PostId, Transport, TransportError};
 use kv_ucx::{UcxConfig, UcxError, UcxTransport};
 use workers::{Kind, ucx, worker_of};
 
@@ -20,26 +21,73 @@ fn child() {
 /// One test at a time: a GPU takes turns between the programs that use it, and each turn is long.
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn keeps_the_contract(kind: Kind) {
+fn keeps_the_contract(kind: Kind, wanted: impl Fn(&str) -> bool) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if ucx().is_some() && kv_conformance::needed("GPU", Gpu::first()).is_some() {
-        kv_conformance::all(|| kind);
+        kv_conformance::some(|| kind, wanted);
     }
+}
+
+/// Over TCP, a killed writer may take down the process whose GPU memory it writes, or that it writes from its own.
+fn kills_no_writer(check: &str) -> bool {
+    !kv_conformance::KILLED_WRITERS.contains(&check)
 }
 
 #[test]
 fn pages_go_between_gpu_memory_of_two_processes() {
-    keeps_the_contract(Kind::Vram);
+    keeps_the_contract(Kind::Vram, |_| true);
 }
 
 #[test]
-fn pages_go_between_gpu_memory_and_host_memory_of_another_process() {
-    keeps_the_contract(Kind::VramToHost);
+fn pages_go_between_gpu_memory_and_host_memory_of_another_process_if_the_owners_allow_that() {
+    keeps_the_contract(Kind::VramToHost, kills_no_writer);
 }
 
 #[test]
-fn pages_go_between_host_memory_and_gpu_memory_of_another_process() {
-    keeps_the_contract(Kind::HostToVram);
+fn pages_go_between_host_memory_and_gpu_memory_of_another_process_if_the_owners_allow_that() {
+    keeps_the_contract(Kind::HostToVram, kills_no_writer);
+}
+
+#[test]
+fn pages_between_gpu_memory_and_host_memory_are_refused_before_any_byte_moves() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if ucx().is_none() || kv_conformance::needed("GPU", Gpu::first()).is_none() {
+        return;
+    }
+    for (here, there) in [(Kind::Vram, Kind::All), (Kind::All, Kind::Vram)] {
+        let (mut here, mut there) = (worker_of(here, &[4096]), worker_of(there, &[4096]));
+        here.memory.write(0, 0, b"bytes");
+        connect(&mut here.transport, PeerId(1), &there.transport.metadata().unwrap()).unwrap();
+        let descriptor =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 5 };
+        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![descriptor], notify: None };
+        let Err(TransportError::Unsupported(why)) = here.transport.post(PeerId(1), post) else {
+            panic!("from {:?}", here.transport.lanes(PeerId(1)))
+        };
+        assert!(why.contains("GPU memory") && why.contains("gpu_over_tcp"), "{why}");
+        let mut events = Vec::new();
+        for _ in 0..100 {
+            here.transport.poll(boottime(), &mut events);
+            there.transport.poll(boottime(), &mut Vec::new());
+        }
+        let mut bytes = [1; 5];
+        there.memory.read(0, 0, &mut bytes);
+        assert_eq!((events, bytes), (vec![], [0; 5]));
+    }
+}
+
+#[test]
+fn the_way_between_gpu_memory_of_two_processes_has_ucxs_transport_of_the_gpu() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if ucx().is_none() || kv_conformance::needed("GPU", Gpu::first()).is_none() {
+        return;
+    }
+    let mut here = worker_of(Kind::Vram, &[Kind::FAR_LEN]);
+    let other = Process::start("Vram", Job::Serve, &here.transport.metadata().unwrap());
+    connect(&mut here.transport, PeerId(1), other.metadata()).unwrap();
+    let lanes = here.transport.lanes(PeerId(1));
+    println!("{lanes:?}");
+    assert!(lanes.iter().any(|(transport, _)| transport == "cuda_ipc"), "{lanes:?}");
 }
 
 #[test]

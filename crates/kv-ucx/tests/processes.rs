@@ -388,6 +388,28 @@ fn reads_over_tcp_are_refused_unless_the_owner_allows_them() {
 }
 
 #[test]
+fn writes_into_gpu_memory_over_tcp_are_refused_unless_the_owner_allows_them() {
+    if ucx().is_none() {
+        return;
+    }
+    let there = worker(Kind::Usual.config(), &[4096]);
+    // The peer says that its region is in memory of a GPU.
+    let mut metadata = there.transport.metadata().unwrap().to_vec();
+    let at = metadata.windows(4).position(|bytes| bytes == b"Dram").unwrap();
+    metadata[at..at + 4].copy_from_slice(b"Vram");
+    for allowed in [false, true] {
+        let mut here = worker(Kind::Usual.config().with(|config| config.gpu_over_tcp = allowed), &[4096]);
+        connect(&mut here.transport, PEER, &metadata).unwrap();
+        match here.transport.post(PEER, post(1, Op::Write, 1)) {
+            Err(TransportError::Unsupported(why)) => {
+                assert!(!allowed && why.contains("GPU memory") && why.contains("gpu_over_tcp"), "{why}");
+            }
+            taken => assert_eq!((allowed, taken), (true, Ok(()))),
+        }
+    }
+}
+
+#[test]
 fn metadata_of_another_table_of_regions_open_no_way() {
     if ucx().is_none() {
         return;

@@ -61,8 +61,8 @@ impl NixlTransport {
             let _ = epoll::add(&self.wakes, process, data, epoll::EventFlags::IN);
         }
         let near = matches!(life, Life::Watched(_) | Life::Ours);
-        let mut regions = self.places().into_iter().chain(metadata.regions.iter().copied());
-        let gpu = regions.any(|place| place.kind == MemoryKind::Vram);
+        let has_gpu = |places: &[Place]| places.iter().any(|place| place.kind == MemoryKind::Vram);
+        let gpu = [&self.places(), &metadata.regions].map(|places| has_gpu(places));
         let route = self.reach.to(metadata.reach, near, gpu);
         // Without one, as where the peer is in another network namespace, all goes by NIXL.
         let socket = (near && self.datagrams.is_some()).then(|| {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use kv_core::{Directions, WriteFence};
+use kv_core::{Directions, MemoryKind, WriteFence};
 use serde::{Deserialize, Serialize};
 
 use crate::config::NixlConfig;
@@ -20,6 +20,9 @@ use crate::library::guards;
 pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory: UCX ends the process \
                                    that is read from when the reader dies; let the other side write, or set \
                                    `reads_over_tcp`";
+/// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
+pub(crate) const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX ends the process that is written to when \
+                                 the writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
 
 /// How bytes get to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,7 +34,7 @@ pub enum Route {
     Memory,
     /// RDMA: both ends have a card.
     Rdma,
-    /// Regions of either end lie in the memory of a GPU, and the peer is on this host. A WRITE from GPU memory to GPU
+    /// Both ends have regions in the memory of a GPU, and the peer is on this host. A WRITE from GPU memory to GPU
     /// memory is a copy by the GPU, through a handle that CUDA makes for other processes. UCX sends over
     /// [TCP](Route::Tcp) what is READ from GPU memory or into it, and what is written between GPU memory and host memory.
     Gpu,
@@ -39,7 +42,9 @@ pub enum Route {
     Storage,
     /// TCP sockets. A READ over TCP is a request that the peer answers with bytes: the READ takes three to
     /// seven times as long as a WRITE, and UCX 1.23 aborts the process that is read from when the reader dies
-    /// (in 22 of 400 kills, whatever UCX's settings). WRITE has neither fault.
+    /// (in 22 of 400 kills, whatever UCX's settings). WRITE from host memory into host memory has neither fault. Any other
+    /// WRITE has both: the peer's processor puts the bytes in place and answers, and UCX aborts the process that is written
+    /// to when the writer dies (in 23 of 40 kills).
     Tcp,
 }
 
@@ -49,6 +54,17 @@ impl Route {
         match self {
             Route::Unknown | Route::Memory | Route::Rdma | Route::Storage => Directions::BOTH,
             Route::Gpu | Route::Tcp => Directions::WRITE,
+        }
+    }
+
+    /// True if a WRITE between memory of these kinds, here and there, is put in place by the peer's processor, which
+    /// answers: the peer then dies with the writer.
+    pub(crate) fn writes_by_software(self, here: MemoryKind, there: MemoryKind) -> bool {
+        let gpu = [here, there].map(|kind| kind == MemoryKind::Vram);
+        match self {
+            Route::Tcp => gpu != [false, false],
+            Route::Gpu => gpu[0] != gpu[1],
+            Route::Unknown | Route::Memory | Route::Rdma | Route::Storage => false,
         }
     }
 }
@@ -99,15 +115,16 @@ impl Reach {
         }
     }
 
-    /// The route to a peer; `near` if the peer is on this host, `gpu` if a region of either end is in GPU memory.
-    pub(crate) fn to(self, peer: Reach, near: bool, gpu: bool) -> Route {
+    /// The route to a peer; `near` if the peer is on this host, `gpu` if this end and the other one have regions in GPU
+    /// memory.
+    pub(crate) fn to(self, peer: Reach, near: bool, gpu: [bool; 2]) -> Route {
         if !self.ucx || !peer.ucx {
             Route::Unknown
-        } else if near && !gpu && self.memory && peer.memory {
+        } else if near && gpu == [false, false] && self.memory && peer.memory {
             Route::Memory
         } else if self.rdma && peer.rdma {
             Route::Rdma
-        } else if near && gpu {
+        } else if near && gpu == [true, true] {
             Route::Gpu
         } else {
             Route::Tcp
@@ -133,7 +150,7 @@ impl Reach {
 
     /// The route to a peer of which nothing is known, and which may be on another host.
     pub(crate) fn to_anybody(self) -> Route {
-        self.to(self, false, false)
+        self.to(self, false, [false, false])
     }
 }
 
@@ -240,22 +257,38 @@ mod tests {
 
     #[test]
     fn both_ends_must_have_what_is_taken() {
+        const NONE: [bool; 2] = [false, false];
         let all = Reach::EVERYWHERE;
         let (no_memory, no_rdma) = (Reach { memory: false, ..all }, Reach { rdma: false, ..all });
-        assert_eq!(all.to(all, true, false), Route::Memory);
-        assert_eq!(all.to(all, false, false), Route::Rdma);
-        assert_eq!(all.to(no_memory, true, false), Route::Rdma);
-        assert_eq!(no_memory.to(no_rdma, true, false), Route::Tcp);
+        assert_eq!(all.to(all, true, NONE), Route::Memory);
+        assert_eq!(all.to(all, false, NONE), Route::Rdma);
+        assert_eq!(all.to(no_memory, true, NONE), Route::Rdma);
+        assert_eq!(no_memory.to(no_rdma, true, NONE), Route::Tcp);
         assert_eq!(no_rdma.to_anybody(), Route::Tcp);
-        assert_eq!(all.to(Reach { ucx: false, ..all }, true, false), Route::Unknown);
+        assert_eq!(all.to(Reach { ucx: false, ..all }, true, NONE), Route::Unknown);
         // The kernel does not copy GPU memory between processes.
-        assert_eq!(all.to(all, true, true), Route::Rdma);
-        assert_eq!(all.to(no_rdma, true, true), Route::Gpu);
-        assert_eq!(all.to(no_rdma, false, true), Route::Tcp);
+        assert_eq!(all.to(all, true, [true, true]), Route::Rdma);
+        assert_eq!(all.to(no_rdma, true, [true, true]), Route::Gpu);
+        assert_eq!(all.to(no_rdma, true, [true, false]), Route::Tcp);
+        assert_eq!(all.to(no_rdma, true, [false, true]), Route::Tcp);
+        assert_eq!(all.to(no_rdma, false, [true, true]), Route::Tcp);
         assert!(all.speaks_over_tcp(no_rdma) && no_rdma.speaks_over_tcp(all));
         assert!(!all.speaks_over_tcp(all) && !no_rdma.speaks_over_tcp(Reach { ucx: false, ..all }));
         assert_eq!(Route::Gpu.directions(), Directions::WRITE);
         assert_eq!(Route::Tcp.directions(), Directions::WRITE);
         assert_eq!(Route::Memory.directions(), Directions::BOTH);
+    }
+    #[test]
+    fn the_peers_processor_takes_part_in_writes_of_gpu_memory_over_tcp_only() {
+        use MemoryKind::{Dram, Vram};
+        let by_software = |route: Route| {
+            [(Dram, Dram), (Dram, Vram), (Vram, Dram), (Vram, Vram)]
+                .map(|(here, there)| route.writes_by_software(here, there))
+        };
+        assert_eq!(by_software(Route::Tcp), [false, true, true, true]);
+        assert_eq!(by_software(Route::Gpu), [false, true, true, false]);
+        for route in [Route::Memory, Route::Rdma, Route::Unknown, Route::Storage] {
+            assert_eq!(by_software(route), [false; 4], "{route}");
+        }
     }
 }

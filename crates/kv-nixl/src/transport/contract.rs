@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kv_core::{
-    Directions, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError, TransportEvent,
-    TransportWait, WayEnd, WriteFence,
+    Directions, MemoryKind, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError,
+    TransportEvent, TransportWait, WayEnd, WriteFence,
 };
 use kv_host::check;
 
 use crate::agent::name::agent_name;
 use crate::connections::id::RemoteId;
 use crate::connections::remote::{Remote, Stage};
-use crate::connections::route::{NO_READS, Route};
+use crate::connections::route::{NO_GPU, NO_READS, Route};
 use crate::connections::transport_metadata::TransportMetadata;
 use crate::ffi::memory::Memory;
 use crate::regions::storage;
@@ -133,6 +133,9 @@ impl Transport for NixlTransport {
         if post.op == Op::Read && !remote.route.directions().read && !self.config.reads_over_tcp {
             return Err(TransportError::Unsupported(NO_READS));
         }
+        if post.op == Op::Write && !self.config.gpu_over_tcp && self.writes_by_software(remote, &post) {
+            return Err(TransportError::Unsupported(NO_GPU));
+        }
         if self.transfers.len() + self.events.len() >= self.config.max_posts {
             return Err(TransportError::WouldBlock);
         }
@@ -219,6 +222,21 @@ impl NixlTransport {
         self.requests.is_empty()
     }
 
+    /// True if the peer's processor puts bytes of this WRITE in place.
+    fn writes_by_software(&self, remote: &Remote, post: &Post) -> bool {
+        // Without GPU memory no route does.
+        let is_gpu = |kind| kind == MemoryKind::Vram;
+        let has_gpu = self.regions.iter().any(|region| is_gpu(region.kind()))
+            || remote.regions.iter().any(|place| is_gpu(place.kind));
+        has_gpu
+            && post.descriptors.iter().any(|descriptor| {
+                let here = self.regions.get(descriptor.local_region as usize).map(Memory::kind);
+                let there = remote.regions.get(descriptor.remote_region as usize).map(|place| place.kind);
+                let kinds = here.zip(there);
+                kinds.is_some_and(|(here, there)| remote.route.writes_by_software(here, there))
+            })
+    }
+
     fn open_remote(&self, peer: PeerId) -> Result<(RemoteId, &Remote), TransportError> {
         let id = *self.peers.get(&peer).ok_or(TransportError::PeerGone)?;
         let remote = self.remotes.get(&id).filter(|remote| remote.is_open());
@@ -237,6 +255,25 @@ impl Drop for NixlTransport {
             mem::forget(mem::take(&mut self.requests));
             mem::forget(mem::take(&mut self.memories));
             self.engine.abandon();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{PEER, config, nixl, whole, worker, worker_with};
+
+    #[test]
+    fn a_write_into_gpu_memory_over_tcp_is_refused_unless_the_owner_allows_it() {
+        let Some(nixl) = nixl() else { return };
+        for (gpu_over_tcp, wanted) in [(false, Err(TransportError::Unsupported(NO_GPU))), (true, Ok(()))] {
+            let (here, there) = (crate::NixlConfig { gpu_over_tcp, ..config() }, worker(nixl).0);
+            let mut here = worker_with(nixl, here).0;
+            let mut metadata = TransportMetadata::decode(&there.metadata().unwrap()).unwrap();
+            metadata.regions[0].kind = MemoryKind::Vram;
+            here.connect(PEER, &metadata.encode().unwrap()).unwrap();
+            assert_eq!(here.post(PEER, whole(1, Op::Write)), wanted);
         }
     }
 }

@@ -34,14 +34,20 @@ impl Workers {
 pub fn configured(kind: &str) -> NixlConfig {
     match kind {
         "default" | "vram" => NixlConfig::default(),
+        "gpu-over-tcp" | "vram-over-tcp" => NixlConfig::default().with(|config| config.gpu_over_tcp = true),
         "reads-over-tcp" => NixlConfig::default().with(|config| config.reads_over_tcp = true),
         backend => NixlConfig::default().with(|config| config.backend = backend.to_owned()),
     }
 }
 
-/// A worker of a kind: in the memory of a GPU if that is "vram", else in host memory.
+/// A worker of a kind: in the memory of a GPU if that is "vram" or "vram-over-tcp", else in host memory.
 pub fn worker_of(kind: &str, nixl: &Nixl, lens: &[usize]) -> Side<NixlTransport> {
-    if kind == "vram" { vram(nixl, lens) } else { worker_with(nixl, lens, configured(kind)) }
+    let worker = if is_vram(kind) { vram } else { worker_with };
+    worker(nixl, lens, configured(kind))
+}
+
+fn is_vram(kind: &str) -> bool {
+    kind.starts_with("vram")
 }
 
 /// The other process of [`Workers`].
@@ -71,7 +77,7 @@ impl Harness for Workers {
     }
 
     fn most_descriptors(&self) -> usize {
-        if [self.kind, self.others].contains(&"vram") { 20_000 } else { 1_000_000 }
+        if [self.kind, self.others].into_iter().any(is_vram) { 20_000 } else { 1_000_000 }
     }
 }
 
@@ -92,9 +98,9 @@ pub fn worker_with(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<Nixl
 }
 
 /// The same in memory of the first GPU.
-fn vram(nixl: &Nixl, lens: &[usize]) -> Side<NixlTransport> {
+fn vram(nixl: &Nixl, lens: &[usize], config: NixlConfig) -> Side<NixlTransport> {
     let gpu = Gpu::first().unwrap();
-    let mut transport = NixlTransport::new(nixl, NixlConfig::default()).unwrap();
+    let mut transport = NixlTransport::new(nixl, config).unwrap();
     // SAFETY: the memory is freed with the worker, after its transport.
     let pages = Vram::pages(gpu, lens, |addr, len| unsafe { transport.adopt_device(0, addr, len) }.unwrap());
     pages.side(transport)

@@ -1,11 +1,11 @@
 //! Inputs that the readers accept, written by this crate's own encoders.
 
 use bytes::Bytes;
-use kv_core::TransportError;
+use kv_core::{MemoryKind, TransportError};
 use kv_host::{Host, ProcessIdentity, Token};
 
 use crate::message::{self, Hello, Kind, Welcome};
-use crate::metadata::{Metadata, Name};
+use crate::metadata::{Metadata, Name, Place};
 
 const HOST: Host = Host { boot: (1, 2), network: 3 };
 const PROCESS: ProcessIdentity = ProcessIdentity { inode: 4, namespace: 5, pid: 6, started: 7 };
@@ -20,7 +20,7 @@ fn name() -> Name {
 
 /// Metadata without regions and with two.
 pub fn metadata() -> Result<Vec<Vec<u8>>, TransportError> {
-    let regions = |count| vec![(0xfeed, 1 << 20); count];
+    let regions = |count| vec![Place { kind: MemoryKind::Dram, addr: 0xfeed, len: 1 << 20 }; count];
     let of = |count| Metadata { name: name(), host: HOST, process: PROCESS, regions: regions(count) };
     [of(0), of(2)].iter().map(|metadata| Ok(metadata.encode()?.to_vec())).collect()
 }

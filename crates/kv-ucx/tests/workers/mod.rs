@@ -23,15 +23,23 @@ pub enum Kind {
     Reads,
     /// In memory of a GPU, over what UCX chooses.
     Vram,
-    /// In memory of a GPU, with partners in host memory.
+    /// In memory of a GPU, with partners in host memory, also over TCP.
     VramToHost,
-    /// In host memory, with partners in memory of a GPU.
+    /// In host memory, with partners in memory of a GPU, also over TCP.
     HostToVram,
 }
 
 impl Kind {
     pub fn named(name: &str) -> Kind {
-        let all = [Kind::Usual, Kind::Narrow, Kind::All, Kind::Reads, Kind::Vram];
+        let all = [
+            Kind::Usual,
+            Kind::Narrow,
+            Kind::All,
+            Kind::Reads,
+            Kind::Vram,
+            Kind::VramToHost,
+            Kind::HostToVram,
+        ];
         all.into_iter().find(|kind| format!("{kind:?}") == name).unwrap()
     }
 
@@ -45,7 +53,10 @@ impl Kind {
             Kind::Narrow => {
                 lo.with(|config| (config.slice_bytes, config.window_bytes) = (64 << 10, 128 << 10))
             }
-            Kind::All | Kind::Vram | Kind::VramToHost | Kind::HostToVram => UcxConfig::default(),
+            Kind::All | Kind::Vram => UcxConfig::default(),
+            Kind::VramToHost | Kind::HostToVram => {
+                UcxConfig::default().with(|config| config.gpu_over_tcp = true)
+            }
             Kind::Reads => lo.with(|config| config.reads_over_tcp = true),
         }
     }
@@ -53,8 +64,8 @@ impl Kind {
     /// The kind of the partners of such workers.
     fn others(self) -> Kind {
         match self {
-            Kind::VramToHost => Kind::All,
-            Kind::HostToVram => Kind::Vram,
+            Kind::VramToHost => Kind::HostToVram,
+            Kind::HostToVram => Kind::VramToHost,
             alike => alike,
         }
     }

@@ -121,7 +121,10 @@ fn the_bootstrap_client_is_heard_in_every_second_turn_however_often_the_schedule
         log.lock().unwrap().contains(&Seen::LookupFailed(5))
     };
     assert!(!turn_with_a_success(), "the scheduler was told first");
-    assert!(turn_with_a_success(), "the worker may have told the scheduler before anything else twice in a row");
+    assert!(
+        turn_with_a_success(),
+        "the worker may have told the scheduler before anything else twice in a row"
+    );
 }
 
 #[test]
