@@ -70,6 +70,9 @@ impl EcWorld {
             let desk = &mut self.service.ledger.desks[life];
             let (was, now) = (desk.moving[block], moving.blocks[block]);
             desk.moving[block] = now;
+            if now != 0 {
+                desk.filled_by[block] = now;
+            }
             if now != 0 && desk.uses[block] != Use::Out {
                 let used = desk.uses[block];
                 return two_hands(format!(

@@ -46,6 +46,7 @@ impl EcWorld {
             store,
             uses: vec![Use::Free; blocks as usize],
             moving: vec![0; blocks as usize],
+            filled_by: vec![0; blocks as usize],
             seen: vec![LastSeen::missing(); params.items.len()],
             next_session: 1,
             evictions: 0,

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use kv_core::SessionId;
+use kv_core::{Op, SessionId};
 use kv_ec::EcPoll;
 
 use super::ledger::{Heard, Session};
 use super::oracle::{Verdict, broken};
 use super::service::EcWorld;
+use crate::net::flight::{Flight, Piece};
 use crate::net::lives::LifeId;
 
 const LOSE_NOTHING: &str = "drains_lose_nothing";
@@ -43,21 +44,39 @@ impl EcWorld {
         }
     }
 
-    /// Nothing reads or writes the entries of a host that is empty, except a reader whose lease has run out.
+    /// Nothing reads or writes the entries of a host that is empty, except a reader whose lease has run out, and a
+    /// reader that has told the host that the entry is wanted no longer.
     pub(super) fn empty_is_still(&self, life: LifeId) -> Verdict {
         if self.lives[life].emptied.is_none() {
             return Ok(());
         }
         let leases_last = self.service.params.lossless && self.service.params.lease >= Duration::from_secs(1);
-        let mut flights = self.flights.iter().filter(|flight| !flight.over);
-        let touches = flights.find(|flight| flight.life == life || (flight.target == life && leases_last));
-        match touches {
+        let counts = |flight: &&Flight| {
+            let by_peer = flight.target == life && leases_last && !self.reads_in_vain(flight);
+            !flight.over && (flight.life == life || by_peer)
+        };
+        match self.flights.iter().find(counts) {
             Some(flight) => broken(
                 LOSE_NOTHING,
                 format!("life {life} is empty while {} of life {} is under way", flight.post, flight.life),
             ),
             None => Ok(()),
         }
+    }
+
+    /// True if nothing comes of a read any more, and the host that is read knows so: the reader has given the transfer
+    /// up, and keeps the blocks that are filled from everybody until the read has ended. Whatever the read still copies,
+    /// or the host's end, does no harm. The promise is the KV cache's, too: pages that are read come back with the word
+    /// of the reader, and only pages that are written wait for the last post.
+    fn reads_in_vain(&self, flight: &Flight) -> bool {
+        let (ledger, reader) = (&self.service.ledger, flight.life);
+        let desk = &ledger.desks[reader];
+        let is_vain = |piece: &Piece| {
+            let block = (piece.local_offset / self.service.params.block_bytes as u64) as usize;
+            let transfer = (reader, flight.target, desk.filled_by[block]);
+            desk.moving[block] == 0 && ledger.reads_given_up.contains(&transfer)
+        };
+        flight.op == Op::Read && flight.pieces.iter().all(is_vain)
     }
 
     /// At rest no host drains: each was empty, and was replaced.

@@ -115,6 +115,8 @@ pub(crate) struct Desk {
     pub(crate) uses: Vec<Use>,
     /// The transfer that fills each block; zero for none.
     pub(crate) moving: Vec<u16>,
+    /// The last transfer that has filled each block, given up or not; zero for none.
+    pub(crate) filled_by: Vec<u16>,
     pub(crate) seen: Vec<LastSeen>,
     pub(crate) next_session: u64,
     pub(crate) evictions: u64,
@@ -176,6 +178,8 @@ pub(crate) struct Ledger {
     asked_in: BTreeMap<RequestInFrame, ConversationId>,
     pub(crate) sent: BTreeMap<RequestId, Sent>,
     pub(crate) heard: BTreeMap<RequestId, Heard>,
+    /// Transfers that consumers have given up, as producers have heard: consumer, producer, transfer.
+    pub(crate) reads_given_up: BTreeSet<(LifeId, LifeId, u16)>,
     /// What producers said of entries: consumer, producer, entry, name of the cause.
     pub(crate) said: BTreeSet<(LifeId, LifeId, Item, &'static str)>,
     /// When requests were sent that were refused for good: by consumer, producer, entry, blocks.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kv_core::wire::{Body, Frame};
-use kv_core::{PeerId, SessionId, Time};
+use kv_core::{PeerId, Room, SessionId, Time};
 use kv_ec::{Command, EcError, EcMachine, EcMachineGauges, EcPoll, EntryGuard, Resource};
 
 use super::ledger::{Heard, Ledger, RequestId, Sent, Session, State, is_lasting, item_of, refusal};
@@ -211,6 +211,12 @@ impl EcWorld {
                 self.service.ledger.heard.entry((from, at, talk, request.attempt.0)).or_insert(heard);
                 // What the producer has now counts for its answer.
                 self.changed(at);
+            }
+            Body::Abort(abort) => {
+                // The room is the number of the consumer's transfer.
+                if let Room::Number(transfer) = abort.room {
+                    self.service.ledger.reads_given_up.insert((from, at, transfer as u16));
+                }
             }
             Body::Failed(failed) if is_lasting(&failed.cause) => {
                 let id = (at, from, frame.conversation, failed.attempt.0);

@@ -369,3 +369,91 @@ impl Histories for Shared {
         self.stage.settle()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::service::Service as _;
+
+    /// A producer that is told to drain while the readers on all hosts read the entry, in a world without loss.
+    fn drained(readers: usize, planted: Option<Planted>) -> Shared {
+        let scope = EntryScope {
+            name: "a drain",
+            readers,
+            presses: 0,
+            duplicates: 0,
+            aborts: 1,
+            deaths: 0,
+            depth: 0,
+        };
+        let mut shared = Shared::new(scope, planted).unwrap();
+        shared.stage.world.service.params.lossless = true;
+        while shared.stage.reads().count() < readers {
+            shared.apply(Choice::Deliver { letter: 0, again: false }).unwrap();
+        }
+        deliver_all(&mut shared).unwrap();
+        shared.stage.world.drain(P);
+        shared.stage.settle().unwrap();
+        shared
+    }
+
+    fn deliver_all(shared: &mut Shared) -> Result<(), Violation> {
+        while !shared.stage.wire.is_empty() {
+            shared.apply(Choice::Deliver { letter: 0, again: false })?;
+        }
+        Ok(())
+    }
+
+    fn is_empty(shared: &Shared) -> bool {
+        shared.stage.world.lives[P].emptied.is_some()
+    }
+
+    /// The producer is told again, which changes nothing, and the oracle looks at the producer.
+    fn judge(shared: &mut Shared) -> Result<(), Violation> {
+        Ec::drain(&mut shared.stage.world, P);
+        shared.stage.settle()
+    }
+
+    /// Seed 9100031929: the reader has kept the blocks that the read fills, and no session waits for them.
+    #[test]
+    fn a_producer_is_empty_although_a_reader_that_has_given_up_still_reads() {
+        let mut shared = drained(1, None);
+        judge(&mut shared).unwrap();
+        assert!(!is_empty(&shared), "the reader has the producer's word");
+        shared.apply(Choice::Abort(1)).unwrap();
+        assert!(!is_empty(&shared), "the producer has not heard");
+        deliver_all(&mut shared).unwrap();
+        judge(&mut shared).unwrap();
+        assert_eq!((is_empty(&shared), shared.stage.reads().count()), (true, 1));
+        // The read ends with the producer, and the blocks come back.
+        shared.stage.crash(P);
+        shared.apply(Choice::Fail(0)).unwrap();
+        shared.rest(false).unwrap();
+    }
+
+    #[test]
+    fn a_producer_is_not_empty_while_another_reader_reads() {
+        let mut shared = drained(2, None);
+        shared.apply(Choice::Abort(1)).unwrap();
+        deliver_all(&mut shared).unwrap();
+        judge(&mut shared).unwrap();
+        assert!(!is_empty(&shared));
+    }
+
+    /// What the oracle says once the producer is called empty too early, and the reader on the first host has given up.
+    fn called_empty(readers: usize, heard: bool) -> Option<&'static str> {
+        let mut shared = drained(readers, Some(Planted::EmptyWhileItServes));
+        shared.apply(Choice::Abort(1)).unwrap();
+        if heard {
+            deliver_all(&mut shared).ok();
+        }
+        judge(&mut shared).err().map(|violation| violation.invariant)
+    }
+
+    #[test]
+    fn only_a_read_of_which_the_producer_knows_that_it_was_given_up_may_go_on_when_the_producer_is_empty() {
+        assert_eq!(called_empty(1, true), None);
+        let broken = Some(Planted::EmptyWhileItServes.caught_by());
+        assert_eq!((called_empty(1, false), called_empty(2, true)), (broken, broken));
+    }
+}
