@@ -256,6 +256,8 @@ planted! {
     DrainUnheardByEntries: drains_lose_nothing in ENTRIES;
     /// A host is called empty while peers write or read its entries.
     EmptyWhileItServes: drains_lose_nothing in ENTRIES;
+    /// A sign of life of a reader is taken for the word that the entry is wanted no longer.
+    AliveTakenForDone: drains_lose_nothing in ENTRIES;
     /// Each of the sessions that want an entry makes a request of its own.
     EachSessionAsks: one_transfer_for_an_entry in ENTRIES;
     /// A descriptor of a post is not moved.

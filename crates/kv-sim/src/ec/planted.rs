@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::machine::Output;
-use kv_core::wire::{Body, Delivery, Failed, Frame};
-use kv_core::{Attempt, PeerCause, SessionId, Time};
+use kv_core::wire::{Abort, Body, Delivery, Failed, Frame};
+use kv_core::{Attempt, PeerCause, Room, SessionId, Time};
 use kv_ec::{EcPoll, Resource};
 
 use super::books::committed;
@@ -56,6 +56,7 @@ pub(crate) fn provoke(planted: Planted, params: &mut EcParams) {
             (params.physics.chaos, params.physics.dma.slow) = (ChaosParams::default(), 600);
             params.physics.chaos.drains = 3;
         }
+        Planted::AliveTakenForDone => provoke_long_reads(params),
         Planted::HealedInName => params.physics.net.drop = 990,
         _ => {}
     }
@@ -76,6 +77,19 @@ fn provoke_leases(params: &mut EcParams) {
     physics.net.delay_max = 200 * MS;
     (physics.dma.slow, physics.dma.error, physics.dma.connect_fail) = (300, 0, 0);
     physics.timing.peer_timeout = Duration::from_secs(2);
+}
+
+/// Nothing is lost, leases last, reads take long, some are given up, and all hosts drain.
+fn provoke_long_reads(params: &mut EcParams) {
+    (params.lossless, params.modes) = (true, &[kv_core::TransferMode::Pull]);
+    (params.lease, params.try_limit) = (Duration::from_secs(2), Duration::from_secs(1));
+    let physics = &mut params.physics;
+    (physics.chaos, physics.lookup.fail, physics.lookup.stale) = (ChaosParams::default(), 0, 0);
+    physics.chaos.drains = 3;
+    (physics.net.drop, physics.net.misdeliver, physics.net.garbage) = (0, 0, 0);
+    physics.net.delay_max = physics.net.delay + MS;
+    (physics.dma.slow, physics.dma.time_max) = (600, 2000 * MS);
+    (physics.dma.error, physics.dma.connect_fail) = (0, 0);
 }
 
 impl EcWorld {
@@ -217,6 +231,12 @@ impl EcWorld {
             (Planted::LeaseFromTheAnswer, Body::HeartbeatAck(ack)) => ack.lease_ms += age(ack.number),
             (Planted::LateAnswerTaken, Body::Granted(granted)) => {
                 granted.attempt = latest().unwrap_or(granted.attempt);
+            }
+            (Planted::AliveTakenForDone, Body::Heartbeat(heartbeat)) => {
+                let Some(&attempt) = self.service.plants.latest.get(&(from, at)) else { return bytes };
+                let (room, cause) = (Room::Number(0), PeerCause::Aborted);
+                let low_watermark = heartbeat.low_watermark;
+                frame.body = Body::Abort(Abort { attempt, room, lease_id: None, cause, low_watermark });
             }
             (Planted::RefusalRetried, Body::Failed(failed)) if failed.cause == PeerCause::EntryMissing => {
                 failed.cause = PeerCause::EntryNotReady;
