@@ -28,8 +28,8 @@
 //!
 //! - An entry that is [`Ready`](EcPoll::Ready) has the bytes that were saved under its hash, and keeps these
 //!   bytes while its [`EntryGuard`] lives.
-//! - A block is given to another entry only when no data operation can touch the block. Entries that are being
-//!   filled, sent to a peer, or read are never evicted.
+//! - A block is given to another entry only when no data operation can write into the block, and no reader relies
+//!   on what is read from the block. Entries that are being filled, sent to a peer, or read are never evicted.
 //! - Every fetch ends within its budget: with the entry, or with an error that names the reason. After an
 //!   error the caller encodes the item locally.
 //! - Sessions of one worker that want the same entry share one transfer.

@@ -1,7 +1,9 @@
 //! The producer's part: answers to peers that ask for entries.
 //!
 //! An answer is one sending session of the inner machine, over the blocks of the pinned entry. The pin ends
-//! when the session has given the blocks back, which is when no data operation can touch them any more.
+//! when the session has given the blocks back: when no post writes from them any more, and when the reader has
+//! released or given up the entry, or has lost its lease. A read of such a reader may still be under way. The read
+//! fills blocks that the reader keeps from everybody, and the reader commits nothing of it.
 
 use std::collections::BTreeMap;
 
