@@ -35,7 +35,6 @@ struct Held {
     claims: Claims,
     /// The age: older claims have lower numbers.
     number: u64,
-    entries: Entries,
 }
 
 #[derive(Debug)]
@@ -43,16 +42,17 @@ struct Book {
     region: u32,
     opened: u64,
     waiting: BTreeMap<u64, Entries>,
+    granted: BTreeMap<u64, Entries>,
     /// The entries of granted claims, each with the number of these claims.
-    granted: BTreeMap<Key, usize>,
+    claimed: BTreeMap<Key, usize>,
     /// Blocks of the entries of granted claims.
     blocks: u64,
 }
 
 impl Claims {
     pub(crate) fn new(region: u32) -> Claims {
-        let (waiting, granted) = (BTreeMap::new(), BTreeMap::new());
-        Claims(Arc::new(Mutex::new(Book { region, opened: 0, waiting, granted, blocks: 0 })))
+        let (waiting, granted, claimed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Claims(Arc::new(Mutex::new(Book { region, opened: 0, waiting, granted, claimed, blocks: 0 })))
     }
 
     /// Claims room for these entries, which together fit the region.
@@ -60,9 +60,9 @@ impl Claims {
         let mut book = self.lock();
         let number = book.opened;
         book.opened += 1;
-        book.waiting.insert(number, entries.clone());
+        book.waiting.insert(number, entries);
         book.grant();
-        Claim(Arc::new(Held { claims: self.clone(), number, entries }))
+        Claim(Arc::new(Held { claims: self.clone(), number }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {
@@ -82,16 +82,29 @@ impl Claim {
     pub(crate) fn grant(&self) {
         let mut book = self.0.claims.lock();
         if let Some(entries) = book.waiting.remove(&self.0.number) {
-            book.take(&entries);
+            book.take(self.0.number, entries);
         }
+    }
+
+    /// Takes an entry that will not come out of a claim that waits: neither this request nor those behind it wait
+    /// for room that nobody needs. A granted claim keeps the room, in which the entry may be encoded.
+    pub(crate) fn give_up(&self, key: &Key) {
+        let mut book = self.0.claims.lock();
+        let Some(entries) = book.waiting.get_mut(&self.0.number) else { return };
+        entries.remove(key);
+        if entries.is_empty() {
+            book.waiting.remove(&self.0.number);
+        }
+        book.grant();
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         let mut book = self.claims.lock();
-        if book.waiting.remove(&self.number).is_none() {
-            book.give_back(&self.entries);
+        book.waiting.remove(&self.number);
+        if let Some(entries) = book.granted.remove(&self.number) {
+            book.give_back(&entries);
         }
         book.grant();
     }
@@ -101,29 +114,30 @@ impl Book {
     /// Grants waiting claims in order of age, up to the first that does not fit.
     fn grant(&mut self) {
         while let Some((number, entries)) = self.waiting.pop_first() {
-            let further = entries.iter().filter(|(key, _)| !self.granted.contains_key(key));
+            let further = entries.iter().filter(|(key, _)| !self.claimed.contains_key(key));
             if self.blocks + further.map(|(_, blocks)| blocks).sum::<u64>() > u64::from(self.region) {
                 self.waiting.insert(number, entries);
                 return;
             }
-            self.take(&entries);
+            self.take(number, entries);
         }
     }
 
-    fn take(&mut self, entries: &Entries) {
-        for (key, blocks) in entries {
-            let claims = self.granted.entry(key.clone()).or_default();
+    fn take(&mut self, number: u64, entries: Entries) {
+        for (key, blocks) in &entries {
+            let claims = self.claimed.entry(key.clone()).or_default();
             self.blocks += if *claims == 0 { *blocks } else { 0 };
             *claims += 1;
         }
+        self.granted.insert(number, entries);
     }
 
     fn give_back(&mut self, entries: &Entries) {
         for (key, blocks) in entries {
-            let Some(claims) = self.granted.get_mut(key) else { continue };
+            let Some(claims) = self.claimed.get_mut(key) else { continue };
             *claims -= 1;
             if *claims == 0 {
-                self.granted.remove(key);
+                self.claimed.remove(key);
                 self.blocks -= blocks;
             }
         }

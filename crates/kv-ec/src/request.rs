@@ -29,7 +29,8 @@ pub enum RequestPoll {
 ///
 /// No two requests wait for room that the other one has: a request has room for all of its entries, or waits with no
 /// entry until it is in turn. Requests are in turn in the order in which they were made, as soon as they fit beside
-/// those that have room, which keep the room until they are dropped. A request whose entries are all here takes no
+/// those that have room, which keep the room until they are dropped. An entry that has failed while its request waited
+/// needs no room any more. A request whose entries are all here takes no
 /// turn. So drop a request that is not needed any more. Single fetches
 /// ([`ensure_cache_available`](EcConnector::ensure_cache_available)) take no turn.
 ///

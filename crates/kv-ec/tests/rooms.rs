@@ -220,6 +220,40 @@ fn a_request_that_is_not_in_turn_ends_within_its_budget_and_says_so() {
 }
 
 #[test]
+fn a_request_that_has_ended_in_the_queue_lets_the_next_one_go() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 64), Host::consumer("prefill", 16));
+    for (seed, blocks) in [(1, 8), (2, 12), (3, 4), (4, 8)] {
+        producer.save(seed, blocks * BLOCK);
+    }
+    let mut first = consumer.connector.request(wants(&server, &[(1, 8)])).unwrap();
+    until_ready(&consumer, &mut first, &[(1, 8)]);
+    let short = |want: Want| want.with(|want| want.budget = Some(Duration::from_millis(100)));
+    let mut second = consumer.connector.request([short(server.want(2, 12 * BLOCK))]).unwrap();
+    let mut third = consumer.connector.request(hurried(&server, &[(3, 4)])).unwrap();
+    until("the end of the second", || second.poll() == RequestPoll::EncodeLocally);
+    // The second waits for nothing any more, and its items are being encoded here.
+    until_ready(&consumer, &mut third, &[(3, 4)]);
+    drop((second, third));
+}
+
+#[test]
+fn an_entry_that_will_not_come_takes_no_room_from_the_others_of_a_request_that_waits() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 64), Host::consumer("prefill", 16));
+    for (seed, blocks) in [(1, 8), (2, 4), (3, 8)] {
+        producer.save(seed, blocks * BLOCK);
+    }
+    let mut first = consumer.connector.request(wants(&server, &[(1, 8)])).unwrap();
+    until_ready(&consumer, &mut first, &[(1, 8)]);
+    let [mut short, long] = [(2, 4), (3, 8)].map(|entry| hurried(&server, &[entry]).remove(0));
+    short.budget = Some(Duration::from_millis(100));
+    let mut second = consumer.connector.request([short, long]).unwrap();
+    until("the end of the second", || second.poll() == RequestPoll::EncodeLocally);
+    assert!(pinned(&consumer, &second) == [(1, content(3, 8 * BLOCK))], "{:?}", missing(&second));
+}
+
+#[test]
 fn many_requests_of_any_sizes_all_have_their_entries_in_the_end() {
     let server = Server::start();
     let (producer, consumer) = (Host::producer(&server, "encoder", 256), Host::consumer("prefill", 16));

@@ -302,6 +302,12 @@ impl Fetching {
     fn fail_one(&mut self, cx: &mut Context, key: &Key, session: SessionId, why: EcError) {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         if let Some(waiter) = fetch.waiters.remove(&session) {
+            let others = || fetch.waiters.values().filter_map(|other| other.want.claim.as_ref());
+            if let Some(claim) = &waiter.want.claim
+                && others().all(|other| other != claim)
+            {
+                claim.give_up(key);
+            }
             self.forget(session, &waiter);
             cx.end_fetch(session, Err(why));
         }
