@@ -254,6 +254,49 @@ fn an_entry_that_will_not_come_takes_no_room_from_the_others_of_a_request_that_w
 }
 
 #[test]
+fn a_request_in_turn_begins_soon_however_long_tries_at_peers_are_apart() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 64);
+    let consumer = Host::start("prefill", 16, |config| {
+        config.machine.retry_first = Duration::from_secs(50);
+        config.machine.retry_max = Duration::from_secs(50);
+    });
+    for (seed, blocks) in [(1, 12), (2, 8), (3, 2)] {
+        producer.save(seed, blocks * BLOCK);
+    }
+    let mut first = consumer.connector.request(wants(&server, &[(1, 12)])).unwrap();
+    until_ready(&consumer, &mut first, &[(1, 12)]);
+    let mut second = consumer.connector.request(hurried(&server, &[(2, 8)])).unwrap();
+    assert_eq!(second.poll(), RequestPoll::Deferred);
+    std::thread::sleep(MANY_TRIES);
+    drop(first);
+    until_ready(&consumer, &mut second, &[(2, 8)]);
+    assert_eq!(consumer.connector.gauges().traffic.failed_tries, 0);
+}
+
+#[test]
+fn a_single_fetch_takes_no_turn_also_if_a_request_waits_for_the_same_entry() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 64);
+    let consumer = Host::start("prefill", 16, |config| {
+        config.machine.retry_first = Duration::from_secs(50);
+        config.machine.retry_max = Duration::from_secs(50);
+    });
+    for (seed, blocks) in [(1, 12), (2, 4), (3, 4)] {
+        producer.save(seed, blocks * BLOCK);
+    }
+    let mut first = consumer.connector.request(wants(&server, &[(1, 12)])).unwrap();
+    until_ready(&consumer, &mut first, &[(1, 12)]);
+    let mut second = consumer.connector.request(hurried(&server, &[(2, 4), (3, 4)])).unwrap();
+    std::thread::sleep(MANY_TRIES);
+    let want = server.want(2, 4 * BLOCK).with(|want| want.budget = Some(Duration::from_secs(10)));
+    let entry = consumer.fetched(want);
+    assert_eq!((second.poll(), second.entries().count()), (RequestPoll::Deferred, 0));
+    drop((entry, first));
+    until_ready(&consumer, &mut second, &[(2, 4), (3, 4)]);
+}
+
+#[test]
 fn many_requests_of_any_sizes_all_have_their_entries_in_the_end() {
     let server = Server::start();
     let (producer, consumer) = (Host::producer(&server, "encoder", 256), Host::consumer("prefill", 16));

@@ -15,8 +15,8 @@
 //! Sessions of one fetch may name several producers, which are asked in turn: a producer that does not answer
 //! has its place until a session that names another one has half of its time left.
 //!
-//! A session of a request that has no room for all of its entries waits as one for which there is no room, and is
-//! given no entry before (`claims.rs`).
+//! A session of a request that has no room for all of its entries pauses until there is room, and is given no entry
+//! before (`claims.rs`).
 //!
 //! A session that is out of budget fails at once. The blocks of a transfer that was given up are free for
 //! other entries only when the inner machine has given them back.
@@ -71,6 +71,8 @@ struct Fetch {
     asked: Option<Producer>,
     /// Why the last try failed.
     last: Option<EcError>,
+    /// True while the fetch pauses because none of the sessions is in turn.
+    out_of_turn: bool,
 }
 
 /// Where an entry is to be had: the address of a bootstrap server, and the replica there.
@@ -123,11 +125,18 @@ impl Fetching {
         let is_first = fetch.waiters.is_empty();
         let turn = waiter.turn(cx.now);
         let producer = waiter.producer();
+        let is_in_turn = waiter.waits_for_room().is_none();
         fetch.waiters.insert(session, waiter);
         if is_first {
             return self.begin(cx, &key);
         }
-        let Step::Moving(moving) = &fetch.step else { return };
+        let Step::Moving(moving) = &fetch.step else {
+            // The sessions before this one wait for their turns.
+            if is_in_turn && fetch.out_of_turn {
+                self.begin(cx, &key);
+            }
+            return;
+        };
         if moving.met {
             cx.tell(session, EcPoll::Transferring);
         }
@@ -200,8 +209,12 @@ impl Fetching {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         let Step::Pausing(until) = fetch.step else { return };
         self.timers.remove(&(until, Timer::Again(key.clone())));
-        if let Some(why) = fetch.waits_for_room() {
-            return self.try_failed(cx, key, None, why);
+        let waits = fetch.waits_for_room();
+        fetch.out_of_turn = waits.is_some();
+        if waits.is_some() {
+            // No try at a peer: the pauses between those say nothing of when the room is free.
+            fetch.last = waits;
+            return self.pause(cx, key, TURN_AGAIN);
         }
         match cx.store.reserve(&key.0, key.1) {
             Ok(reservation) => self.ask(cx, key, reservation),
@@ -433,10 +446,13 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(100);
 /// How soon to look again at an entry that somebody else on this host fills.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// How soon to look again whether a request is in turn. Longer, because many may wait.
+const TURN_AGAIN: Duration = Duration::from_millis(10);
 
 impl Fetch {
     fn new(now: Time) -> Fetch {
-        Fetch { waiters: BTreeMap::new(), step: Step::Pausing(now), tries: 0, asked: None, last: None }
+        let (waiters, step) = (BTreeMap::new(), Step::Pausing(now));
+        Fetch { waiters, step, tries: 0, asked: None, last: None, out_of_turn: false }
     }
 
     /// A session whose producer is the next one to ask: all that are named have their turn.
