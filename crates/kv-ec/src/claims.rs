@@ -24,7 +24,7 @@ pub(crate) type Key = (ContentHash, u64);
 pub(crate) type Entries = BTreeMap<Key, u64>;
 
 /// The claims of the requests of one cache. Clones share the claims.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Claims(Arc<Mutex<Book>>);
 
 /// The room of one request, until the last clone is dropped.
@@ -37,8 +37,9 @@ struct Held {
     number: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Book {
+    /// Blocks that entries can have.
     region: u32,
     opened: u64,
     waiting: BTreeMap<u64, Entries>,
@@ -50,14 +51,10 @@ struct Book {
 }
 
 impl Claims {
-    pub(crate) fn new(region: u32) -> Claims {
-        let (waiting, granted, claimed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Claims(Arc::new(Mutex::new(Book { region, opened: 0, waiting, granted, claimed, blocks: 0 })))
-    }
-
-    /// Claims room for these entries, which together fit the region.
-    pub(crate) fn claim(&self, entries: Entries) -> Claim {
+    /// Claims room for these entries, which together fit the region, of which entries can have so many blocks now.
+    pub(crate) fn claim(&self, entries: Entries, region: u32) -> Claim {
         let mut book = self.lock();
+        book.region = region;
         let number = book.opened;
         book.opened += 1;
         book.waiting.insert(number, entries);

@@ -66,8 +66,9 @@ impl EcConnector {
     /// begun are ended, and no entry stays pinned.
     pub fn request(&self, wants: impl IntoIterator<Item = Want>) -> Result<Request, OpenError> {
         let wants: Vec<Want> = wants.into_iter().collect();
-        let room = Together::of(&wants, self.region());
-        let claim = self.store().claims().claim(room.entries.clone());
+        let usable = self.store().lock().usable();
+        let room = Together::of(&wants, self.region(), usable);
+        let claim = self.store().claims().claim(room.entries.clone(), usable);
         let mut here: Vec<_> = wants.iter().map(|want| self.here(want).filter(|_| room.has(want))).collect();
         if wants.iter().zip(&here).all(|(want, entry)| entry.is_some() || !room.has(want)) {
             claim.grant();
@@ -165,27 +166,28 @@ struct Together {
     refused: BTreeSet<Key>,
     /// Blocks of both.
     blocks: u64,
-    region: u32,
+    /// Blocks of the region that are not lost.
+    usable: u32,
 }
 
 impl Together {
-    fn of(wants: &[Want], region: &EcRegion) -> Together {
+    fn of(wants: &[Want], region: &EcRegion, usable: u32) -> Together {
         let (mut entries, mut refused, mut blocks, mut fitting) = (Entries::new(), BTreeSet::new(), 0, 0);
-        let (block_bytes, region) = (u64::from(region.block_bytes()), region.blocks());
+        let (block_bytes, region) = (u64::from(region.block_bytes()), u64::from(region.blocks()));
         for want in wants {
             let (key, own) = (key(want), want.bytes.div_ceil(block_bytes));
-            if own > u64::from(region) || entries.contains_key(&key) || refused.contains(&key) {
+            if own > region || entries.contains_key(&key) || refused.contains(&key) {
                 continue;
             }
             blocks += own;
-            if fitting + own > u64::from(region) {
+            if fitting + own > u64::from(usable) {
                 refused.insert(key);
             } else {
                 fitting += own;
                 entries.insert(key, own);
             }
         }
-        Together { entries, refused, blocks, region }
+        Together { entries, refused, blocks, usable }
     }
 
     fn has(&self, want: &Want) -> bool {
@@ -193,8 +195,9 @@ impl Together {
     }
 
     fn refuses(&self, want: &Want) -> Option<EcError> {
-        let &Together { blocks, region, .. } = self;
-        self.refused.contains(&key(want)).then_some(EcError::TooLargeTogether { blocks, region })
+        let &Together { blocks, usable, .. } = self;
+        let is_refused = self.refused.contains(&key(want));
+        is_refused.then_some(EcError::TooLargeTogether { blocks, region: usable })
     }
 }
 

@@ -41,8 +41,11 @@ pub struct SharedStore {
 impl SharedStore {
     /// Makes a cache that can be cloned and shared.
     pub fn new(cache: EncoderCache) -> SharedStore {
-        let claims = Claims::new(cache.gauges().blocks);
-        SharedStore { cache: Arc::new(Mutex::new(cache)), counters: Arc::default(), claims }
+        SharedStore {
+            cache: Arc::new(Mutex::new(cache)),
+            counters: Arc::default(),
+            claims: Claims::default(),
+        }
     }
 
     /// Bytes of one block.

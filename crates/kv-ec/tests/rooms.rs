@@ -336,3 +336,30 @@ fn many_requests_of_any_sizes_all_have_their_entries_in_the_end() {
     let cache = consumer.connector.gauges().cache;
     assert_eq!((cache.pinned, cache.filling, cache.lost, cache.lost_pins), (0, 0, 0, 0));
 }
+
+#[test]
+fn requests_do_not_wait_for_each_other_where_blocks_are_lost() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    let late = [2, 4].map(|seed| producer.written(seed, 4 * BLOCK));
+    [1, 3].iter().for_each(|seed| producer.save(*seed, 4 * BLOCK));
+    drop(consumer.connector.reserve(&support::hash(9), 5 * BLOCK).unwrap());
+    assert_eq!(consumer.connector.gauges().cache.lost, 5);
+
+    let request = |entries: [(u64, u64); 2]| consumer.connector.request(wants(&server, &entries)).unwrap();
+    let entries = [[(1, 4), (2, 4)], [(3, 4), (4, 4)]];
+    let [mut one, mut other] = entries.map(request);
+    until("the first entry", || {
+        one.poll();
+        one.entries().count() == 1
+    });
+    other.poll();
+    assert_eq!(other.entries().count(), 0, "the second request holds room that the first one needs");
+    late.into_iter().for_each(|entry| producer.connector.save(entry).unwrap());
+    until_ready(&consumer, &mut one, &entries[0]);
+    drop(one);
+    until_ready(&consumer, &mut other, &entries[1]);
+
+    let large = request([(5, 8), (6, 4)]);
+    assert_eq!(missing(&large), [(1, EcError::TooLargeTogether { blocks: 12, region: 11 })]);
+}

@@ -229,6 +229,11 @@ impl EncoderCache {
         }
     }
 
+    /// Blocks that entries can have: all but the lost ones.
+    pub(crate) fn usable(&self) -> u32 {
+        (self.blocks.capacity() - self.blocks.lost().len()) as u32
+    }
+
     fn free(&self) -> u32 {
         self.blocks.available() as u32
     }

@@ -36,7 +36,7 @@ pub enum EcError {
     TooLargeTogether {
         /// Blocks of all entries of the request, each entry counted once.
         blocks: u64,
-        /// Blocks of the region.
+        /// Blocks of the region that are not [lost](crate::CacheGauges::lost).
         region: u32,
     },
     /// The entries of the [`Request`](crate::Request) do not fit beside those of earlier requests, which keep their
@@ -50,7 +50,7 @@ pub enum EcError {
         blocks: u64,
         /// Blocks that requests have claimed, whether their entries have come or not.
         claimed: u64,
-        /// Blocks of the region.
+        /// Blocks of the region that are not [lost](crate::CacheGauges::lost).
         region: u32,
     },
     /// The cache of this host has an entry with the same hash and another length.
