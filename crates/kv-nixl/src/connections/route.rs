@@ -28,7 +28,8 @@ pub(crate) const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX end
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Route {
-    /// The backend is not UCX, and decides by itself.
+    /// The backend is not UCX, and decides by itself; or the peer is a foreign agent, which does not say where it runs and
+    /// what it has. Nothing is refused.
     Unknown,
     /// The kernel copies between processes of this host.
     Memory,
@@ -89,6 +90,8 @@ pub(crate) struct Reach {
     ucx: bool,
     memory: bool,
     rdma: bool,
+    /// The GPU copies between processes.
+    gpu: bool,
     /// Peers reach this end by cards that copy on their own, or not at all. Only this end needs to know.
     #[serde(skip)]
     cards_only: bool,
@@ -97,13 +100,15 @@ pub(crate) struct Reach {
 impl Reach {
     /// All routes are open.
     #[cfg(any(test, feature = "fuzz"))]
-    pub(crate) const EVERYWHERE: Reach = Reach { ucx: true, memory: true, rdma: true, cards_only: false };
+    pub(crate) const EVERYWHERE: Reach =
+        Reach { ucx: true, memory: true, rdma: true, gpu: true, cards_only: false };
 
     /// The routes that are open to this process.
     pub(crate) fn here(config: &NixlConfig) -> Reach {
         let variable = |name| std::env::var(name).ok();
         let tls = setting(config, "TLS").or_else(|| variable("UCX_TLS"));
         let modules = variable("UCX_MODULES");
+        let gpu = allows_gpu_copies(tls.as_deref());
         let allows = |names: &[&str]| allows(tls.as_deref(), names);
         let module = |name| allows_module(modules.as_deref(), name);
         let card = guards::has_infiniband(Path::new("/sys/class/infiniband"));
@@ -111,6 +116,7 @@ impl Reach {
             ucx: config.backend == "UCX",
             memory: allows(&["cma", "sm", "shm"]) && module("cma") && may_copy_between_processes(),
             rdma: allows(&["ib", "rc", "dc", "ud", "srd"]) && module("ib") && card,
+            gpu: gpu && module("cuda"),
             cards_only: config.backend == "UCX" && is_cards_only(tls.as_deref()),
         }
     }
@@ -124,7 +130,7 @@ impl Reach {
             Route::Memory
         } else if self.rdma && peer.rdma {
             Route::Rdma
-        } else if near && gpu == [true, true] {
+        } else if near && gpu == [true, true] && self.gpu && peer.gpu {
             Route::Gpu
         } else {
             Route::Tcp
@@ -186,6 +192,21 @@ fn allows(list: Option<&str>, names: &[&str]) -> bool {
     if forbids { !names.iter().any(has) } else { names.iter().any(has) }
 }
 
+/// Whether a list of transports has UCX's copies by a GPU: by name, or as one of all transports for CUDA. `cuda_copy` is
+/// another one of these, which reaches no other process.
+fn allows_gpu_copies(list: Option<&str>) -> bool {
+    let list = list.map(str::trim);
+    let (forbids, names) = match list.and_then(|list| list.strip_prefix('^')) {
+        Some(names) => (true, Some(names)),
+        None => (false, list),
+    };
+    if names.is_some_and(|names| names.split(',').any(|name| name.trim() == "cuda")) {
+        !forbids
+    } else {
+        allows(list, &["cuda_ipc"])
+    }
+}
+
 /// Whether a list of transports has only transports in which a card writes into memory without a processor at
 /// either end.
 fn is_cards_only(list: Option<&str>) -> bool {
@@ -222,6 +243,26 @@ mod tests {
         assert!(allows(Some("rc_mlx5"), &["ib", "rc"]));
         assert!(!allows(Some("rcx"), &["ib", "rc"]));
         assert!(!allows_module(Some("^ib"), "ib") && allows_module(Some("^ib"), "cma"));
+    }
+
+    #[test]
+    fn copies_by_a_gpu_go_by_ucxs_name_for_them_or_for_all_of_cuda() {
+        for (list, wanted) in [
+            (None, true),
+            (Some("all"), true),
+            (Some("tcp,cuda_copy,cuda_ipc"), true),
+            (Some("tcp, cuda"), true),
+            (Some("cuda,tcp"), true),
+            (Some("^tcp"), true),
+            (Some("^cuda_copy"), true),
+            (Some("tcp"), false),
+            (Some("tcp,cuda_copy"), false),
+            (Some("^cuda_ipc"), false),
+            (Some("^cuda"), false),
+            (Some("^tcp, cuda"), false),
+        ] {
+            assert_eq!(allows_gpu_copies(list), wanted, "{list:?}");
+        }
     }
 
     #[test]
@@ -269,6 +310,9 @@ mod tests {
         // The kernel does not copy GPU memory between processes.
         assert_eq!(all.to(all, true, [true, true]), Route::Rdma);
         assert_eq!(all.to(no_rdma, true, [true, true]), Route::Gpu);
+        let no_copies = Reach { gpu: false, ..no_rdma };
+        assert_eq!(no_copies.to(no_rdma, true, [true, true]), Route::Tcp);
+        assert_eq!(no_rdma.to(no_copies, true, [true, true]), Route::Tcp);
         assert_eq!(all.to(no_rdma, true, [true, false]), Route::Tcp);
         assert_eq!(all.to(no_rdma, true, [false, true]), Route::Tcp);
         assert_eq!(all.to(no_rdma, false, [true, true]), Route::Tcp);
@@ -278,6 +322,7 @@ mod tests {
         assert_eq!(Route::Tcp.directions(), Directions::WRITE);
         assert_eq!(Route::Memory.directions(), Directions::BOTH);
     }
+
     #[test]
     fn the_peers_processor_takes_part_in_writes_of_gpu_memory_over_tcp_only() {
         use MemoryKind::{Dram, Vram};

@@ -13,7 +13,7 @@ use crate::foreign::agent_metadata::AgentMetadata;
 use crate::regions::place::Place;
 
 /// The version of the format. Every change of the format gets another number.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const MAGIC: &str = "kv-nixl";
 /// Longest metadata in bytes: NIXL's part has some 500 and 44 a region, the rest some 200 and at most 33 a
 /// region.
