@@ -5,8 +5,8 @@ use std::path::Path;
 
 use bytes::Bytes;
 use kv_core::{
-    Descriptor, Directions, MemoryKind, Op, Origin, PeerId, Post, PostId, Region, Time, Transport,
-    TransportError, TransportEvent, TransportWait, WriteFence,
+    Descriptor, Directions, Op, Origin, PeerId, Post, PostId, Region, Time, Transport, TransportError,
+    TransportEvent, TransportWait, WriteFence,
 };
 use kv_host::{Life, check, clock};
 
@@ -164,13 +164,18 @@ impl UcxTransport {
 
     /// True if nothing of the post goes over TCP from or into GPU memory, or that is allowed.
     fn may_write(&self, way: &Way, post: &Post) -> bool {
-        let is_gpu = |place: Option<&Place>| place.is_some_and(|place| place.kind == MemoryKind::Vram);
+        // Most workers have no GPU memory, and posts have many descriptors.
+        let has_gpu = self.given.regions().iter().chain(&way.regions).any(Place::is_of_gpu);
+        if self.config.gpu_over_tcp || !has_gpu {
+            return true;
+        }
+        let is_gpu = |place: Option<&Place>| place.is_some_and(Place::is_of_gpu);
         let ends = |descriptor: &Descriptor| {
             let here = self.given.place_of(descriptor.local_region);
             [is_gpu(here), is_gpu(way.place_of(descriptor.remote_region))]
         };
         let is_among = |wanted: &dyn Fn([bool; 2]) -> bool| post.descriptors.iter().map(ends).any(wanted);
-        if self.config.gpu_over_tcp || !is_among(&|ends| ends != [false, false]) {
+        if !is_among(&|ends| ends != [false, false]) {
             return true;
         }
         let lanes = self.lanes_to(way.remote);

@@ -108,9 +108,9 @@ impl Given {
         &self.name
     }
 
-    /// How many regions there are.
-    pub(crate) fn regions(&self) -> usize {
-        self.regions.len()
+    /// Where all regions lie.
+    pub(crate) fn regions(&self) -> &[Place] {
+        &self.regions
     }
 
     /// Where a region lies.

@@ -28,6 +28,13 @@ pub(crate) struct Place {
     pub(crate) len: u64,
 }
 
+impl Place {
+    /// True for memory of a GPU.
+    pub(crate) fn is_of_gpu(&self) -> bool {
+        self.kind == MemoryKind::Vram
+    }
+}
+
 /// What a transport tells its peers. A decoded value is consistent: [`Metadata::decode`] checks it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Metadata {

@@ -171,7 +171,7 @@ impl UcxTransport {
     fn own_keys(&mut self) -> Option<Vec<Bytes>> {
         if self.keys.is_none() {
             let key = |region| self.engine.key(region).ok().map(Bytes::from);
-            self.keys = (0..self.given.regions()).map(key).collect();
+            self.keys = (0..self.given.regions().len()).map(key).collect();
         }
         self.keys.clone().filter(|keys| keys.iter().all(|key| key.len() <= MAX_KEY))
     }
