@@ -6,8 +6,9 @@
 //!
 //! The KV cache of a GPU is moved by a transport that can reach GPU memory, such as that of kv-nixl. Candle allocates by
 //! `cuMemAllocAsync` where the device has memory pools, and CUDA cannot export such memory to another process
-//! (`cuIpcGetMemHandle`): between processes of one host its pages then go over TCP. A server that wants the direct way
-//! allocates its cache by `cuMemAlloc` and gives candle slices of that.
+//! (`cuIpcGetMemHandle`): between processes of one host its pages would go over TCP, where a peer that is killed may take
+//! down the other. No transport sees that, and none refuses it. So a server allocates its cache by `cuMemAlloc`, and gives
+//! candle slices of that.
 //!
 //! Streams are not waited for: a kernel that writes a block has ended before the block is sent. `ReadyEvent` of
 //! kv-transfer says this to a sender without waiting on the host.

@@ -33,6 +33,8 @@
 //!   after [`PeerGone`](kv_core::TransportEvent::PeerGone).
 //! - A foreign agent confirms nothing, so `send` answers `WouldBlock` beyond
 //!   [`outbound_bytes`](crate::NixlConfig::outbound_bytes) within ten seconds.
+//! - Nothing is known of the [`Route`](crate::Route) to a foreign agent. So no READ and no WRITE is refused, whatever
+//!   [`reads_over_tcp`](crate::NixlConfig::reads_over_tcp) and [`gpu_over_tcp`](crate::NixlConfig::gpu_over_tcp) say.
 //! - Notifications of a foreign agent wait for the transport's next look, at most
 //!   [`idle_poll`](crate::NixlConfig::idle_poll).
 //!
