@@ -4,6 +4,7 @@
 use super::bootstrap::BootstrapError;
 use super::cause::{Cause, Obstacle};
 use super::peer::PeerCause;
+use crate::transport::TransportError;
 
 /// What to do with a request whose pages did not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,6 +21,7 @@ pub enum Recovery {
 const ELSEWHERE: &str = "retry on another worker";
 const SLOW: &str = "retry; if it happens often, raise the deadline or add workers";
 const RETRY: &str = "retry, or recompute";
+const NEVER: &str = "recompute; each retry between these two workers ends so: change what the cause names";
 const UPGRADE: &str = "recompute, or retry on another peer; upgrade the older side";
 const OF_SERVER: &str = "a bug in the server: both sides must agree on the request's pages";
 const OF_CALLS: &str = "a bug in the server: correct the call that the cause names";
@@ -97,6 +99,7 @@ impl Cause {
             Cause::ReadyEvent { .. } => {
                 (Told::Internal, "recompute; look for the error in the log of the device", Recompute)
             }
+            Cause::Post(TransportError::Unsupported(_)) => (Told::DataOperation, NEVER, Recompute),
             Cause::Post(_) => (Told::DataOperation, RETRY, Recompute),
             Cause::LeaseExpired => (Told::LeaseExpired, LONGER, Recompute),
             Cause::StaleLease { .. } => (Told::BadArguments, RESTARTED, Recompute),
@@ -248,6 +251,14 @@ mod tests {
             let elsewhere = *error == BootstrapError::Draining;
             assert_eq!(error.is_retryable() || elsewhere, *recovery == Recovery::Recompute, "{error}");
         }
+    }
+
+    #[test]
+    fn what_a_transport_never_does_is_not_to_be_retried() {
+        let advice = |error| Cause::Post(error).advice();
+        let never = advice(TransportError::Unsupported("WRITE over a route that the owner has not allowed"));
+        assert!(never.contains("change what the cause names") && !never.starts_with("retry"));
+        assert!(advice(TransportError::PeerGone).starts_with("retry"));
     }
 
     #[test]
