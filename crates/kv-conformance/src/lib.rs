@@ -115,8 +115,8 @@ pub trait Harness {
     }
 }
 
-/// The checks that kill a worker elsewhere while it may be writing to a worker here, which a transport on whose route the
-/// target dies with its writer leaves out.
+/// The checks that kill a worker elsewhere while it may be writing to a worker here. Tests leave them out for a route on
+/// which the target may die with its writer.
 pub const KILLED_WRITERS: [&str; 3] = [
     "a_killed_writer_is_quiet_once_that_was_promised",
     "a_peer_that_died_before_the_connect_is_told_dead_and_quiet",

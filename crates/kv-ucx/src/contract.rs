@@ -179,7 +179,7 @@ impl UcxTransport {
             return true;
         }
         let lanes = self.lanes_to(way.remote);
-        // Within a process nobody dies alone.
+        // UCX has no such transport within a process, where the target cannot outlive its writer.
         let is_ours = self.remotes.get(way.remote).is_some_and(|remote| matches!(remote.life, Life::Ours));
         let by_the_gpu = is_ours || lanes.iter().any(|(transport, _)| transport == CUDA_IPC);
         is_without_tcp(&lanes) || by_the_gpu && !is_among(&|ends| ends[0] != ends[1])

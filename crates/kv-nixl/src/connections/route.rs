@@ -21,8 +21,8 @@ pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way
                                    that is read from when the reader dies; let the other side write, or set \
                                    `reads_over_tcp`";
 /// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
-pub(crate) const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX ends the process that is written to when \
-                                 the writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
+pub(crate) const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX may end the process that is written to \
+                                 when the writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
 
 /// How bytes get to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
