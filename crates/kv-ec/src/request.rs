@@ -164,7 +164,7 @@ impl Item {
 struct Together {
     entries: Entries,
     refused: BTreeSet<Key>,
-    /// Blocks of both.
+    /// Blocks of all entries, refused or not.
     blocks: u64,
     /// Blocks of the region that are not lost.
     usable: u32,
