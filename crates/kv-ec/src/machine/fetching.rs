@@ -26,18 +26,14 @@ use std::time::Duration;
 
 use kv_core::proto::Command;
 use kv_core::{
-    ContentHash, ContentRequest, KvPoll, Pages, Room, SessionId, SessionOptions, Time, TransferError,
-    WorkerRole,
+    ContentRequest, KvPoll, Pages, Room, SessionId, SessionOptions, Time, TransferError, WorkerRole,
 };
 
 use super::command::{EcPoll, Want};
 use super::context::Context;
 use super::error::EcError;
 use crate::cache::{Reservation, ReserveError};
-use crate::claims::Claim;
-
-/// What is fetched: sessions that want the same bytes share one fetch.
-type Key = (ContentHash, u64);
+use crate::claims::{Claim, Key};
 
 /// The fetches under way.
 #[derive(Debug, Default)]
@@ -420,7 +416,9 @@ impl Fetching {
 
     /// The transfers that were not given up, with their entries and blocks.
     #[cfg(feature = "model")]
-    pub(super) fn moving(&self) -> impl Iterator<Item = (SessionId, &ContentHash, &kv_core::PageList)> {
+    pub(super) fn moving(
+        &self,
+    ) -> impl Iterator<Item = (SessionId, &kv_core::ContentHash, &kv_core::PageList)> {
         self.fetches.iter().filter_map(|((hash, _), fetch)| match &fetch.step {
             Step::Moving(moving) => Some((moving.transfer, hash, moving.reservation.pages())),
             Step::Pausing(_) => None,
