@@ -32,7 +32,11 @@ fuzz() {
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=2000000 cargo test --profile bench --locked -p kv-fuzz --test machine -- --nocapture
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=500000 cargo test --profile bench --locked -p kv-fuzz --test entries -- --nocapture
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=300000 cargo test --profile bench --locked -p kv-fuzz --test dialects -- --nocapture
-    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --profile bench --locked -p kv-fuzz --test decoders -- --nocapture
+    # With the decoders of the transports whose libraries are there.
+    . scripts/lib/natives.sh
+    set_up_natives
+    KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --profile bench --locked -p kv-fuzz \
+        --features "$(IFS=,; echo "${natives[*]}")" --test decoders -- --nocapture
     KV_FUZZ_SEED=$seed KV_FUZZ_CASES=1000000 cargo test --profile bench --locked -p kv-core --test hostile
     if cargo +nightly fuzz --version >/dev/null 2>&1; then
         mkdir -p target/found

@@ -59,7 +59,7 @@ fn report() -> Result<(), Error> {
     println!();
     let fabric = fabric::report();
     println!();
-    // Last, because NIXL must be loaded while there is one thread: those of the trials have ended.
+    // Last, when the threads of the trials have ended: while there is one thread, NIXL can be given all settings of UCX.
     let nixl = nixl::report();
     let named = std::env::var_os("KV_FABRIC_PROVIDER").is_some();
     let members = [

@@ -15,8 +15,8 @@ use super::error::ExampleError;
 use super::heartbeats::Heartbeats;
 use super::wire::{TimedTransport, WireLog};
 
-/// Loads what the transport needs, which must be done first in `main`: NIXL sets UCX's environment, which is
-/// possible only before there are other threads.
+/// Loads what the transport needs, first in `main`: while there is one thread, NIXL can be given all settings of UCX.
+/// Beside other threads it loads, too, and `Nixl::warnings` names the settings that could not be made.
 pub fn prepare(kind: TransportKind) -> Result<(), ExampleError> {
     match kind {
         TransportKind::Local | TransportKind::Tcp => Ok(()),

@@ -13,6 +13,9 @@
 //! Streams are not waited for: a kernel that writes a block has ended before the block is sent. `ReadyEvent` of
 //! kv-transfer says this to a sender without waiting on the host.
 //!
+//! The example shows the calls only: candle allocates its tensors, which will do where the device has no memory pools. A
+//! server puts slices of memory of `cuMemAlloc` in their place.
+//!
 //! ```no_run
 //! use candle_core::{DType, Device, Tensor};
 //! use kv_transfer::KvArgs;

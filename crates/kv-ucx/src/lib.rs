@@ -18,9 +18,10 @@
 //!   is being loaded. Otherwise UCX overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
 //!   which other threads may be running. The transport does not need that, because its memory stays mapped.
 //! - GPU memory of two processes of one host: a WRITE is a copy by the GPU, through a handle that CUDA makes for memory of
-//!   `cuMemAlloc`, not for memory of `cuMemAllocAsync`. What would be written between GPU memory and host memory over TCP
-//!   is refused, unless [`UcxConfig::gpu_over_tcp`] is set: UCX has the peer's processor put the bytes in place, at some
-//!   0.5 GB/s (measured with UCX 1.22 on one H200), and a writer that dies may take down the peer.
+//!   `cuMemAlloc`, not for memory of `cuMemAllocAsync`. A WRITE over TCP from or into GPU memory, which is what goes
+//!   between GPU memory and host memory of one host, is refused unless [`UcxConfig::gpu_over_tcp`] is set: UCX has the
+//!   peer's processor put the bytes in place, at some 0.5 GB/s (measured with UCX 1.22 on one H200), and a writer that dies
+//!   may take down the peer.
 //! - UCX writes its log to the standard error here, not to the standard output, unless `UCX_LOG_FILE` says otherwise.
 //! - There is no progress thread. The owner's thread polls, and sleeps on one descriptor that UCX makes readable.
 //! - A post is cut into slices, which take turns. A slice is a list of puts and a flush after them, whose end says that

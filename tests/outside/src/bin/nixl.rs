@@ -26,6 +26,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     computed.write(3 * 4096, &[7; 2 * 4096])?; // the forward pass has filled pages 3 and 4
     let (room, options) = (Room::Number(42), SessionOptions::default());
+    // It is found through the bootstrap server, and learns from its receiver how many decode ranks will come.
     let mut sender = prefill.manager().sender(&bootstrap, room.clone(), &[], options.clone())?;
     sender.init(2, None)?;
     sender.send(prefill_pages.adopt(PageList::from_pages([3, 4])?)?)?;
