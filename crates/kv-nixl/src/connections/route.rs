@@ -6,15 +6,14 @@
 //! open to both is taken to be UCX's choice.
 
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use kv_core::{Directions, MemoryKind, WriteFence};
 use serde::{Deserialize, Serialize};
 
 use crate::config::NixlConfig;
+use crate::connections::cards::Cards;
 use crate::ffi::environment::may_copy_between_processes;
-use crate::library::guards;
 
 /// The reason with which a post to read is refused over TCP.
 pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory: UCX ends the process \
@@ -103,15 +102,20 @@ impl Reach {
     pub(crate) const EVERYWHERE: Reach =
         Reach { ucx: true, memory: true, rdma: true, gpu: true, cards_only: false };
 
-    /// The routes that are open to this process.
-    pub(crate) fn here(config: &NixlConfig) -> Reach {
-        let variable = |name| std::env::var(name).ok();
-        let tls = setting(config, "TLS").or_else(|| variable("UCX_TLS"));
-        let modules = variable("UCX_MODULES");
+    /// The routes that are open to this process. UCX's settings are lines `NAME=value`, as UCX prints them; they come from
+    /// the environment and from files. Where UCX prints none, the environment is asked.
+    pub(crate) fn here(config: &NixlConfig, settings: &str) -> Reach {
+        let of_ucx = |name: &str| {
+            let value = |line: &str| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+            settings.lines().find_map(value).or_else(|| std::env::var(name).ok())
+        };
+        let tls = setting(config, "TLS").or_else(|| of_ucx("UCX_TLS"));
+        let modules = of_ucx("UCX_MODULES");
+        let devices = devices(config).or_else(|| of_ucx("UCX_NET_DEVICES"));
         let gpu = allows_gpu_copies(tls.as_deref());
         let allows = |names: &[&str]| allows(tls.as_deref(), names);
         let module = |name| allows_module(modules.as_deref(), name);
-        let card = guards::has_infiniband(Path::new("/sys/class/infiniband"));
+        let card = Cards::of_this_host().has_one_of(devices.as_deref());
         Reach {
             ucx: config.backend == "UCX",
             memory: allows(&["cma", "sm", "shm"]) && module("cma") && may_copy_between_processes(),
@@ -158,6 +162,16 @@ impl Reach {
     pub(crate) fn to_anybody(self) -> Route {
         self.to(self, false, [false, false])
     }
+}
+
+/// The network devices that are given to UCX for this agent only, as UCX writes lists.
+fn devices(config: &NixlConfig) -> Option<String> {
+    if !config.devices.is_empty() {
+        return Some(config.devices.join(","));
+    }
+    let cards =
+        config.backend_params.iter().find(|(param, value)| param == "device_list" && !value.is_empty());
+    cards.map(|(_, cards)| cards.clone()).or_else(|| setting(config, "NET_DEVICES"))
 }
 
 /// The value of a setting that is given to UCX for this agent only: `engine_config` is `K=V,K=V`, and a value
@@ -294,6 +308,41 @@ mod tests {
         );
         assert_eq!(setting(&config("TLS=^cuda_ipc"), "TLS").unwrap(), "^cuda_ipc");
         assert_eq!(setting(&config("RCACHE_ENABLE=n"), "TLS"), None);
+    }
+
+    /// UCX's files say the same as its environment, and the agent's own parameters go before both.
+    #[test]
+    fn what_ucx_prints_of_its_settings_decides_which_routes_are_open() {
+        let own = |value: &str| {
+            let backend_params = vec![("engine_config".to_owned(), value.to_owned())];
+            NixlConfig { backend_params, ..NixlConfig::default() }
+        };
+        let open = |config: &NixlConfig, settings: &str| {
+            let reach = Reach::here(config, settings);
+            (reach.memory, reach.gpu)
+        };
+        let (all, tcp) =
+            ("UCX_TLS=all\nUCX_MODULES=all\n", "UCX_NET_DEVICES=all\nUCX_TLS=tcp\nUCX_MODULES=all\n");
+        assert_eq!(open(&NixlConfig::default(), all), (may_copy_between_processes(), true));
+        assert_eq!(open(&NixlConfig::default(), tcp), (false, false));
+        assert_eq!(open(&NixlConfig::default(), "UCX_TLS=all\nUCX_MODULES=^cuda,cma\n"), (false, false));
+        assert_eq!(open(&own("TLS=tcp"), all), (false, false));
+        assert_eq!(open(&own("TLS=tcp,cuda_ipc"), tcp), (false, true));
+    }
+
+    #[test]
+    fn devices_of_the_configuration_or_of_its_parameters_are_those_of_ucx() {
+        let of = |names: &[&str], params: &[(&str, &str)]| {
+            let backend_params =
+                params.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            devices(&NixlConfig { devices: names, backend_params, ..NixlConfig::default() })
+        };
+        assert_eq!(of(&[], &[]), None);
+        assert_eq!(of(&["eth0"], &[("engine_config", "NET_DEVICES=mlx5_0:1")]).as_deref(), Some("eth0"));
+        assert_eq!(of(&["mlx5_0", "mlx5_1:1"], &[]).as_deref(), Some("mlx5_0,mlx5_1:1"));
+        assert_eq!(of(&[], &[("device_list", "mlx5_0,mlx5_1")]).as_deref(), Some("mlx5_0,mlx5_1"));
+        assert_eq!(of(&[], &[("engine_config", "TLS=rc,NET_DEVICES=lo")]).as_deref(), Some("lo"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::DiscoveryError;
 use crate::ffi::library::Library;
+use crate::ffi::ucx::Ucx;
 use crate::library::installed::{named_plugin_dir, plugin_file, plugin_name, plugins, version};
 use crate::library::looked::{Looked, Outcome};
 use crate::library::places::{Search, Surroundings, candidates};
@@ -72,6 +73,14 @@ impl Nixl {
             return Some(format!("there is no {} beside the library", plugin_name(backend)));
         };
         Library::load(&path).err()
+    }
+
+    /// The settings that UCX has for agents that are made now, wherever they come from: lines `NAME=value`. Empty without
+    /// NIXL's plugin for UCX.
+    pub(crate) fn ucx_settings(&self) -> String {
+        let plugin = plugin_file(&self.library, named_plugin_dir().as_deref(), "UCX");
+        let ucx = plugin.and_then(|plugin| Ucx::load(&plugin).ok());
+        ucx.map(Ucx::settings).unwrap_or_default()
     }
 
     /// Looks for the library as [`load`](Nixl::load) does, without loading or changing anything. Returns the

@@ -153,7 +153,7 @@ impl NixlTransport {
             token,
             name,
             process: (Host::here().unwrap_or_default(), ProcessIdentity::here().unwrap_or_default()),
-            reach: Reach::here(&config),
+            reach: Reach::here(&config, &nixl.ucx_settings()),
             memories: Vec::new(),
             regions: Vec::new(),
             item_lens: Vec::new(),

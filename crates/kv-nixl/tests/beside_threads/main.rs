@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport, TransportEvent};
-use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, NotSet, Search, guards};
+use kv_nixl::{HostMemory, Nixl, NixlConfig, NixlTransport, NotSet, Route, Search, guards};
 
 const ROLE: &str = "KV_NIXL_TEST_PROCESS";
 /// A part of the name of the checks to be made; all are made without the variable.
@@ -89,7 +89,7 @@ fn use_nixl(least_threads: usize) {
         std::os::unix::fs::symlink(nixl.library().with_file_name("plugins/libplugin_UCX.so"), plugin)
             .unwrap();
     }
-    move_bytes(&nixl);
+    let route = move_bytes(&nixl);
     for warning in nixl.warnings() {
         let reason = match &warning.reason {
             NotSet::LoadedBefore => "loaded before".to_owned(),
@@ -102,13 +102,16 @@ fn use_nixl(least_threads: usize) {
         println!("warning {} {reason}", warning.name);
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    println!("module cma {}", maps.contains("/libuct_cma"));
+    // The transport has learnt of the same settings as UCX: a module that is left out is no route.
+    let copies = maps.contains("/libuct_cma");
+    assert_eq!(route, Some(if copies { Route::Memory } else { Route::Tcp }));
+    println!("module cma {copies}");
     println!("module ib {}", maps.contains("/libuct_ib"));
     println!("intercepts {}", code_of_munmap() != code);
 }
 
-/// One agent writes a region of another one, over loopback, and the bytes are the same.
-fn move_bytes(nixl: &Nixl) {
+/// One agent writes a region of another one, over loopback, and the bytes are the same. Returns the route between them.
+fn move_bytes(nixl: &Nixl) -> Option<Route> {
     let (mut from, source) = agent(nixl);
     let (mut to, sink) = agent(nixl);
     let bytes: Vec<u8> = (0..LEN).map(|at| (at * 31 + at / 251) as u8).collect();
@@ -131,6 +134,7 @@ fn move_bytes(nixl: &Nixl) {
     let mut arrived = vec![0; LEN];
     sink.read(0, &mut arrived).unwrap();
     assert!(arrived == bytes, "other bytes arrived");
+    from.route(PEER)
 }
 
 fn agent(nixl: &Nixl) -> (NixlTransport, HostMemory) {
