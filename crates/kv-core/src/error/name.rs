@@ -56,6 +56,7 @@ names! {
         PeerCause::GroupItems { .. } => "group_items",
         PeerCause::BadArguments => "bad_arguments",
         PeerCause::DataOperation => "data_operation",
+        PeerCause::DataRefused => "data_refused",
         PeerCause::OtherRankLost => "other_rank_lost",
         PeerCause::Incompatible(..) => "incompatible",
         PeerCause::ReceiverCount { .. } => "receiver_count",

@@ -55,6 +55,9 @@ pub enum PeerCause {
     /// A data operation of the peer failed.
     #[error("a data operation failed")]
     DataOperation,
+    /// The peer's transport never does such a data operation between these two caches. The peer's own error says why.
+    #[error("its transport does no such data operation between these two caches")]
+    DataRefused,
     /// The peer lost another rank that the request needs.
     #[error("another rank that the request needs was lost")]
     OtherRankLost,

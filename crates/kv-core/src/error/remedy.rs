@@ -22,6 +22,8 @@ const ELSEWHERE: &str = "retry on another worker";
 const SLOW: &str = "retry; if it happens often, raise the deadline or add workers";
 const RETRY: &str = "retry, or recompute";
 const NEVER: &str = "recompute; each retry between these two workers ends so: change what the cause names";
+const NEVER_THERE: &str =
+    "recompute; each retry between these two workers ends so: change what the peer's own error names";
 const UPGRADE: &str = "recompute, or retry on another peer; upgrade the older side";
 const OF_SERVER: &str = "a bug in the server: both sides must agree on the request's pages";
 const OF_CALLS: &str = "a bug in the server: correct the call that the cause names";
@@ -99,7 +101,7 @@ impl Cause {
             Cause::ReadyEvent { .. } => {
                 (Told::Internal, "recompute; look for the error in the log of the device", Recompute)
             }
-            Cause::Post(TransportError::Unsupported(_)) => (Told::DataOperation, NEVER, Recompute),
+            Cause::Post(TransportError::Unsupported(_)) => (Told::DataRefused, NEVER, Recompute),
             Cause::Post(_) => (Told::DataOperation, RETRY, Recompute),
             Cause::LeaseExpired => (Told::LeaseExpired, LONGER, Recompute),
             Cause::StaleLease { .. } => (Told::BadArguments, RESTARTED, Recompute),
@@ -170,6 +172,7 @@ fn of_peer(cause: &PeerCause) -> (&'static str, Recovery) {
         PeerCause::WorkerStopped => (ELSEWHERE, Recovery::Recompute),
         PeerCause::Versions { .. } => (UPGRADE, Recovery::Recompute),
         PeerCause::Aborted => (NOTHING, Recovery::Fail),
+        PeerCause::DataRefused => (NEVER_THERE, Recovery::Recompute),
         PeerCause::EntryMissing => {
             ("encode the input again, here or on another encode worker", Recovery::Recompute)
         }
@@ -259,6 +262,11 @@ mod tests {
         let never = advice(TransportError::Unsupported("WRITE over a route that the owner has not allowed"));
         assert!(never.contains("change what the cause names") && !never.starts_with("retry"));
         assert!(advice(TransportError::PeerGone).starts_with("retry"));
+        // Nor by the side that decides about a retry, which hears of the post from its peer.
+        let told = Cause::Post(TransportError::Unsupported("READ")).for_peer();
+        assert_eq!(told, PeerCause::DataRefused);
+        let there = Cause::ByPeer(told).advice();
+        assert!(there.contains("each retry") && !there.starts_with("retry"), "{there}");
     }
 
     #[test]

@@ -104,9 +104,11 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
     let mut others = view.ledger.legs.iter().filter(|other| known.meets(other) && other.is_of(known));
     let params = view.params;
     match cause {
-        PeerCause::Aborted | PeerCause::DataOperation | PeerCause::BadArguments | PeerCause::Internal => {
-            others.any(|other| other.told.as_ref() == Some(cause))
-        }
+        PeerCause::Aborted
+        | PeerCause::DataOperation
+        | PeerCause::DataRefused
+        | PeerCause::BadArguments
+        | PeerCause::Internal => others.any(|other| other.told.as_ref() == Some(cause)),
         PeerCause::PageCount { .. } if params.unequal.is_some() => view.ledger.is_miscounted(known),
         PeerCause::PageCount { sent, registered } => sent != registered,
         PeerCause::ReceiverCount { .. } => false,
