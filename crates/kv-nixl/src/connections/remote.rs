@@ -10,6 +10,7 @@ use crate::connections::route::Route;
 use crate::notifications::speech::{Dialogue, Speech};
 use crate::regions::place::Place;
 use crate::regions::prepared::Grid;
+use crate::transfers::lead::Lead;
 use crate::transfers::line::{Length, RunQueue};
 use crate::transfers::speed::{SLICE, Speed};
 
@@ -41,6 +42,8 @@ pub(crate) struct Remote {
     pub(crate) requests: usize,
     pub(crate) load: u64,
     pub(crate) underway: u64,
+    /// How far the requests are ahead of the peer's thread, where it takes part in them.
+    pub(crate) lead: Lead,
     /// How many of the requests have failed: parts of them may still be on their way.
     pub(crate) failed: usize,
     /// When the connection was closed because of failed requests.
@@ -96,6 +99,7 @@ impl Remote {
             requests: 0,
             load: 0,
             underway: 0,
+            lead: Lead::default(),
             failed: 0,
             closed: None,
             speeds: [Speed::new(slice.0, slice.1), Speed::new(slice.0, slice.1)],
@@ -127,13 +131,13 @@ impl Remote {
     }
 
     /// True if another request may follow those on their way: two slices, so that the way is never empty, and
-    /// short posts beside them.
+    /// short posts beside them; and the peer's thread is not too far behind.
     pub(crate) fn has_turn(&self, length: Length) -> bool {
         let window = match length {
             Length::Long => 2 * SLICE,
             Length::Short => 3 * SLICE,
         };
-        self.load < window
+        self.load < window && self.lead.has_room(window)
     }
 
     /// The dialogue with an agent of this crate; `None` for a foreign agent.

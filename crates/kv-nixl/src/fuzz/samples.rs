@@ -39,7 +39,14 @@ pub fn agent_metadata() -> Vec<Vec<u8>> {
 
 /// Every kind of notification.
 pub fn notifications() -> Vec<Vec<u8>> {
-    let kinds = [Kind::Frame(Bytes::from_static(b"frame")), Kind::Arrived(5), Kind::Probe, Kind::Farewell(6)];
+    let kinds = [
+        Kind::Frame(Bytes::from_static(b"frame")),
+        Kind::Arrived(5),
+        Kind::Probe,
+        Kind::Farewell(6),
+        Kind::Ask(7),
+        Kind::Answer(8),
+    ];
     kinds.map(|kind| Notification { to: TOKEN, connection: 9, kind }.encode()).to_vec()
 }
 

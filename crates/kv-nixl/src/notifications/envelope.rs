@@ -18,7 +18,7 @@ pub(crate) struct Notification {
     /// The token of the receiving transport.
     pub(crate) to: u64,
     /// The sender's number of its connection to the receiver: counts start at zero with each number. In
-    /// [`Kind::Arrived`], the receiver's number of the connection.
+    /// [`Kind::Arrived`] and [`Kind::Answer`], the receiver's number of the connection.
     pub(crate) connection: u64,
     /// The content of the notification.
     pub(crate) kind: Kind,
@@ -31,6 +31,11 @@ pub(crate) enum Kind {
     Frame(Bytes),
     /// This many bytes, headers included, have arrived on the connection that is named.
     Arrived(u64),
+    /// Asks whether the receiver's thread has come so far: behind the requests that the sender has begun.
+    Ask(u64),
+    /// The number that was asked, from the thread itself, outside of NIXL's progress. The connection is the one of the
+    /// question.
+    Answer(u64),
     /// No content: a probe finds out whether the connection still works.
     Probe,
     /// The sender ends: none of its requests is on its way, and none will follow. The number is that of the
@@ -46,6 +51,8 @@ impl Notification {
             Kind::Arrived(count) => (1, &count.to_le_bytes()),
             Kind::Probe => (2, &[]),
             Kind::Farewell(proof) => (3, &proof.to_le_bytes()),
+            Kind::Ask(number) => (4, &number.to_le_bytes()),
+            Kind::Answer(number) => (5, &number.to_le_bytes()),
         };
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         bytes.extend([VERSION, kind]);
@@ -65,6 +72,8 @@ impl Notification {
             (VERSION, 1) => Some(Kind::Arrived(u64::from_le_bytes(payload.try_into().ok()?))),
             (VERSION, 2) if payload.is_empty() => Some(Kind::Probe),
             (VERSION, 3) => Some(Kind::Farewell(u64::from_le_bytes(payload.try_into().ok()?))),
+            (VERSION, 4) => Some(Kind::Ask(u64::from_le_bytes(payload.try_into().ok()?))),
+            (VERSION, 5) => Some(Kind::Answer(u64::from_le_bytes(payload.try_into().ok()?))),
             _ => return None,
         };
         let kind = kind.unwrap_or_else(|| Kind::Frame(bytes.slice(HEADER..)));
@@ -84,6 +93,8 @@ mod tests {
             Kind::Arrived(u64::MAX),
             Kind::Probe,
             Kind::Farewell(1 << 60),
+            Kind::Ask(9),
+            Kind::Answer(1 << 50),
         ] {
             let sent = Notification { to: 1 << 63, connection: 7, kind };
             let bytes = Bytes::from(sent.encode());

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
+use std::time::Instant;
 
 use bytes::Bytes;
 use kv_core::{MAX_FRAME, TransportEvent};
@@ -46,7 +47,7 @@ impl NixlTransport {
             // What was sent before a farewell is there by now.
             take_datagrams(&mut intake);
         }
-        let After { heard, due, confirmed, leaving } = intake.after;
+        let After { heard, due, confirmed, asked, answered, leaving } = intake.after;
         if heard {
             self.pace.stir();
         }
@@ -59,6 +60,16 @@ impl NixlTransport {
             if let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) {
                 dialogue.confirm(count);
                 self.flush(id);
+            }
+        }
+        // This thread is out of NIXL's progress now, in which it takes what others write.
+        for (id, (connection, number)) in asked {
+            self.notify(id, Kind::Answer(number), connection);
+        }
+        for (id, number) in answered {
+            if let Some(remote) = self.remotes.get_mut(&id) {
+                remote.lead.answer(number, Instant::now());
+                self.stand_in_line(id);
             }
         }
         for (name, id) in leaving {
@@ -110,6 +121,10 @@ struct After {
     due: Vec<(String, u64, u64)>,
     /// Counts that peers have confirmed, by connection.
     confirmed: Vec<(RemoteId, u64)>,
+    /// Peers that ask whether this thread has come so far: the number of each peer's connection, and its last question.
+    asked: HashMap<RemoteId, (u64, u64)>,
+    /// Peers' answers, by connection.
+    answered: Vec<(RemoteId, u64)>,
     /// Agents that say farewell, and the connections to them that they name.
     leaving: Vec<(String, RemoteId)>,
 }
@@ -182,6 +197,12 @@ impl Intake<'_> {
                 self.events.push(TransportEvent::Frame { from, frame });
             }
             Kind::Arrived(count) => self.after.confirmed.push((RemoteId(connection), count)),
+            Kind::Ask(number) => {
+                if let Some(id) = id {
+                    self.after.asked.insert(*id, (connection, number));
+                }
+            }
+            Kind::Answer(number) => self.after.answered.push((RemoteId(connection), number)),
             Kind::Farewell(proof) => self.after.leaving.push((name.to_owned(), RemoteId(proof))),
             Kind::Frame(_) | Kind::Probe => {}
         }

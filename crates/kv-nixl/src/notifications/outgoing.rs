@@ -47,7 +47,7 @@ impl NixlTransport {
 
     /// Sends a notification to a transport of this crate. False if the agent is a foreign one, or the
     /// connection has failed.
-    fn notify(&mut self, id: RemoteId, kind: Kind, connection: u64) -> bool {
+    pub(crate) fn notify(&mut self, id: RemoteId, kind: Kind, connection: u64) -> bool {
         let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue) else { return false };
         let beside = matches!(kind, Kind::Frame(_) | Kind::Arrived(_));
         let bytes = Notification { to: dialogue.token, connection, kind }.encode();
@@ -146,6 +146,13 @@ impl NixlTransport {
         }
     }
 
+    /// Asks a peer whether its thread has come so far, if a number is to be asked.
+    pub(crate) fn ask(&mut self, id: RemoteId, number: Option<u64>) {
+        if let Some(number) = number {
+            self.notify(id, Kind::Ask(number), id.0);
+        }
+    }
+
     /// Tells a new peer the number of this transport's connection to the peer.
     pub(crate) fn greet(&mut self, id: RemoteId) {
         self.notify(id, Kind::Probe, id.0);
@@ -171,6 +178,10 @@ impl NixlTransport {
             return;
         }
         self.probe_at = now + PROBE / 4;
+        let late = self.remotes.iter_mut().filter_map(|(id, remote)| remote.lead.give_up(now).then_some(*id));
+        for id in late.collect::<Vec<RemoteId>>() {
+            self.stand_in_line(id);
+        }
         let waits = |remote: &Remote| remote.is_foreign() && !remote.parked.is_empty();
         let waiting = self.remotes.iter().filter(|(_, remote)| waits(remote));
         for id in waiting.map(|(id, _)| *id).collect::<Vec<RemoteId>>() {

@@ -89,6 +89,9 @@ impl NixlTransport {
                 return;
             }
         };
+        // Over TCP, the processor of the peer puts the bytes in place, or sends them.
+        let asked =
+            if remote.route == Route::Tcp { remote.lead.begin(parts.load, watch.started()) } else { None };
         self.stats.requests += 1;
         self.stats.requests_by_number += u64::from(made.by_number);
         self.stats.descriptors += made.descriptors;
@@ -97,6 +100,7 @@ impl NixlTransport {
             Started::Done => {
                 remote.speed(parts.op).measured(parts.weight, watch.took(), watch.started().elapsed());
                 self.finish(&parts, None);
+                self.ask(id, asked);
                 return;
             }
             Started::InFlight(handle) => (handle, false),
@@ -110,6 +114,7 @@ impl NixlTransport {
         if failed {
             self.fail(self.requests.len() - 1);
         }
+        self.ask(id, asked);
     }
 
     /// Takes note that NIXL calls a request failed. The connection ends with that, but the request may go on:
@@ -226,6 +231,56 @@ mod tests {
         let events = pass(&mut [&mut here, &mut there], Duration::from_millis(300));
         assert_eq!((others(&ours, 0xee), events), (0, Vec::new()), "written after the end of its post");
         assert!(here.requests.is_empty() && here.stats().unquiet == 0);
+    }
+
+    /// NIXL's progress goes on for as long as something comes, and UCX confirms writes from inside of it. A peer whose
+    /// thread is kept there serves nobody.
+    #[test]
+    fn writers_over_tcp_let_a_peers_thread_out_of_nixls_progress() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, _ours), (mut there, _theirs)) = (worker(nixl), worker(nixl));
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
+        here.permit(PEER, kv_core::Time::MAX);
+        let mut post = 0;
+        let mut keep_writing = |here: &mut NixlTransport| {
+            while here.transfers.len() < 4 {
+                post += 1;
+                here.post(PEER, whole(post, Op::Write)).unwrap();
+            }
+        };
+        let mut events = Vec::new();
+        // Both threads run, and the peer answers.
+        let begun = Instant::now();
+        while here.stats().bytes < 32 * LEN as u64 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", here.stats());
+            keep_writing(&mut here);
+            here.poll(kv_core::Time::ZERO, &mut events);
+            there.poll(kv_core::Time::ZERO, &mut Vec::new());
+        }
+        // From now on the peer's thread makes progress only, as inside of one call of NIXL.
+        let (before, begun) = (here.stats().bytes, Instant::now());
+        let mut last = begun;
+        while !here.requests.is_empty() || last.elapsed() < Duration::from_millis(20) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", here.stats());
+            keep_writing(&mut here);
+            let written = here.stats().bytes;
+            here.poll(kv_core::Time::ZERO, &mut events);
+            let _ = there.engine.receive(|_, _| {});
+            if here.stats().bytes > written {
+                last = Instant::now();
+                assert!(written - before < LEN as u64, "{} bytes, and it would go on", written - before);
+            }
+        }
+        // It comes out, and all goes on.
+        let goal = here.stats().bytes + 4 * LEN as u64;
+        let begun = Instant::now();
+        while here.stats().bytes < goal {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", here.stats());
+            keep_writing(&mut here);
+            here.poll(kv_core::Time::ZERO, &mut events);
+            there.poll(kv_core::Time::ZERO, &mut Vec::new());
+        }
     }
 
     #[test]
