@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_core::{Cause, PeerCause, ReadyEventError, TransferError};
+use kv_core::{Cause, PeerCause, ReadyEventError, TransferError, TransportError};
 
 use crate::cache::ReserveError;
 
@@ -111,6 +111,8 @@ fn is_passing(cause: &Cause) -> bool {
                 | PeerCause::UnknownLease { .. }
                 | PeerCause::Unknown
         ),
+        // What a transport never does, another try does not do, either.
+        Cause::Post(TransportError::Unsupported(_)) => false,
         Cause::DeadlineExceeded { .. } | Cause::Post(_) | Cause::LeaseExpired | Cause::WayLost => true,
         _ => false,
     }
