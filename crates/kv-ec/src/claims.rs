@@ -9,7 +9,7 @@
 //! claim waits. The claim ends with the request. So a request that has a part of its entries waits only for users
 //! of the cache that wait for no request: encoders, readers, and requests that have all of their entries.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -48,6 +48,11 @@ struct Book {
     claimed: BTreeMap<Key, usize>,
     /// Blocks of the entries of granted claims.
     blocks: u64,
+    /// Claims that were granted in turn since the machine looked last.
+    decided: BTreeSet<u64>,
+    /// How often anything was looked up for a claim.
+    #[cfg(test)]
+    looks: u64,
 }
 
 impl Claims {
@@ -62,15 +67,33 @@ impl Claims {
         Claim(Arc::new(Held { claims: self.clone(), number }))
     }
 
+    /// The numbers of the claims that were granted since the last call, for the one machine that fetches the
+    /// entries of requests. Costs nothing for claims that wait.
+    pub(crate) fn decided(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.lock().decided)
+    }
+
+    /// How often anything was looked up for a claim so far.
+    #[cfg(test)]
+    pub(crate) fn looks(&self) -> u64 {
+        self.lock().looks
+    }
+
     fn lock(&self) -> MutexGuard<'_, Book> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Claim {
+    /// The number that no other claim has.
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
+    }
+
     /// Why the request may not take room yet; `None` once it may.
     pub(crate) fn waits(&self) -> Option<EcError> {
-        let book = self.0.claims.lock();
+        let mut book = self.0.claims.lock();
+        book.count();
         let blocks = book.waiting.get(&self.0.number)?.values().sum();
         Some(EcError::NotInTurn { blocks, claimed: book.blocks, region: book.region })
     }
@@ -100,6 +123,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut book = self.claims.lock();
         book.waiting.remove(&self.number);
+        book.decided.remove(&self.number);
         if let Some(entries) = book.granted.remove(&self.number) {
             book.give_back(&entries);
         }
@@ -111,12 +135,22 @@ impl Book {
     /// Grants waiting claims in order of age, up to the first that does not fit.
     fn grant(&mut self) {
         while let Some((number, entries)) = self.waiting.pop_first() {
+            self.count();
             let further = entries.iter().filter(|(key, _)| !self.claimed.contains_key(key));
             if self.blocks + further.map(|(_, blocks)| blocks).sum::<u64>() > u64::from(self.region) {
                 self.waiting.insert(number, entries);
                 return;
             }
             self.take(number, entries);
+            self.decided.insert(number);
+        }
+    }
+
+    /// Counts a look at a claim, for tests of how many there are.
+    fn count(&mut self) {
+        #[cfg(test)]
+        {
+            self.looks += 1;
         }
     }
 

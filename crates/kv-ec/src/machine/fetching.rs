@@ -32,8 +32,10 @@ use kv_core::{
 use super::command::{EcPoll, Want};
 use super::context::Context;
 use super::error::EcError;
+use super::fetch::{Fetch, Moving, Producer, Step, Waiter};
+use super::turns::Turns;
 use crate::cache::{Reservation, ReserveError};
-use crate::claims::{Claim, Key};
+use crate::claims::Key;
 
 /// The fetches under way.
 #[derive(Debug, Default)]
@@ -44,6 +46,7 @@ pub(super) struct Fetching {
     of_transfer: BTreeMap<SessionId, Key>,
     /// Transfers that were given up, and whose blocks are not back.
     leaving: BTreeSet<SessionId>,
+    turns: Turns,
     timers: BTreeSet<(Time, Timer)>,
 }
 
@@ -55,52 +58,6 @@ enum Timer {
     Again(Key),
     /// The sessions that name other producers than the one that is asked cannot wait longer for theirs.
     Turn(Key),
-}
-
-#[derive(Debug)]
-struct Fetch {
-    waiters: BTreeMap<SessionId, Waiter>,
-    step: Step,
-    /// Tries since the last one that was not for a passing reason.
-    tries: u32,
-    /// The producer of the last try.
-    asked: Option<Producer>,
-    /// Why the last try failed.
-    last: Option<EcError>,
-    /// True while the fetch pauses because none of the sessions is in turn.
-    out_of_turn: bool,
-}
-
-/// Where an entry is to be had: the address of a bootstrap server, and the replica there.
-type Producer = (String, Option<u32>);
-
-/// A session that waits for the entry.
-#[derive(Debug)]
-struct Waiter {
-    want: Box<Want>,
-    budget: Duration,
-    deadline: Time,
-}
-
-#[derive(Debug)]
-enum Step {
-    /// Nothing moves until then.
-    Pausing(Time),
-    /// A session of the inner machine fills the reservation's blocks.
-    Moving(Box<Moving>),
-}
-
-#[derive(Debug)]
-struct Moving {
-    transfer: SessionId,
-    producer: Producer,
-    reservation: Reservation,
-    /// Until when the producer may take, for the sake of sessions that name others.
-    until: Time,
-    /// True once the producer was met.
-    met: bool,
-    /// True once the inner machine has said that the bytes are right.
-    arrived: bool,
 }
 
 impl Fetching {
@@ -117,11 +74,17 @@ impl Fetching {
         let key = (waiter.want.hash.clone(), waiter.want.bytes);
         self.timers.insert((waiter.deadline, Timer::Budget(session)));
         self.of_session.insert(session, key.clone());
+        if let Some(claim) = &waiter.want.claim {
+            self.turns.add(claim, session);
+        }
         let fetch = self.fetches.entry(key.clone()).or_insert_with(|| Fetch::new(cx.now));
         let is_first = fetch.waiters.is_empty();
         let turn = waiter.turn(cx.now);
         let producer = waiter.producer();
         let is_in_turn = waiter.waits_for_room().is_none();
+        if !is_in_turn {
+            self.turns.arm(cx.now);
+        }
         fetch.waiters.insert(session, waiter);
         if is_first {
             return self.begin(cx, &key);
@@ -169,12 +132,20 @@ impl Fetching {
     // ---- time -----------------------------------------------------------------------------------
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        self.timers.first().map(|(at, _)| *at)
+        [self.timers.first().map(|(at, _)| *at), self.turns.next_timeout()].into_iter().flatten().min()
+    }
+
+    /// An input has come, after which sessions may begin.
+    pub(super) fn begin_turn(&mut self) {
+        self.turns.begin();
     }
 
     /// Does what is due first. False if nothing is due now.
     pub(super) fn tick(&mut self, cx: &mut Context) -> bool {
-        let Some(due) = self.timers.first().filter(|(at, _)| *at <= cx.now).cloned() else { return false };
+        let Some(due) = self.timers.first().filter(|(at, _)| *at <= cx.now).cloned() else {
+            self.turns.look(cx.now, cx.store.claims());
+            return self.turns.next().map(|session| self.decided(cx, session)).is_some();
+        };
         self.timers.remove(&due);
         match due.1 {
             Timer::Budget(session) => self.out_of_budget(cx, session),
@@ -182,6 +153,14 @@ impl Fetching {
             Timer::Turn(key) => self.turn_is_over(cx, &key),
         }
         true
+    }
+
+    /// The session's request may be in turn now.
+    fn decided(&mut self, cx: &mut Context, session: SessionId) {
+        let Some(key) = self.of_session.get(&session).cloned() else { return };
+        if self.fetches.get(&key).is_some_and(|fetch| fetch.out_of_turn) {
+            self.begin(cx, &key);
+        }
     }
 
     /// The producer that is asked has had its time: the next one is asked.
@@ -193,8 +172,8 @@ impl Fetching {
 
     fn out_of_budget(&mut self, cx: &mut Context, session: SessionId) {
         let Some(fetch) = self.of_session.get(&session).and_then(|key| self.fetches.get(key)) else { return };
-        let after = fetch.waiters.get(&session).map_or(Duration::ZERO, |waiter| waiter.budget);
-        let last = fetch.last.clone().map(Box::new);
+        let Some(waiter) = fetch.waiters.get(&session) else { return };
+        let (after, last) = (waiter.budget, waiter.waits_for_room().or(fetch.last.clone()).map(Box::new));
         self.leave(cx, session, EcError::Budget { after, last });
     }
 
@@ -208,9 +187,9 @@ impl Fetching {
         let waits = fetch.waits_for_room();
         fetch.out_of_turn = waits.is_some();
         if waits.is_some() {
-            // No try at a peer: the pauses between those say nothing of when the room is free.
-            fetch.last = waits;
-            return self.pause(cx, key, TURN_AGAIN);
+            // No try at a peer, and no timer: the fetch begins once the claim is decided.
+            (fetch.last, fetch.step) = (waits, Step::Pausing(Time::MAX));
+            return;
         }
         match cx.store.reserve(&key.0, key.1) {
             Ok(reservation) => self.ask(cx, key, reservation),
@@ -311,13 +290,12 @@ impl Fetching {
     fn fail_one(&mut self, cx: &mut Context, key: &Key, session: SessionId, why: EcError) {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         if let Some(waiter) = fetch.waiters.remove(&session) {
-            let others = || fetch.waiters.values().filter_map(|other| other.want.claim.as_ref());
+            self.forget(session, &waiter);
             if let Some(claim) = &waiter.want.claim
-                && others().all(|other| other != claim)
+                && self.turns.of(claim).all(|other| self.of_session.get(other) != Some(key))
             {
                 claim.give_up(key);
             }
-            self.forget(session, &waiter);
             cx.end_fetch(session, Err(why));
         }
     }
@@ -325,6 +303,9 @@ impl Fetching {
     fn forget(&mut self, session: SessionId, waiter: &Waiter) {
         self.of_session.remove(&session);
         self.timers.remove(&(waiter.deadline, Timer::Budget(session)));
+        if let Some(claim) = &waiter.want.claim {
+            self.turns.remove(claim, session);
+        }
     }
 
     /// Ends a fetch that no session wants any more.
@@ -444,41 +425,3 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(100);
 /// How soon to look again at an entry that somebody else on this host fills.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
-/// How soon to look again whether a request is in turn. Longer, because many may wait.
-const TURN_AGAIN: Duration = Duration::from_millis(10);
-
-impl Fetch {
-    fn new(now: Time) -> Fetch {
-        let (waiters, step) = (BTreeMap::new(), Step::Pausing(now));
-        Fetch { waiters, step, tries: 0, asked: None, last: None, out_of_turn: false }
-    }
-
-    /// A session whose producer is the next one to ask: all that are named have their turn.
-    fn next(&self) -> Option<&Waiter> {
-        let was_asked =
-            |waiter: &Waiter| self.asked.as_ref().is_some_and(|asked| waiter.producer() <= *asked);
-        self.waiters.values().min_by_key(|waiter| (was_asked(waiter), waiter.producer()))
-    }
-
-    /// Why none of the waiting sessions may take room yet; `None` if one may.
-    fn waits_for_room(&self) -> Option<EcError> {
-        let all: Option<Vec<EcError>> = self.waiters.values().map(Waiter::waits_for_room).collect();
-        all?.into_iter().next()
-    }
-}
-
-impl Waiter {
-    /// Why the session's request may not take room yet; `None` if it may.
-    fn waits_for_room(&self) -> Option<EcError> {
-        self.want.claim.as_ref().and_then(Claim::waits)
-    }
-
-    /// Until when the session can let another producer than its own be asked: half of its time.
-    fn turn(&self, now: Time) -> Time {
-        now + self.deadline.since(now) / 2
-    }
-
-    fn producer(&self) -> Producer {
-        (self.want.source.clone(), self.want.replica)
-    }
-}

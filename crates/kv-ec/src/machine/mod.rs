@@ -4,6 +4,8 @@
 //! EcMachine          routes inputs: commands to the parts, everything else to the inner machine
 //! ├ serving.rs       the producer: a peer asks for an entry → pin → a sending session of the inner machine
 //! ├ fetching.rs      the consumer: a session wants an entry → blocks → a receiving session of the inner machine
+//! ├ fetch.rs         one fetch: who waits for the entry, and what brings the entry
+//! ├ turns.rs         which waiting sessions to begin, because their requests are in turn now
 //! ├ context.rs       what both use: the cache, the inner machine, the outputs
 //! └ Node (kv-core)   conversations, leases, posts, permissions to write, quarantine, deadlines
 //! ```
@@ -14,10 +16,12 @@ mod command;
 mod config;
 mod context;
 mod error;
+mod fetch;
 mod fetching;
 #[cfg(feature = "model")]
 mod model;
 mod serving;
+mod turns;
 
 pub use command::{Command, EcPoll, Resource, Want};
 pub use config::MachineConfig;
@@ -190,6 +194,7 @@ impl Machine for EcMachine {
 
     fn handle(&mut self, now: Time, input: Input<Command>) {
         self.cx.now = self.cx.now.max(now);
+        self.fetching.begin_turn();
         match input.within() {
             Ok(input) => self.cx.node.handle(now, input),
             Err(command) => self.on_command(command),
