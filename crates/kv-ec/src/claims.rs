@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! claim ─▶ waiting ─ nobody older waits, and its entries fit beside those of all granted claims ─▶ granted
-//!             └─────────────────────── all of its entries are here and pinned ───────────────────────▲
+//!             ├─────────────────────── all of its entries are here and pinned ───────────────────────▲
+//!             └─ nobody older waits, and the region is too small for its entries alone ─▶ ended
 //! ```
 //!
 //! A request claims room for all of its entries before any of them is pinned or fetched, and has nothing while its
@@ -48,7 +49,9 @@ struct Book {
     claimed: BTreeMap<Key, usize>,
     /// Blocks of the entries of granted claims.
     blocks: u64,
-    /// Claims that were granted in turn since the machine looked last.
+    /// Why claims that have no room and wait for none never will have any.
+    ended: BTreeMap<u64, EcError>,
+    /// Claims that were granted in turn, or have ended, since the machine looked last.
     decided: BTreeSet<u64>,
     /// How often anything was looked up for a claim.
     #[cfg(test)]
@@ -67,10 +70,14 @@ impl Claims {
         Claim(Arc::new(Held { claims: self.clone(), number }))
     }
 
-    /// The numbers of the claims that were granted since the last call, for the one machine that fetches the
-    /// entries of requests. Costs nothing for claims that wait.
-    pub(crate) fn decided(&self) -> BTreeSet<u64> {
-        std::mem::take(&mut self.lock().decided)
+    /// Judges the claims by the blocks that entries can have now. Returns the numbers of those that were granted or
+    /// have ended since the last call, for the one machine that fetches the entries of requests. Costs nothing for
+    /// claims that wait behind others.
+    pub(crate) fn look(&self, region: u32) -> BTreeSet<u64> {
+        let mut book = self.lock();
+        book.region = region;
+        book.grant();
+        std::mem::take(&mut book.decided)
     }
 
     /// How often anything was looked up for a claim so far.
@@ -90,10 +97,13 @@ impl Claim {
         self.0.number
     }
 
-    /// Why the request may not take room yet; `None` once it may.
+    /// Why the request may not take room yet, or never may; `None` once it may.
     pub(crate) fn waits(&self) -> Option<EcError> {
         let mut book = self.0.claims.lock();
         book.count();
+        if let Some(why) = book.ended.get(&self.0.number) {
+            return Some(why.clone());
+        }
         let blocks = book.waiting.get(&self.0.number)?.values().sum();
         Some(EcError::NotInTurn { blocks, claimed: book.blocks, region: book.region })
     }
@@ -123,6 +133,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut book = self.claims.lock();
         book.waiting.remove(&self.number);
+        book.ended.remove(&self.number);
         book.decided.remove(&self.number);
         if let Some(entries) = book.granted.remove(&self.number) {
             book.give_back(&entries);
@@ -132,10 +143,16 @@ impl Drop for Held {
 }
 
 impl Book {
-    /// Grants waiting claims in order of age, up to the first that does not fit.
+    /// Grants waiting claims in order of age, up to the first that does not fit yet. Ends those that never will.
     fn grant(&mut self) {
         while let Some((number, entries)) = self.waiting.pop_first() {
             self.count();
+            let (blocks, region) = (entries.values().sum(), self.region);
+            if blocks > u64::from(region) {
+                self.ended.insert(number, EcError::TooLargeTogether { blocks, region });
+                self.decided.insert(number);
+                continue;
+            }
             let further = entries.iter().filter(|(key, _)| !self.claimed.contains_key(key));
             if self.blocks + further.map(|(_, blocks)| blocks).sum::<u64>() > u64::from(self.region) {
                 self.waiting.insert(number, entries);

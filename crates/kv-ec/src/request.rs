@@ -35,7 +35,9 @@ pub enum RequestPoll {
 /// ([`ensure_cache_available`](EcConnector::ensure_cache_available)) take no turn.
 ///
 /// If the region can never hold all entries, those that do not fit beside the ones before them are
-/// [missing](Request::missing) from the start, as [`EcError::TooLargeTogether`], and no peer is asked for them.
+/// [missing](Request::missing) from the start, as [`EcError::TooLargeTogether`], and no peer is asked for them. A
+/// request that waits until the region has lost too many blocks for its entries ends in the same way, with all of
+/// them, and those behind it have their turn.
 #[derive(Debug)]
 pub struct Request {
     items: Vec<Item>,

@@ -1,5 +1,6 @@
 //! The cache as several threads share it.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -113,6 +114,12 @@ impl SharedStore {
     /// The room that requests have claimed.
     pub(crate) fn claims(&self) -> &Claims {
         &self.claims
+    }
+
+    /// Judges the claims of requests by what the cache has now: the numbers of those that were decided.
+    pub(crate) fn look_at_claims(&self) -> BTreeSet<u64> {
+        let usable = self.lock().usable();
+        self.claims.look(usable)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, EncoderCache> {

@@ -31,7 +31,8 @@ pub enum EcError {
     #[error(transparent)]
     Room(#[from] ReserveError),
     /// The region of this worker can never hold all entries of the [`Request`](crate::Request): this entry does not
-    /// fit beside those that come before it. Encode this item locally, or ask for fewer entries at once.
+    /// fit beside those that come before it. If the region has lost blocks while the request waited for its turn,
+    /// all entries of the request end so. Encode this item locally, or ask for fewer entries at once.
     #[error("the entries of the request need {blocks} blocks together, and the region has only {region}")]
     TooLargeTogether {
         /// Blocks of all entries of the request, each entry counted once.

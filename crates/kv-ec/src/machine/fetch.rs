@@ -77,9 +77,14 @@ impl Fetch {
 }
 
 impl Waiter {
-    /// Why the session's request may not take room yet; `None` if it may.
+    /// Why the session's request may not take room; `None` if it may.
     pub(super) fn waits_for_room(&self) -> Option<EcError> {
         self.want.claim.as_ref().and_then(Claim::waits)
+    }
+
+    /// Why the session's request never may take room; `None` if it may, or waits.
+    pub(super) fn has_ended(&self) -> Option<EcError> {
+        self.waits_for_room().filter(|why| !why.is_passing())
     }
 
     /// Until when the session can let another producer than its own be asked: half of its time.

@@ -72,6 +72,9 @@ impl Fetching {
     /// Lets a session wait for its entry.
     fn wait(&mut self, cx: &mut Context, session: SessionId, waiter: Waiter) {
         let key = (waiter.want.hash.clone(), waiter.want.bytes);
+        if let Some(why) = waiter.has_ended() {
+            return cx.end_fetch(session, Err(why));
+        }
         self.timers.insert((waiter.deadline, Timer::Budget(session)));
         self.of_session.insert(session, key.clone());
         if let Some(claim) = &waiter.want.claim {
@@ -143,7 +146,7 @@ impl Fetching {
     /// Does what is due first. False if nothing is due now.
     pub(super) fn tick(&mut self, cx: &mut Context) -> bool {
         let Some(due) = self.timers.first().filter(|(at, _)| *at <= cx.now).cloned() else {
-            self.turns.look(cx.now, cx.store.claims());
+            self.turns.look(cx.now, &cx.store);
             return self.turns.next().map(|session| self.decided(cx, session)).is_some();
         };
         self.timers.remove(&due);
@@ -155,10 +158,13 @@ impl Fetching {
         true
     }
 
-    /// The session's request may be in turn now.
+    /// The session's request may be in turn now, or never will be.
     fn decided(&mut self, cx: &mut Context, session: SessionId) {
         let Some(key) = self.of_session.get(&session).cloned() else { return };
-        if self.fetches.get(&key).is_some_and(|fetch| fetch.out_of_turn) {
+        let Some(fetch) = self.fetches.get(&key) else { return };
+        if let Some(why) = fetch.waiters.get(&session).and_then(Waiter::has_ended) {
+            self.leave(cx, session, why);
+        } else if fetch.out_of_turn {
             self.begin(cx, &key);
         }
     }

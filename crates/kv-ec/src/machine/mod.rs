@@ -5,7 +5,7 @@
 //! ├ serving.rs       the producer: a peer asks for an entry → pin → a sending session of the inner machine
 //! ├ fetching.rs      the consumer: a session wants an entry → blocks → a receiving session of the inner machine
 //! ├ fetch.rs         one fetch: who waits for the entry, and what brings the entry
-//! ├ turns.rs         which waiting sessions to begin, because their requests are in turn now
+//! ├ turns.rs         which waiting sessions to begin or to end, as their requests are decided
 //! ├ context.rs       what both use: the cache, the inner machine, the outputs
 //! └ Node (kv-core)   conversations, leases, posts, permissions to write, quarantine, deadlines
 //! ```

@@ -1,4 +1,4 @@
-//! Sessions of requests, and which of them to begin because their requests are in turn now.
+//! Sessions of requests, and which of them to begin, or to end, because their claims were decided.
 //!
 //! However many sessions wait, one timer looks for claims that were decided, and a look costs nothing for claims
 //! that were not.
@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use kv_core::{SessionId, Time};
 
-use crate::claims::{Claim, Claims};
+use crate::claims::Claim;
+use crate::store::SharedStore;
 
 /// Sessions of requests. Clones of a claim share its number.
 #[derive(Debug, Default)]
@@ -51,12 +52,12 @@ impl Turns {
     }
 
     /// Lets the sessions of decided claims be due, once the pause since the last look is over.
-    pub(super) fn look(&mut self, now: Time, claims: &Claims) {
+    pub(super) fn look(&mut self, now: Time, store: &SharedStore) {
         if self.look.is_none_or(|at| now < at) {
             return;
         }
         self.look = (!self.of_claim.is_empty()).then_some(now + TURN_AGAIN);
-        for number in claims.decided() {
+        for number in store.look_at_claims() {
             self.due.extend(self.of_claim.get(&number).into_iter().flatten());
         }
     }

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod process;
+pub mod requests;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
