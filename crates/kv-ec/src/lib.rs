@@ -88,6 +88,7 @@ mod machine;
 pub mod params;
 mod region;
 mod request;
+mod room;
 mod store;
 mod traffic;
 mod worker;

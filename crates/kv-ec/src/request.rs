@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use kv_core::{ContentHash, OpenError};
 
-use crate::claims::{Claim, Entries, Key};
+use crate::claims::Claim;
 use crate::connector::{Availability, EcConnector, Fetch, FetchFailure};
 use crate::machine::{EcError, EcPoll, Want};
 use crate::region::EcRegion;
+use crate::room::{Entries, Key, Room};
 use crate::store::EntryGuard;
 
 /// What a scheduler does with a request, by the states of its entries.
@@ -38,6 +39,11 @@ pub enum RequestPoll {
 /// [missing](Request::missing) from the start, as [`EcError::TooLargeTogether`], and no peer is asked for them. A
 /// request that waits until the region has lost too many blocks for its entries ends in the same way, with all of
 /// them, and those behind it have their turn.
+///
+/// Room may go after requests had it: blocks are lost, entries are pinned for good, or a transfer that was given up
+/// still has blocks, which come back. Then the oldest request that lacks an entry goes on, and younger ones wait
+/// again, also those that have a part of their entries. If the room is gone for good, a younger one with a part gives
+/// its entries back in the next [`poll`](Request::poll), and ends with [`EcError::RoomLost`].
 #[derive(Debug)]
 pub struct Request {
     items: Vec<Item>,
@@ -68,13 +74,15 @@ impl EcConnector {
     /// begun are ended, and no entry stays pinned.
     pub fn request(&self, wants: impl IntoIterator<Item = Want>) -> Result<Request, OpenError> {
         let wants: Vec<Want> = wants.into_iter().collect();
-        let usable = self.store().lock().usable();
-        let room = Together::of(&wants, self.region(), usable);
-        let claim = self.store().claims().claim(room.entries.clone(), usable);
+        let now = self.store().lock().room();
+        let room = Together::of(&wants, self.region(), &now);
+        let claim = self.store().claims().claim(room.entries.clone(), now);
         let mut here: Vec<_> = wants.iter().map(|want| self.here(want).filter(|_| room.has(want))).collect();
         if wants.iter().zip(&here).all(|(want, entry)| entry.is_some() || !room.has(want)) {
             claim.grant();
-        } else if claim.waits().is_some() {
+        } else if !claim
+            .hold(wants.iter().zip(&here).filter(|(_, here)| here.is_some()).map(|(want, _)| key(want)))
+        {
             // The requests that come first may need the room of these entries.
             here.fill_with(|| None);
         }
@@ -99,8 +107,11 @@ impl Request {
     /// What to do with the request now. Costs one atomic load for each entry that is being fetched.
     pub fn poll(&mut self) -> RequestPoll {
         let mut poll = RequestPoll::Ready;
-        for item in &mut self.items {
-            item.look();
+        let lost = self.items.iter_mut().filter_map(Item::look).last();
+        if let Some(lost) = lost {
+            self.give_back(lost);
+        }
+        for item in &self.items {
             match item.state {
                 State::Here(_) => {}
                 State::Deferred(_) => return RequestPoll::Deferred,
@@ -108,6 +119,15 @@ impl Request {
             }
         }
         poll
+    }
+
+    /// Gives back all entries, because earlier requests wait for their room.
+    fn give_back(&mut self, lost: FetchFailure) {
+        for item in &mut self.items {
+            if let State::Here(_) = item.state {
+                item.state = State::Missing(Some(lost.clone()));
+            }
+        }
     }
 
     /// The entries that are pinned, each with its position among the [`Want`]s of the request, from 0.
@@ -151,13 +171,22 @@ impl Request {
 }
 
 impl Item {
-    fn look(&mut self) {
-        let State::Deferred(fetch) = &mut self.state else { return };
+    /// Sees whether the fetch has ended. Returns the failure if the request has lost its room.
+    fn look(&mut self) -> Option<FetchFailure> {
+        let State::Deferred(fetch) = &mut self.state else { return None };
         self.state = match fetch.poll() {
             EcPoll::Ready => fetch.entry().map_or(State::Missing(None), State::Here),
             EcPoll::Failed => State::Missing(fetch.failure()),
-            EcPoll::Waiting | EcPoll::Transferring => return,
+            EcPoll::Waiting | EcPoll::Transferring => return None,
         };
+        match &self.state {
+            State::Missing(Some(FetchFailure::Machine(error)))
+                if matches!(**error, EcError::RoomLost { .. }) =>
+            {
+                Some(FetchFailure::Machine(error.clone()))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -168,12 +197,12 @@ struct Together {
     refused: BTreeSet<Key>,
     /// Blocks of all entries, refused or not.
     blocks: u64,
-    /// Blocks of the region that are not lost.
+    /// Blocks of the region that the entries can have.
     usable: u32,
 }
 
 impl Together {
-    fn of(wants: &[Want], region: &EcRegion, usable: u32) -> Together {
+    fn of(wants: &[Want], region: &EcRegion, room: &Room) -> Together {
         let (mut entries, mut refused, mut blocks, mut fitting) = (Entries::new(), BTreeSet::new(), 0, 0);
         let (block_bytes, region) = (u64::from(region.block_bytes()), u64::from(region.blocks()));
         for want in wants {
@@ -182,13 +211,14 @@ impl Together {
                 continue;
             }
             blocks += own;
-            if fitting + own > u64::from(usable) {
+            if fitting + own > u64::from(room.lasting(|other| *other == key || entries.contains_key(other))) {
                 refused.insert(key);
             } else {
                 fitting += own;
                 entries.insert(key, own);
             }
         }
+        let usable = room.lasting(|key| entries.contains_key(key));
         Together { entries, refused, blocks, usable }
     }
 

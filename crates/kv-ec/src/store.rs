@@ -118,8 +118,8 @@ impl SharedStore {
 
     /// Judges the claims of requests by what the cache has now: the numbers of those that were decided.
     pub(crate) fn look_at_claims(&self) -> BTreeSet<u64> {
-        let usable = self.lock().usable();
-        self.claims.look(usable)
+        let room = self.lock().room();
+        self.claims.look(room)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, EncoderCache> {

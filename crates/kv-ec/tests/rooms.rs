@@ -6,11 +6,8 @@ mod support;
 use std::time::Duration;
 
 use kv_ec::{EcError, Request, RequestPoll, ReserveError, Want};
-use support::requests::{hurried, missing, pinned, until_ready, wants};
+use support::requests::{MANY_TRIES, hurried, missing, pinned, until_ready, wants};
 use support::{BLOCK, Host, Server, content, until};
-
-/// Longer than several of the machine's pauses between two tries.
-const MANY_TRIES: Duration = Duration::from_millis(300);
 
 #[test]
 fn a_request_that_can_never_fit_is_told_so_at_once_with_both_sizes() {

@@ -4,9 +4,110 @@
 
 mod support;
 
-use kv_ec::{EcError, RequestPoll};
-use support::requests::{hurried, missing, until_ready};
+use kv_ec::{EcError, Request, RequestPoll};
+use support::requests::{MANY_TRIES, hurried, missing, until_ready};
 use support::{BLOCK, Host, Server, hash, until};
+
+/// The entries of two requests, of which the second ones come to the producer only after a while.
+const ENTRIES: [[(u64, u64); 2]; 2] = [[(1, 4), (2, 4)], [(3, 4), (4, 4)]];
+
+/// Two requests for which a cache of 16 blocks has room together, if 5 of the blocks were not gone.
+fn one_after_the_other(server: &Server, consumer: &Host) {
+    let producer = Host::producer(server, "encoder", 32);
+    let late = [2, 4].map(|seed| producer.written(seed, 4 * BLOCK));
+    [1, 3].iter().for_each(|seed| producer.save(*seed, 4 * BLOCK));
+    let [mut one, mut other] =
+        ENTRIES.map(|entries| consumer.connector.request(hurried(server, &entries)).unwrap());
+    until("the first entry", || one.poll() == RequestPoll::Deferred && one.entries().count() == 1);
+    std::thread::sleep(MANY_TRIES);
+    assert_eq!((other.poll(), other.entries().count()), (RequestPoll::Deferred, 0));
+    late.into_iter().for_each(|entry| producer.connector.save(entry).unwrap());
+    until_ready(consumer, &mut one, &ENTRIES[0]);
+    assert_eq!(other.poll(), RequestPoll::Deferred);
+    drop(one);
+    until_ready(consumer, &mut other, &ENTRIES[1]);
+}
+
+#[test]
+fn requests_do_not_wait_for_each_other_where_a_transfer_keeps_blocks() {
+    let (server, consumer) = (Server::start(), Host::consumer("prefill", 16));
+    let mut reservation = consumer.connector.reserve(&hash(9), 5 * BLOCK).unwrap();
+    let pages = reservation.take_pages();
+    consumer.connector.discard(reservation);
+    one_after_the_other(&server, &consumer);
+    // The blocks come back, so a request that needs them waits.
+    let producer = Host::producer(&server, "encoder-1", 32);
+    producer.save(5, 16 * BLOCK);
+    let mut large = consumer.connector.request(hurried(&server, &[(5, 16)])).unwrap();
+    std::thread::sleep(MANY_TRIES);
+    assert_eq!(large.poll(), RequestPoll::Deferred, "{:?}", missing(&large));
+    consumer.connector.store().give_back(pages).unwrap();
+    until_ready(&consumer, &mut large, &[(5, 16)]);
+}
+
+#[test]
+fn requests_do_not_wait_for_each_other_where_an_entry_is_pinned_for_good() {
+    let (server, consumer) = (Server::start(), Host::consumer("prefill", 16));
+    consumer.save(9, 5 * BLOCK);
+    drop(consumer.connector.store().pin(&hash(9)).unwrap());
+    one_after_the_other(&server, &consumer);
+    // That entry itself is here for every request.
+    let request = |entries: &[(u64, u64)]| consumer.connector.request(hurried(&server, entries)).unwrap();
+    assert_eq!(missing(&request(&[(9, 5), (5, 11)])), []);
+    let too_large = EcError::TooLargeTogether { blocks: 12, region: 11 };
+    assert_eq!(missing(&request(&[(5, 11), (6, 1)])), [(1, too_large)]);
+}
+
+/// Two requests that both have one of their entries.
+fn both_half(server: &Server, producer: &Host, consumer: &Host) -> [Request; 2] {
+    [1, 3].iter().for_each(|seed| producer.save(*seed, 4 * BLOCK));
+    let mut both = ENTRIES.map(|entries| consumer.connector.request(hurried(server, &entries)).unwrap());
+    for request in &mut both {
+        until("a first entry", || request.poll() == RequestPoll::Deferred && request.entries().count() == 1);
+    }
+    both
+}
+
+#[test]
+fn the_younger_of_two_requests_gives_its_entries_back_if_blocks_are_lost() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    let late = [2, 4].map(|seed| producer.written(seed, 4 * BLOCK));
+    let [mut one, mut other] = both_half(&server, &producer, &consumer);
+    // Until no try has the blocks.
+    until("the loss", || consumer.connector.reserve(&hash(9), 5 * BLOCK).map(drop).is_ok());
+    until("the end of the younger", || other.poll() == RequestPoll::EncodeLocally);
+    let lost = EcError::RoomLost { blocks: 8, region: 11 };
+    assert_eq!(missing(&other), [(0, lost.clone()), (1, lost)]);
+    late.into_iter().for_each(|entry| producer.connector.save(entry).unwrap());
+    until_ready(&consumer, &mut one, &ENTRIES[0]);
+    let mut again = consumer.connector.request(hurried(&server, &ENTRIES[1])).unwrap();
+    assert_eq!(again.poll(), RequestPoll::Deferred);
+    drop(one);
+    until_ready(&consumer, &mut again, &ENTRIES[1]);
+}
+
+#[test]
+fn both_of_two_requests_go_on_when_blocks_that_were_away_come_back() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    let late = [2, 4].map(|seed| producer.written(seed, 4 * BLOCK));
+    let [mut one, mut other] = both_half(&server, &producer, &consumer);
+    let mut away = None;
+    until("the transfer", || {
+        away = consumer.connector.reserve(&hash(9), 5 * BLOCK).ok();
+        away.is_some()
+    });
+    let mut reservation = away.unwrap();
+    let pages = reservation.take_pages();
+    consumer.connector.discard(reservation);
+    late.into_iter().for_each(|entry| producer.connector.save(entry).unwrap());
+    std::thread::sleep(MANY_TRIES);
+    assert_eq!([one.poll(), other.poll()], [RequestPoll::Deferred; 2]);
+    consumer.connector.store().give_back(pages).unwrap();
+    until_ready(&consumer, &mut one, &ENTRIES[0]);
+    until_ready(&consumer, &mut other, &ENTRIES[1]);
+}
 
 #[test]
 fn a_request_that_no_longer_fits_the_region_ends_and_lets_the_next_one_go() {

@@ -13,16 +13,18 @@
 //! blocks; a [`Pin`] names them and owns nothing.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use kv_core::{ContentHash, PageList, Pages};
+
+use crate::room::Entries;
 
 /// An entry of the cache.
 #[derive(Debug)]
 pub(super) enum Entry {
     /// A reservation owns the blocks.
-    Filling(Weak<()>),
+    Filling(Weak<Alive>),
     /// The cache owns the blocks.
     Ready(Ready),
 }
@@ -56,7 +58,27 @@ pub struct Reservation {
     /// The ownership of those blocks that no transfer has taken.
     pub(super) pages: Pages,
     /// Lives as long as the reservation, which the cache's entry knows by it.
-    pub(super) alive: Arc<()>,
+    pub(super) alive: Arc<Alive>,
+}
+
+/// Lives as long as a reservation, and counts the blocks of all that live.
+#[derive(Debug)]
+pub(super) struct Alive {
+    blocks: u32,
+    reserved: Arc<AtomicU32>,
+}
+
+impl Alive {
+    pub(super) fn new(blocks: u32, reserved: &Arc<AtomicU32>) -> Alive {
+        reserved.fetch_add(blocks, Ordering::Relaxed);
+        Alive { blocks, reserved: Arc::clone(reserved) }
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(self.blocks, Ordering::Relaxed);
+    }
 }
 
 impl Reservation {
@@ -117,7 +139,20 @@ pub struct Pin {
     /// The entry's blocks, which the cache owns.
     pub(super) mirror: Pages,
     /// Where the cache counts pins that were dropped; `None` for a pin that was given back.
-    pub(super) lost: Option<Arc<AtomicU64>>,
+    pub(super) lost: Option<Arc<LostPins>>,
+}
+
+/// The pins that were dropped, and the entries that these pin for good.
+#[derive(Debug, Default)]
+pub(super) struct LostPins {
+    pub(super) count: AtomicU64,
+    stuck: Mutex<Entries>,
+}
+
+impl LostPins {
+    pub(super) fn stuck(&self) -> Entries {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Pin {
@@ -159,7 +194,9 @@ impl Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         if let Some(lost) = &self.lost {
-            lost.fetch_add(1, Ordering::Relaxed);
+            lost.count.fetch_add(1, Ordering::Relaxed);
+            let (key, blocks) = ((self.hash.clone(), self.bytes), self.mirror.len() as u64);
+            lost.stuck.lock().unwrap_or_else(PoisonError::into_inner).insert(key, blocks);
         }
     }
 }

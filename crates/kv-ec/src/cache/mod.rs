@@ -21,14 +21,16 @@ pub use policy::{Eviction, UnknownEviction};
 pub use shape::Shape;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use kv_core::{ContentHash, Pages};
 use kv_poll::allocator::{PageAllocator, RunAllocator};
 
-use entry::{Entry, Ready};
+use entry::{Alive, Entry, LostPins, Ready};
 use policy::Order;
+
+use crate::room::Room;
 
 /// The entries of one region, by content hash.
 ///
@@ -70,7 +72,9 @@ pub struct EncoderCache {
     generations: u64,
     /// Its `cached` and `pinned`, and its counts of events, are up to date; the others are computed.
     gauges: CacheGauges,
-    lost_pins: Arc<AtomicU64>,
+    lost_pins: Arc<LostPins>,
+    /// Blocks of the reservations that live.
+    reserved: Arc<AtomicU32>,
 }
 
 impl EncoderCache {
@@ -85,6 +89,7 @@ impl EncoderCache {
             generations: 0,
             gauges: CacheGauges::default(),
             lost_pins: Arc::default(),
+            reserved: Arc::default(),
         }
     }
 
@@ -111,7 +116,7 @@ impl EncoderCache {
         }
         self.make_room(blocks);
         let pages = self.blocks.allocate(blocks as usize).ok_or(full)?;
-        let alive = Arc::new(());
+        let alive = Arc::new(Alive::new(blocks, &self.reserved));
         self.entries.insert(hash.clone(), Entry::Filling(Arc::downgrade(&alive)));
         Ok(Reservation { hash: hash.clone(), bytes, list: pages.list().clone(), pages, alive })
     }
@@ -223,15 +228,19 @@ impl EncoderCache {
             free,
             lost,
             filling: blocks - free - lost - cached - pinned,
-            lost_pins: self.lost_pins.load(Ordering::Relaxed),
+            lost_pins: self.lost_pins.count.load(Ordering::Relaxed),
             entries: self.entries.values().filter(|entry| !entry.is_abandoned()).count(),
             ..self.gauges
         }
     }
 
-    /// Blocks that entries can have: all but the lost ones.
-    pub(crate) fn usable(&self) -> u32 {
-        (self.blocks.capacity() - self.blocks.lost().len()) as u32
+    /// How much of the region requests can have.
+    pub(crate) fn room(&self) -> Room {
+        let usable = (self.blocks.capacity() - self.blocks.lost().len()) as u32;
+        let CacheGauges { cached, pinned, .. } = self.gauges;
+        let filling = usable.saturating_sub(self.free() + cached + pinned);
+        let away = filling.saturating_sub(self.reserved.load(Ordering::Relaxed));
+        Room { usable, away, stuck: self.lost_pins.stuck() }
     }
 
     fn free(&self) -> u32 {

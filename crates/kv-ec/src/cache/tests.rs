@@ -126,7 +126,9 @@ fn blocks_that_a_transfer_still_has_come_back_after_the_discard() {
     let full = ReserveError::Full { blocks: 3, free: 2, evictable: 0 };
     assert_eq!((cache.contains(&hash(1)), cache.gauges().filling), (None, 6));
     assert_eq!(cache.reserve(&hash(1), bytes(3)).unwrap_err(), full);
+    assert_eq!((cache.room().usable, cache.room().away), (8, 6));
     cache.give_back(pages).unwrap();
+    assert_eq!((cache.room().usable, cache.room().away), (8, 0));
     save(&mut cache, 1, 8);
     assert_eq!(cache.gauges().cached, 8);
 }

@@ -37,7 +37,22 @@ pub enum EcError {
     TooLargeTogether {
         /// Blocks of all entries of the request, each entry counted once.
         blocks: u64,
-        /// Blocks of the region that are not [lost](crate::CacheGauges::lost).
+        /// Blocks of the region that the entries can have: neither [lost](crate::CacheGauges::lost) nor of other
+        /// entries that are [pinned for good](crate::CacheGauges::lost_pins).
+        region: u32,
+    },
+    /// After the [`Request`](crate::Request) had room for its entries, the region has lost so many blocks that the
+    /// request does not fit beside earlier ones, which would wait for the entries that this one had. They are given
+    /// back: all entries of the request that have not been filled are missing. Ask again, or encode the items
+    /// locally.
+    #[error(
+        "the region has lost blocks since the request had room for its entries, which need {blocks} blocks \
+         together: earlier requests come first, and {region} blocks are left for all"
+    )]
+    RoomLost {
+        /// Blocks of all entries of the request.
+        blocks: u64,
+        /// Blocks of the region that entries can still have.
         region: u32,
     },
     /// The entries of the [`Request`](crate::Request) do not fit beside those of earlier requests, which keep their
@@ -51,7 +66,8 @@ pub enum EcError {
         blocks: u64,
         /// Blocks that requests have claimed, whether their entries have come or not.
         claimed: u64,
-        /// Blocks of the region that are not [lost](crate::CacheGauges::lost).
+        /// Blocks of the region that are neither [lost](crate::CacheGauges::lost) nor of unclaimed entries that are
+        /// [pinned for good](crate::CacheGauges::lost_pins).
         region: u32,
     },
     /// The cache of this host has an entry with the same hash and another length.

@@ -35,7 +35,7 @@ use super::error::EcError;
 use super::fetch::{Fetch, Moving, Producer, Step, Waiter};
 use super::turns::Turns;
 use crate::cache::{Reservation, ReserveError};
-use crate::claims::Key;
+use crate::room::Key;
 
 /// The fetches under way.
 #[derive(Debug, Default)]
@@ -245,8 +245,15 @@ impl Fetching {
                 continue;
             }
             let (hash, asked) = key;
+            let may_hold = || waiter.want.claim.as_ref().is_none_or(|claim| claim.hold([key.clone()]));
             let entry = match cx.store.pin_guard(hash) {
-                Ok(entry) if entry.bytes() == *asked => Ok(entry),
+                Ok(entry) if entry.bytes() == *asked && may_hold() => Ok(entry),
+                // The request has lost its room this very moment.
+                Ok(entry) if entry.bytes() == *asked => {
+                    drop(entry);
+                    self.wait(cx, session, waiter);
+                    continue;
+                }
                 Ok(entry) => Err(EcError::OtherLength { held: entry.bytes(), asked: *asked }),
                 // Another thread has evicted the entry already.
                 Err(_) => {
@@ -291,6 +298,7 @@ impl Fetching {
         let until = cx.now + pause;
         fetch.step = Step::Pausing(until);
         self.timers.insert((until, Timer::Again(key.clone())));
+        self.turns.arm(cx.now);
     }
 
     fn fail_one(&mut self, cx: &mut Context, key: &Key, session: SessionId, why: EcError) {

@@ -48,7 +48,9 @@ impl Turns {
 
     /// Looks from now on for claims that were decided, while there are sessions of requests.
     pub(super) fn arm(&mut self, now: Time) {
-        self.look.get_or_insert(now + TURN_AGAIN);
+        if !self.of_claim.is_empty() {
+            self.look.get_or_insert(now + TURN_AGAIN);
+        }
     }
 
     /// Lets the sessions of decided claims be due, once the pause since the last look is over.

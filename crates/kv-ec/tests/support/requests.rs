@@ -6,6 +6,9 @@ use kv_ec::{EcError, FetchFailure, Request, RequestPoll, Want};
 
 use super::{BLOCK, Host, Server, content, until};
 
+/// Longer than several of the machine's pauses between two tries.
+pub const MANY_TRIES: Duration = Duration::from_millis(300);
+
 /// The entries that will not come, with the machine's reasons.
 pub fn missing(request: &Request) -> Vec<(usize, EcError)> {
     let why = |why: Option<&FetchFailure>| match why {

@@ -9,9 +9,10 @@ use kv_core::{ContentHash, Incarnation, SessionId, Time};
 
 use super::{AT_ONCE, TURN_AGAIN};
 use crate::cache::{EncoderCache, Eviction};
-use crate::claims::{Claim, Entries, Key};
+use crate::claims::Claim;
 use crate::machine::{Command, EcError, EcMachine, MachineConfig, Want};
 use crate::region::EcRegion;
+use crate::room::{Entries, Key};
 use crate::store::SharedStore;
 
 const BLOCKS: u32 = 4000;
@@ -35,7 +36,7 @@ impl Line {
     }
 
     fn claim(&self, entries: impl IntoIterator<Item = (Key, u64)>) -> Claim {
-        self.store.claims().claim(Entries::from_iter(entries), BLOCKS)
+        self.store.claims().claim(Entries::from_iter(entries), self.store.lock().room())
     }
 
     /// Opens the sessions of as many requests as stand in the line, each for entries of its own.
