@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::book::Book;
 use crate::machine::EcError;
+use crate::request::FillError;
 use crate::room::{Entries, Key, Room};
 
 /// The claims of the requests of one cache. Clones share the claims.
@@ -88,6 +89,11 @@ impl Claim {
     /// may not take room.
     pub(crate) fn hold(&self, keys: impl IntoIterator<Item = Key>) -> bool {
         self.0.claims.lock().hold(self.0.number, keys)
+    }
+
+    /// Lets the request have an entry that was encoded locally, unless others may wait for the room.
+    pub(crate) fn fill(&self, key: &Key) -> Result<(), FillError> {
+        self.0.claims.lock().fill(self.0.number, key)
     }
 
     /// Takes an entry that will not come out of a claim that waits: neither this request nor those behind it wait

@@ -109,7 +109,7 @@ pub use machine::{
     Command, EC_SERVICE, EcError, EcMachine, EcMachineGauges, EcPoll, MachineConfig, Resource, Want,
 };
 pub use region::{EcRegion, RegionError};
-pub use request::{Request, RequestPoll};
+pub use request::{FillError, NotFilled, Request, RequestPoll};
 pub use store::{EntryGuard, SharedStore};
 pub use traffic::Traffic;
 pub use worker::{EcConfig, EcDraining, EcStartError, EcStopping, EcWorker};

@@ -48,7 +48,7 @@ pub enum RequestPoll {
 pub struct Request {
     items: Vec<Item>,
     /// After the items: other requests may take the room when no entry is pinned any more.
-    _claim: Claim,
+    claim: Claim,
 }
 
 #[derive(Debug)]
@@ -63,6 +63,41 @@ enum State {
     Deferred(Fetch),
     /// With the reason, which the worker has told.
     Missing(Option<FetchFailure>),
+}
+
+/// An entry that a request did not take, and the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("the request did not take the entry: {why}")]
+pub struct NotFilled {
+    /// The entry, as the caller gave it.
+    pub entry: Box<EntryGuard>,
+    /// The reason why the entry came back.
+    #[source]
+    pub why: FillError,
+}
+
+/// Why [`fill`](Request::fill) put no entry in the place of a missing one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FillError {
+    /// No entry of this hash is missing at this place.
+    #[error("no entry with this hash is missing at {index}")]
+    NotMissing {
+        /// The position that the caller named.
+        index: usize,
+    },
+    /// The request waits for its turn, and has no entry before. Fill it once its fetches have ended.
+    #[error("the request waits for its turn and takes no entry before: {0}")]
+    NotInTurn(Box<EcError>),
+    /// The request has no room for the entry beside those that are still to come. Fill it once its fetches have
+    /// ended.
+    #[error(
+        "the request has no room for the entry beside the {blocks} blocks of entries that are still to come"
+    )]
+    NoRoom {
+        /// Blocks of the entries that are still to come.
+        blocks: u64,
+    },
 }
 
 impl EcConnector {
@@ -99,7 +134,7 @@ impl EcConnector {
             Ok(Item { hash, state })
         };
         let items = wants.into_iter().zip(here).map(item).collect::<Result<_, _>>()?;
-        Ok(Request { items, _claim: claim })
+        Ok(Request { items, claim })
     }
 }
 
@@ -147,15 +182,25 @@ impl Request {
         })
     }
 
-    /// Puts an entry that was encoded locally in the place of a missing one. The entry comes back if its hash
-    /// is not that of the missing entry, or if no entry is missing at `index`.
-    pub fn fill(&mut self, index: usize, entry: EntryGuard) -> Result<(), EntryGuard> {
+    /// Puts an entry that was encoded locally in the place of a missing one.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFilled`], with the entry. While a request waits for its turn, it takes no entry; and while it waits for
+    /// others of its entries, it takes none for which it has no room
+    /// ([`TooLargeTogether`](EcError::TooLargeTogether)): other requests may wait for that room. The entry stays in the
+    /// cache as any other if its guard is dropped, and can be pinned again when the fetches of the request have ended.
+    pub fn fill(&mut self, index: usize, entry: EntryGuard) -> Result<(), NotFilled> {
+        let not_filled = |entry, why| Err(NotFilled { entry: Box::new(entry), why });
         match self.items.get_mut(index) {
             Some(item) if matches!(item.state, State::Missing(_)) && item.hash == *entry.hash() => {
+                if let Err(why) = self.claim.fill(&(item.hash.clone(), entry.bytes())) {
+                    return not_filled(entry, why);
+                }
                 item.state = State::Here(entry);
                 Ok(())
             }
-            _ => Err(entry),
+            _ => not_filled(entry, FillError::NotMissing { index }),
         }
     }
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use kv_ec::{EcError, Request, RequestPoll};
+use kv_ec::{EcError, FillError, Request, RequestPoll};
 use support::requests::{MANY_TRIES, hurried, missing, until_ready};
 use support::{BLOCK, Host, Server, hash, until};
 
@@ -128,4 +128,53 @@ fn a_request_that_no_longer_fits_the_region_ends_and_lets_the_next_one_go() {
     drop(first);
     until_ready(&consumer, &mut third, &entries[2..]);
     assert_eq!(consumer.connector.gauges().cache.pinned, 4);
+}
+
+#[test]
+fn a_request_that_waits_takes_no_entry_that_was_encoded_here_before_its_turn() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    let late = producer.written(2, 8 * BLOCK);
+    producer.save(1, 8 * BLOCK);
+    producer.save(3, 9 * BLOCK);
+    let request = |entries: &[(u64, u64)]| consumer.connector.request(hurried(&server, entries)).unwrap();
+    let mut one = request(&[(1, 8), (2, 8)]);
+    until("the first entry", || one.poll() == RequestPoll::Deferred && one.entries().count() == 1);
+    let mut other = request(&[(3, 9), (4, 8)]);
+    assert_eq!(missing(&other), [(1, EcError::TooLargeTogether { blocks: 17, region: 16 })]);
+
+    until("the encoding", || {
+        consumer
+            .connector
+            .reserve(&hash(4), 8 * BLOCK)
+            .is_ok_and(|place| consumer.connector.save(place).is_ok())
+    });
+    let refused = other.fill(1, consumer.connector.local(&hash(4)).unwrap()).unwrap_err();
+    let why = EcError::NotInTurn { blocks: 9, claimed: 16, region: 16 };
+    assert_eq!(refused.why, FillError::NotInTurn(Box::new(why)));
+    assert_eq!(refused.entry.hash(), &hash(4));
+    drop(refused);
+    producer.connector.save(late).unwrap();
+    until_ready(&consumer, &mut one, &[(1, 8), (2, 8)]);
+    drop(one);
+    until("the other", || other.poll() == RequestPoll::EncodeLocally);
+    assert_eq!(other.entries().count(), 1);
+}
+
+#[test]
+fn a_request_takes_what_was_encoded_here_beyond_its_room_after_its_fetches() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    let late = producer.written(1, 8 * BLOCK);
+    let mut request = consumer.connector.request(hurried(&server, &[(1, 8), (2, 9), (3, 4)])).unwrap();
+    consumer.save(2, 4 * BLOCK);
+    let local = |seed| consumer.connector.local(&hash(seed)).unwrap();
+    // The second one is encoded here, shorter than was wanted, while the first one is to come.
+    let why = |index, seed, request: &mut Request| request.fill(index, local(seed)).unwrap_err().why;
+    assert_eq!(why(0, 2, &mut request), FillError::NotMissing { index: 0 });
+    assert!(matches!(why(1, 2, &mut request), FillError::NoRoom { blocks: 8 | 12 }));
+    producer.connector.save(late).unwrap();
+    until("the end of the fetches", || request.poll() == RequestPoll::EncodeLocally);
+    request.fill(1, local(2)).unwrap();
+    assert_eq!(missing(&request).len(), 1);
 }

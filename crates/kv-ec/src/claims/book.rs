@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::machine::EcError;
+use crate::request::FillError;
 use crate::room::{Entries, Key, Room};
 
 #[derive(Debug, Default)]
@@ -96,6 +97,18 @@ impl Book {
             self.changed = true;
         }
         true
+    }
+
+    pub(super) fn fill(&mut self, number: u64, key: &Key) -> Result<(), FillError> {
+        let waits = self.waits(number).filter(EcError::is_passing);
+        waits.map_or(Ok(()), |why| Err(FillError::NotInTurn(Box::new(why))))?;
+        let Some(granted) = self.granted.get_mut(&number) else { return Ok(()) };
+        let to_come = granted.open.iter().filter_map(|key| granted.entries.get(key));
+        if !granted.open.is_empty() && !granted.entries.contains_key(key) {
+            return Err(FillError::NoRoom { blocks: to_come.sum() });
+        }
+        granted.holds = true;
+        Ok(())
     }
 
     pub(super) fn give_up(&mut self, number: u64, key: &Key) {

@@ -32,7 +32,8 @@ pub enum EcError {
     Room(#[from] ReserveError),
     /// The region of this worker can never hold all entries of the [`Request`](crate::Request): this entry does not
     /// fit beside those that come before it. If the region has lost blocks while the request waited for its turn,
-    /// all entries of the request end so. Encode this item locally, or ask for fewer entries at once.
+    /// all entries of the request end so. Encode this item locally, and
+    /// [fill](crate::Request::fill) it in once the other fetches have ended, or ask for fewer entries at once.
     #[error("the entries of the request need {blocks} blocks together, and the region has only {region}")]
     TooLargeTogether {
         /// Blocks of all entries of the request, each entry counted once.
@@ -103,7 +104,7 @@ pub enum EcError {
 
 impl EcError {
     /// True if another try at the same producer may succeed within the session's budget.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         match self {
             EcError::Transfer(error) => is_passing(&error.cause),
             EcError::Room(error) => matches!(error, ReserveError::Full { .. }),
