@@ -15,9 +15,9 @@ pub enum CandleError {
     /// more than 2³² - 1.
     #[error("{field} has the shape {got:?}; it must have four dimensions, each from 1 to 4294967295")]
     Shape {
-        /// The tensor.
+        /// The name of the tensor.
         field: String,
-        /// Its shape.
+        /// The shape of the tensor.
         got: Vec<usize>,
     },
     /// A tensor differs from the first one in its shape, its element type or its device.
@@ -25,7 +25,7 @@ pub enum CandleError {
     Differs {
         /// What differs: `shape`, `dtype` or `device`.
         what: &'static str,
-        /// The tensor.
+        /// The name of the tensor.
         field: String,
         /// The value of the tensor.
         got: String,
@@ -36,9 +36,9 @@ pub enum CandleError {
     /// a copy would be another cache.
     #[error("{field} is not contiguous: shape {shape:?}, strides {strides:?}")]
     NotContiguous {
-        /// The tensor.
+        /// The name of the tensor.
         field: String,
-        /// Its shape.
+        /// The shape of the tensor.
         shape: Vec<usize>,
         /// Its strides, in elements.
         strides: Vec<usize>,
@@ -46,7 +46,7 @@ pub enum CandleError {
     /// A tensor ends beyond its storage.
     #[error("{field} ends at element {end} of a storage of {len}")]
     Bounds {
-        /// The tensor.
+        /// The name of the tensor.
         field: String,
         /// The element after the tensor's last.
         end: usize,
@@ -56,18 +56,18 @@ pub enum CandleError {
     /// The elements of this type are no whole bytes.
     #[error("the dtype of {field} is {dtype}, whose elements are no whole bytes")]
     DType {
-        /// The tensor.
+        /// The name of the tensor.
         field: String,
-        /// Its element type.
+        /// The element type of the tensor.
         dtype: &'static str,
     },
     /// The tensor is on another kind of device. [`KvTensors::placed`](crate::KvTensors::placed) takes the address of a
     /// tensor on any device.
     #[error("{field} is on {device}, and not on {wanted}")]
     Device {
-        /// The tensor.
+        /// The name of the tensor.
         field: String,
-        /// Its device.
+        /// The device of the tensor.
         device: String,
         /// The kind of device on which this function finds tensors.
         wanted: &'static str,
