@@ -47,6 +47,8 @@ pub enum RequestPoll {
 #[derive(Debug)]
 pub struct Request {
     items: Vec<Item>,
+    /// The failure with which the request has lost its room.
+    lost: Option<FetchFailure>,
     /// After the items: other requests may take the room when no entry is pinned any more.
     claim: Claim,
 }
@@ -134,7 +136,7 @@ impl EcConnector {
             Ok(Item { hash, state })
         };
         let items = wants.into_iter().zip(here).map(item).collect::<Result<_, _>>()?;
-        Ok(Request { items, claim })
+        Ok(Request { items, lost: None, claim })
     }
 }
 
@@ -142,9 +144,17 @@ impl Request {
     /// What to do with the request now. Costs one atomic load for each entry that is being fetched.
     pub fn poll(&mut self) -> RequestPoll {
         let mut poll = RequestPoll::Ready;
-        let lost = self.items.iter_mut().filter_map(Item::look).last();
-        if let Some(lost) = lost {
-            self.give_back(lost);
+        for item in &mut self.items {
+            let came = item.look();
+            if let (true, Some(lost)) = (came, &self.lost) {
+                item.state = State::Missing(Some(lost.clone()));
+            }
+        }
+        if self.lost.is_none() {
+            self.lost = self.items.iter().find_map(Item::lost_room);
+            if let Some(lost) = self.lost.clone() {
+                self.give_back(&lost);
+            }
         }
         for item in &self.items {
             match item.state {
@@ -157,7 +167,7 @@ impl Request {
     }
 
     /// Gives back all entries, because earlier requests wait for their room.
-    fn give_back(&mut self, lost: FetchFailure) {
+    fn give_back(&mut self, lost: &FetchFailure) {
         for item in &mut self.items {
             if let State::Here(_) = item.state {
                 item.state = State::Missing(Some(lost.clone()));
@@ -216,14 +226,19 @@ impl Request {
 }
 
 impl Item {
-    /// Sees whether the fetch has ended. Returns the failure if the request has lost its room.
-    fn look(&mut self) -> Option<FetchFailure> {
-        let State::Deferred(fetch) = &mut self.state else { return None };
+    /// Sees whether the fetch has ended. True if the entry has come.
+    fn look(&mut self) -> bool {
+        let State::Deferred(fetch) = &mut self.state else { return false };
         self.state = match fetch.poll() {
             EcPoll::Ready => fetch.entry().map_or(State::Missing(None), State::Here),
             EcPoll::Failed => State::Missing(fetch.failure()),
-            EcPoll::Waiting | EcPoll::Transferring => return None,
+            EcPoll::Waiting | EcPoll::Transferring => return false,
         };
+        matches!(self.state, State::Here(_))
+    }
+
+    /// The failure of a fetch whose request has lost its room.
+    fn lost_room(&self) -> Option<FetchFailure> {
         match &self.state {
             State::Missing(Some(FetchFailure::Machine(error)))
                 if matches!(**error, EcError::RoomLost { .. }) =>

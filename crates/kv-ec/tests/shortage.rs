@@ -178,3 +178,17 @@ fn a_request_takes_what_was_encoded_here_beyond_its_room_after_its_fetches() {
     request.fill(1, local(2)).unwrap();
     assert_eq!(missing(&request).len(), 1);
 }
+
+/// The cache has the entry with another length, so nothing comes, and the request has nothing to wait for.
+#[test]
+fn a_request_whose_fetches_have_ended_takes_what_was_encoded_locally() {
+    let (server, consumer) = (Server::start(), Host::consumer("prefill", 16));
+    consumer.save(9, 3 * BLOCK);
+    let local = || consumer.connector.store().pin_guard(&hash(9)).unwrap();
+    let mut request = consumer.connector.request(hurried(&server, &[(9, 4)])).unwrap();
+    until("the end of the fetch", || request.poll() == RequestPoll::EncodeLocally);
+    let other_length = EcError::OtherLength { held: 3 * BLOCK, asked: 4 * BLOCK };
+    assert_eq!(missing(&request), [(0, other_length)]);
+    request.fill(0, local()).unwrap();
+    assert_eq!(request.poll(), RequestPoll::Ready);
+}

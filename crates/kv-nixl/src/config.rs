@@ -24,7 +24,8 @@ pub struct NixlConfig {
     pub backend_params: Vec<(String, String)>,
     /// Network devices to use and to listen on: `mlx5_0`, `mlx5_0:2`, `eth0`; all devices if empty. The
     /// `ib_device` of the `KvArgs` is not read: give it here. Each must be the first port of a card, if there are
-    /// several.
+    /// several. One device alone is given to UCX as its setting `NET_DEVICES`, which NIXL leaves out where the environment
+    /// has `UCX_NET_DEVICES`.
     pub devices: Vec<String>,
     /// How long one request to NIXL should take (default 1.5 ms, 0.1 ms to 1 s). Long posts are cut into requests of this
     /// duration, at the measured speed of their connection. UCX may copy all of a request inside one call, so

@@ -43,9 +43,9 @@ pub enum EcError {
         region: u32,
     },
     /// After the [`Request`](crate::Request) had room for its entries, the region has lost so many blocks that the
-    /// request does not fit beside earlier ones, which would wait for the entries that this one had. They are given
-    /// back: all entries of the request that have not been filled are missing. Ask again, or encode the items
-    /// locally.
+    /// request does not fit beside earlier ones, which would wait for the entries that this one had. All entries
+    /// of the request are given back then, those that were filled too. Ask again, or encode the items locally and
+    /// [fill](crate::Request::fill) them in.
     #[error(
         "the region has lost blocks since the request had room for its entries, which need {blocks} blocks \
          together: earlier requests come first, and {region} blocks are left for all"

@@ -9,6 +9,7 @@ use super::command::Want;
 use super::error::EcError;
 use crate::cache::Reservation;
 use crate::claims::Claim;
+use crate::room::Key;
 
 #[derive(Debug)]
 pub(super) struct Fetch {
@@ -85,6 +86,13 @@ impl Waiter {
     /// Why the session's request never may take room; `None` if it may, or waits.
     pub(super) fn has_ended(&self) -> Option<EcError> {
         self.waits_for_room().filter(|why| !why.is_passing())
+    }
+
+    /// The entry will not come to the session: its request needs no room for the entry.
+    pub(super) fn give_up(&self, key: &Key) {
+        if let Some(claim) = &self.want.claim {
+            claim.give_up(key);
+        }
     }
 
     /// Until when the session can let another producer than its own be asked: half of its time.

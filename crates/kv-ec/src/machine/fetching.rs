@@ -195,6 +195,7 @@ impl Fetching {
         if waits.is_some() {
             // No try at a peer, and no timer: the fetch begins once the claim is decided.
             (fetch.last, fetch.step) = (waits, Step::Pausing(Time::MAX));
+            self.turns.arm(cx.now);
             return;
         }
         match cx.store.reserve(&key.0, key.1) {
@@ -254,7 +255,10 @@ impl Fetching {
                     self.wait(cx, session, waiter);
                     continue;
                 }
-                Ok(entry) => Err(EcError::OtherLength { held: entry.bytes(), asked: *asked }),
+                Ok(entry) => {
+                    waiter.give_up(key);
+                    Err(EcError::OtherLength { held: entry.bytes(), asked: *asked })
+                }
                 // Another thread has evicted the entry already.
                 Err(_) => {
                     self.wait(cx, session, waiter);

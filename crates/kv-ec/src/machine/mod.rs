@@ -95,7 +95,12 @@ impl EcMachine {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Fetch { session, want } => match self.closed.clone() {
-                Some(why) => self.cx.end_fetch(session, Err(why)),
+                Some(why) => {
+                    if let Some(claim) = &want.claim {
+                        claim.give_up(&(want.hash.clone(), want.bytes));
+                    }
+                    self.cx.end_fetch(session, Err(why));
+                }
                 None => self.fetching.open(&mut self.cx, session, want),
             },
             Command::Save { session } => match self.closed.clone() {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 /// Where the kernel shows its cards, and where it lets processes reach them.
 #[derive(Debug)]
@@ -24,7 +24,8 @@ impl Cards {
     pub(crate) fn has_one_of(&self, list: Option<&str>) -> bool {
         let Ok(verbs) = fs::read_dir(self.class.join("infiniband_verbs")) else { return false };
         verbs.flatten().any(|verbs| {
-            let may_open = access(self.devices.join(verbs.file_name()), Access::READ_OK | Access::WRITE_OK);
+            let (device, rights) = (self.devices.join(verbs.file_name()), Access::READ_OK | Access::WRITE_OK);
+            let may_open = accessat(CWD, device, rights, AtFlags::EACCESS);
             let Ok(card) = fs::read_to_string(verbs.path().join("ibdev")) else { return false };
             may_open.is_ok() && self.ports(card.trim()).any(|port| names(list, card.trim(), &port))
         })

@@ -103,15 +103,25 @@ impl Reach {
         Reach { ucx: true, memory: true, rdma: true, gpu: true, cards_only: false };
 
     /// The routes that are open to this process. UCX's settings are lines `NAME=value`, as UCX prints them; they come from
-    /// the environment and from files. Where UCX prints none, the environment is asked.
+    /// the environment and from files.
     pub(crate) fn here(config: &NixlConfig, settings: &str) -> Reach {
-        let of_ucx = |name: &str| {
+        Reach::of(config, settings, |name| std::env::var(name).ok())
+    }
+
+    /// The same in an environment with these variables. NIXL leaves out a setting of the agent's `engine_config` if the
+    /// environment has the variable, and its `device_list` goes before the variable.
+    fn of(config: &NixlConfig, settings: &str, variable: impl Fn(&str) -> Option<String>) -> Reach {
+        let printed = |name: &str| {
             let value = |line: &str| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
-            settings.lines().find_map(value).or_else(|| std::env::var(name).ok())
+            settings.lines().find_map(value)
         };
-        let tls = setting(config, "TLS").or_else(|| of_ucx("UCX_TLS"));
-        let modules = of_ucx("UCX_MODULES");
-        let devices = devices(config).or_else(|| of_ucx("UCX_NET_DEVICES"));
+        let params = config.params().unwrap_or_default();
+        let in_environment = variable("UCX_NET_DEVICES");
+        let tls = variable("UCX_TLS").or_else(|| setting(&params, "TLS")).or_else(|| printed("UCX_TLS"));
+        let modules = variable("UCX_MODULES").or_else(|| printed("UCX_MODULES"));
+        let own = setting(&params, "NET_DEVICES").filter(|_| in_environment.is_none());
+        let devices = own.or_else(|| device_list(&params)).or(in_environment);
+        let devices = devices.or_else(|| printed("UCX_NET_DEVICES"));
         let gpu = allows_gpu_copies(tls.as_deref());
         let allows = |names: &[&str]| allows(tls.as_deref(), names);
         let module = |name| allows_module(modules.as_deref(), name);
@@ -119,7 +129,7 @@ impl Reach {
         Reach {
             ucx: config.backend == "UCX",
             memory: allows(&["cma", "sm", "shm"]) && module("cma") && may_copy_between_processes(),
-            rdma: allows(&["ib", "rc", "dc", "ud", "srd"]) && module("ib") && card,
+            rdma: allows_cards(tls.as_deref()) && module("ib") && card,
             gpu: gpu && module("cuda"),
             cards_only: config.backend == "UCX" && is_cards_only(tls.as_deref()),
         }
@@ -164,33 +174,19 @@ impl Reach {
     }
 }
 
-/// The network devices that are given to UCX for this agent only, as UCX writes lists.
-fn devices(config: &NixlConfig) -> Option<String> {
-    if !config.devices.is_empty() {
-        return Some(config.devices.join(","));
-    }
-    let cards =
-        config.backend_params.iter().find(|(param, value)| param == "device_list" && !value.is_empty());
-    cards.map(|(_, cards)| cards.clone()).or_else(|| setting(config, "NET_DEVICES"))
+/// The cards of the parameter `device_list`, of which NIXL uses the first ports, as UCX writes lists.
+fn device_list(params: &[(String, String)]) -> Option<String> {
+    let (_, list) = params.iter().find(|(param, list)| param == "device_list" && !list.is_empty())?;
+    let ports: Vec<String> = list.split(',').map(|card| format!("{}:1", card.trim())).collect();
+    Some(ports.join(","))
 }
 
-/// The value of a setting that is given to UCX for this agent only: `engine_config` is `K=V,K=V`, and a value
-/// may hold commas of its own.
-fn setting(config: &NixlConfig, name: &str) -> Option<String> {
-    let (_, all) = config.backend_params.iter().find(|(param, _)| param == "engine_config")?;
-    let mut value: Option<String> = None;
-    for part in all.split(',') {
-        match (part.split_once('='), &mut value) {
-            (Some((key, first)), None) if key == name => value = Some(first.to_owned()),
-            (None, Some(value)) => {
-                value.push(',');
-                value.push_str(part);
-            }
-            (Some(_), Some(_)) => break,
-            _ => {}
-        }
-    }
-    value
+/// The value of a setting that is given to UCX for this agent only: `engine_config` is `K=V,K=V`. NIXL splits the text at
+/// every comma and leaves out what has no `=`, and the last value of a setting wins.
+fn setting(params: &[(String, String)], name: &str) -> Option<String> {
+    let (_, all) = params.iter().find(|(param, _)| param == "engine_config")?;
+    let settings = all.split(',').filter_map(|setting| setting.split_once('='));
+    settings.rev().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
 }
 
 /// Whether a list of transports, as UCX writes lists, has one of these names. A list is `all`, or names, or
@@ -204,6 +200,17 @@ fn allows(list: Option<&str>, names: &[&str]) -> bool {
         })
     };
     if forbids { !names.iter().any(has) } else { names.iter().any(has) }
+}
+
+/// Whether a list of transports has one for RDMA cards. Where transports are left out, the others stay.
+fn allows_cards(list: Option<&str>) -> bool {
+    match list.map(str::trim).and_then(|list| list.strip_prefix('^')) {
+        Some(names) => {
+            let is_out = |wanted: &str| names.split(',').any(|name| name.trim() == wanted);
+            !(is_out("ib") || ["rc", "dc", "srd"].into_iter().all(is_out))
+        }
+        None => allows(list, &["ib", "rc", "dc", "ud", "srd"]),
+    }
 }
 
 /// Whether a list of transports has UCX's copies by a GPU: by name, or as one of all transports for CUDA. `cuda_copy` is
@@ -296,53 +303,55 @@ mod tests {
         }
     }
 
-    #[test]
-    fn settings_of_one_agent_are_found_among_its_parameters() {
-        let config = |value: &str| NixlConfig {
-            backend_params: vec![("engine_config".to_owned(), value.to_owned())],
-            ..NixlConfig::default()
-        };
-        assert_eq!(
-            setting(&config("RCACHE_ENABLE=n,TLS=tcp,cma,MAX_RMA_RAILS=1"), "TLS").unwrap(),
-            "tcp,cma"
-        );
-        assert_eq!(setting(&config("TLS=^cuda_ipc"), "TLS").unwrap(), "^cuda_ipc");
-        assert_eq!(setting(&config("RCACHE_ENABLE=n"), "TLS"), None);
+    fn params(params: &[(&str, &str)]) -> NixlConfig {
+        let backend_params = params.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        NixlConfig { backend_params, ..NixlConfig::default() }
     }
 
-    /// UCX's files say the same as its environment, and the agent's own parameters go before both.
     #[test]
-    fn what_ucx_prints_of_its_settings_decides_which_routes_are_open() {
-        let own = |value: &str| {
-            let backend_params = vec![("engine_config".to_owned(), value.to_owned())];
-            NixlConfig { backend_params, ..NixlConfig::default() }
-        };
-        let open = |config: &NixlConfig, settings: &str| {
-            let reach = Reach::here(config, settings);
+    fn settings_of_one_agent_are_read_as_nixl_reads_its_parameters() {
+        let of = |value: &str| setting(&params(&[("engine_config", value)]).backend_params, "TLS");
+        assert_eq!(of("RCACHE_ENABLE=n,TLS=tcp,cma,MAX_RMA_RAILS=1").unwrap(), "tcp", "a comma ends a value");
+        assert_eq!(of("TLS=tcp,TLS=^cuda_ipc").unwrap(), "^cuda_ipc", "the last one wins");
+        assert_eq!(of("RCACHE_ENABLE=n"), None);
+        let list = |value: &str| device_list(&params(&[("device_list", value)]).backend_params);
+        assert_eq!(list("mlx5_0, mlx5_1").unwrap(), "mlx5_0:1,mlx5_1:1");
+        assert_eq!(list(""), None);
+    }
+
+    /// UCX's files say the same as its environment; the agent's own parameters go before both, unless NIXL finds the
+    /// variable in the environment.
+    #[test]
+    fn the_settings_that_ucx_has_in_the_end_decide_which_routes_are_open() {
+        let all = "UCX_NET_DEVICES=all\nUCX_TLS=all\nUCX_MODULES=all\n";
+        let tcp = "UCX_TLS=tcp\nUCX_MODULES=all\n";
+        let open = |config: &NixlConfig, printed: &str, variable: Option<(&str, &str)>| {
+            let found =
+                |name: &str| variable.filter(|(of, _)| *of == name).map(|(_, value)| value.to_owned());
+            let reach = Reach::of(config, printed, found);
             (reach.memory, reach.gpu)
         };
-        let (all, tcp) =
-            ("UCX_TLS=all\nUCX_MODULES=all\n", "UCX_NET_DEVICES=all\nUCX_TLS=tcp\nUCX_MODULES=all\n");
-        assert_eq!(open(&NixlConfig::default(), all), (may_copy_between_processes(), true));
-        assert_eq!(open(&NixlConfig::default(), tcp), (false, false));
-        assert_eq!(open(&NixlConfig::default(), "UCX_TLS=all\nUCX_MODULES=^cuda,cma\n"), (false, false));
-        assert_eq!(open(&own("TLS=tcp"), all), (false, false));
-        assert_eq!(open(&own("TLS=tcp,cuda_ipc"), tcp), (false, true));
+        let (none, copies) = (params(&[]), may_copy_between_processes());
+        let own = |value| params(&[("engine_config", value)]);
+        assert_eq!(open(&none, all, None), (copies, true));
+        assert_eq!(open(&none, tcp, None), (false, false));
+        assert_eq!(open(&none, "UCX_TLS=all\nUCX_MODULES=^cuda,cma\n", None), (false, false));
+        assert_eq!(open(&none, "", Some(("UCX_TLS", "tcp"))), (false, false));
+        assert_eq!(open(&own("TLS=tcp"), all, None), (false, false));
+        assert_eq!(open(&own("TLS=cuda_ipc"), tcp, None), (false, true));
+        assert_eq!(open(&own("TLS=cuda_ipc"), tcp, Some(("UCX_TLS", "tcp"))), (false, false));
     }
 
     #[test]
-    fn devices_of_the_configuration_or_of_its_parameters_are_those_of_ucx() {
-        let of = |names: &[&str], params: &[(&str, &str)]| {
-            let backend_params =
-                params.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-            let names = names.iter().map(|name| (*name).to_owned()).collect();
-            devices(&NixlConfig { devices: names, backend_params, ..NixlConfig::default() })
-        };
-        assert_eq!(of(&[], &[]), None);
-        assert_eq!(of(&["eth0"], &[("engine_config", "NET_DEVICES=mlx5_0:1")]).as_deref(), Some("eth0"));
-        assert_eq!(of(&["mlx5_0", "mlx5_1:1"], &[]).as_deref(), Some("mlx5_0,mlx5_1:1"));
-        assert_eq!(of(&[], &[("device_list", "mlx5_0,mlx5_1")]).as_deref(), Some("mlx5_0,mlx5_1"));
-        assert_eq!(of(&[], &[("engine_config", "TLS=rc,NET_DEVICES=lo")]).as_deref(), Some("lo"));
+    fn cards_are_out_where_all_of_their_transports_are() {
+        for list in
+            [None, Some("all"), Some("rc_x,tcp"), Some("srd"), Some("^ud"), Some("^dc,tcp"), Some("^rc")]
+        {
+            assert!(allows_cards(list), "{list:?}");
+        }
+        for list in [Some("tcp"), Some("tcp,cma"), Some("^ib"), Some("^rc, dc,srd")] {
+            assert!(!allows_cards(list), "{list:?}");
+        }
     }
 
     #[test]

@@ -199,7 +199,9 @@ impl Intake<'_> {
             Kind::Arrived(count) => self.after.confirmed.push((RemoteId(connection), count)),
             Kind::Ask(number) => {
                 if let Some(id) = id {
-                    self.after.asked.insert(*id, (connection, number));
+                    let last = self.after.asked.entry(*id).or_insert((connection, number));
+                    let before = if last.0 == connection { last.1 } else { 0 };
+                    *last = (connection, number.max(before));
                 }
             }
             Kind::Answer(number) => self.after.answered.push((RemoteId(connection), number)),
