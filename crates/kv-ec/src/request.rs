@@ -240,10 +240,10 @@ impl Item {
     /// The failure of a fetch whose request has lost its room.
     fn lost_room(&self) -> Option<FetchFailure> {
         match &self.state {
-            State::Missing(Some(FetchFailure::Machine(error)))
+            State::Missing(Some(why @ FetchFailure::Machine(error)))
                 if matches!(**error, EcError::RoomLost { .. }) =>
             {
-                Some(FetchFailure::Machine(error.clone()))
+                Some(why.clone())
             }
             _ => None,
         }

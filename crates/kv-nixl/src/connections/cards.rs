@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
+use crate::connections::route::names;
+
 /// Where the kernel shows its cards, and where it lets processes reach them.
 #[derive(Debug)]
 pub(crate) struct Cards {
@@ -27,7 +29,7 @@ impl Cards {
             let (device, rights) = (self.devices.join(verbs.file_name()), Access::READ_OK | Access::WRITE_OK);
             let may_open = accessat(CWD, device, rights, AtFlags::EACCESS);
             let Ok(card) = fs::read_to_string(verbs.path().join("ibdev")) else { return false };
-            may_open.is_ok() && self.ports(card.trim()).any(|port| names(list, card.trim(), &port))
+            may_open.is_ok() && self.ports(card.trim()).any(|port| has(list, card.trim(), &port))
         })
     }
 
@@ -45,12 +47,11 @@ fn is_active(port: &Path) -> bool {
     fs::read_to_string(port.join("state")).is_ok_and(|state| state.contains("ACTIVE"))
 }
 
-/// Whether a list of devices has the port of a card. A list is `all`, or `card:port` of each device, or `^` and the devices
-/// that are left out; a device may have no port, which stands for all ports, and may have wildcards.
-fn names(list: Option<&str>, card: &str, port: &str) -> bool {
-    let Some(list) = list.map(str::trim).filter(|list| !list.is_empty()) else { return true };
-    let (list, forbids) = list.strip_prefix('^').map_or((list, false), |rest| (rest, true));
-    let has = list.split(',').map(str::trim).any(|device| {
+/// Whether a list of devices has the port of a card: `all`, or `card:port` of each device. A device may have no port,
+/// which stands for all ports, and may have wildcards.
+fn has(list: Option<&str>, card: &str, port: &str) -> bool {
+    let Some((devices, forbids)) = names(list) else { return true };
+    let has = devices.into_iter().any(|device| {
         let (name, number) =
             device.split_once(':').map_or((device, None), |(name, number)| (name, Some(number)));
         device == "all" || (fits(name, card) && number.is_none_or(|number| fits(number, port)))

@@ -189,42 +189,41 @@ fn setting(params: &[(String, String)], name: &str) -> Option<String> {
     settings.rev().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
 }
 
-/// Whether a list of transports, as UCX writes lists, has one of these names. A list is `all`, or names, or
-/// `^` and the names that are left out. A name stands for all that begin with the name and `_`.
-fn allows(list: Option<&str>, names: &[&str]) -> bool {
-    let Some(list) = list.map(str::trim).filter(|list| !list.is_empty()) else { return true };
-    let (list, forbids) = list.strip_prefix('^').map_or((list, false), |rest| (rest, true));
+/// A list as UCX writes lists: its names, and whether these are left out (`^`); `None` of a list that leaves nothing out.
+pub(super) fn names(list: Option<&str>) -> Option<(Vec<&str>, bool)> {
+    let list = list.map(str::trim).filter(|list| !list.is_empty())?;
+    let (names, forbids) = list.strip_prefix('^').map_or((list, false), |names| (names, true));
+    Some((names.split(',').map(str::trim).collect(), forbids))
+}
+
+/// Whether a list of transports has one of these names. A name stands for all that begin with the name and `_`, and
+/// `all` for every name.
+fn allows(list: Option<&str>, wanted: &[&str]) -> bool {
+    let Some((names, forbids)) = names(list) else { return true };
     let has = |wanted: &&str| {
-        list.split(',').map(str::trim).any(|name| {
-            name == *wanted || (!forbids && (name == "all" || name.starts_with(&format!("{wanted}_"))))
+        names.iter().any(|name| {
+            name == wanted || (!forbids && (*name == "all" || name.starts_with(&format!("{wanted}_"))))
         })
     };
-    if forbids { !names.iter().any(has) } else { names.iter().any(has) }
+    wanted.iter().any(has) != forbids
 }
 
 /// Whether a list of transports has one for RDMA cards. Where transports are left out, the others stay.
 fn allows_cards(list: Option<&str>) -> bool {
-    match list.map(str::trim).and_then(|list| list.strip_prefix('^')) {
-        Some(names) => {
-            let is_out = |wanted: &str| names.split(',').any(|name| name.trim() == wanted);
-            !(is_out("ib") || ["rc", "dc", "srd"].into_iter().all(is_out))
+    match names(list) {
+        Some((names, true)) => {
+            !(names.contains(&"ib") || ["rc", "dc", "srd"].iter().all(|card| names.contains(card)))
         }
-        None => allows(list, &["ib", "rc", "dc", "ud", "srd"]),
+        _ => allows(list, &["ib", "rc", "dc", "ud", "srd"]),
     }
 }
 
 /// Whether a list of transports has UCX's copies by a GPU: by name, or as one of all transports for CUDA. `cuda_copy` is
 /// another one of these, which reaches no other process.
 fn allows_gpu_copies(list: Option<&str>) -> bool {
-    let list = list.map(str::trim);
-    let (forbids, names) = match list.and_then(|list| list.strip_prefix('^')) {
-        Some(names) => (true, Some(names)),
-        None => (false, list),
-    };
-    if names.is_some_and(|names| names.split(',').any(|name| name.trim() == "cuda")) {
-        !forbids
-    } else {
-        allows(list, &["cuda_ipc"])
+    match names(list) {
+        Some((names, forbids)) if names.contains(&"cuda") => !forbids,
+        _ => allows(list, &["cuda_ipc"]),
     }
 }
 
