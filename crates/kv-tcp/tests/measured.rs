@@ -35,8 +35,8 @@ fn child() {
     });
 }
 
-/// How long so many writes and reads take.
-fn time_of(here: &mut Side<TcpTransport>, peer: PeerId, first: u64, count: u64) -> Duration {
+/// Lets so many writes and reads end before anything else happens, and returns how long they took.
+fn transfers(here: &mut Side<TcpTransport>, peer: PeerId, first: u64, count: u64) -> Duration {
     let begun = Instant::now();
     for id in first..first + count {
         here.transport.post(peer, post(id, if id % 2 == 0 { Op::Write } else { Op::Read }, LEN)).unwrap();
@@ -51,8 +51,7 @@ fn time_of(here: &mut Side<TcpTransport>, peer: PeerId, first: u64, count: u64) 
                     assert_eq!(result, Ok(()), "{post}");
                     left -= 1;
                 }
-                TransportEvent::Posted { .. } => {}
-                event => panic!("{event:?}"),
+                event => panic!("{event:?} while {left} posts have not ended"),
             }
         }
         rest(&here.transport, Duration::from_millis(5));
@@ -61,7 +60,7 @@ fn time_of(here: &mut Side<TcpTransport>, peer: PeerId, first: u64, count: u64) 
 }
 
 #[test]
-fn a_peer_on_a_slow_wire_takes_no_time_from_a_fast_one() {
+fn transfers_of_a_fast_peer_do_not_wait_for_those_on_a_slow_wire_which_wakes_nobody_in_vain() {
     let _alone = alone();
     let (fast, slow) = (PeerId(1), PeerId(2));
     // The slow peer reads from here by one slow wire, and is written to and read from by another one.
@@ -71,8 +70,8 @@ fn a_peer_on_a_slow_wire_takes_no_time_from_a_fast_one() {
     let metadata = here.transport.metadata().unwrap();
     let fast_one = Process::start("direct", Job::Serve, &metadata);
     connect(&mut here.transport, fast, fast_one.metadata()).unwrap();
-    time_of(&mut here, fast, 1000, 8);
-    let alone = (0..5).map(|round| time_of(&mut here, fast, 2000 + 100 * round, 16)).min().unwrap();
+    transfers(&mut here, fast, 1000, 8);
+    let alone = (0..5).map(|round| transfers(&mut here, fast, 2000 + 100 * round, 16)).min().unwrap();
 
     for wire in [&in_wire, &out_wire] {
         wire.slow(2 << 20);
@@ -91,9 +90,19 @@ fn a_peer_on_a_slow_wire_takes_no_time_from_a_fast_one() {
         rest(&here.transport, Duration::from_millis(5));
     }
     assert_eq!(events, [], "the slow peer is not slow");
-    let beside = (0..5).map(|round| time_of(&mut here, fast, 4000 + 100 * round, 16)).min().unwrap();
+    // The clock is the slow wire, which needs seconds for its first post: 80 transfers, which take a fraction of a
+    // second, end before it. A machine that stops for a while stops the wire, too.
+    let beside = (0..5).map(|round| transfers(&mut here, fast, 4000 + 100 * round, 16)).min().unwrap();
     println!("16 transfers of {} MiB: {alone:?} alone, {beside:?} beside a slow peer", LEN >> 20);
-    assert!(beside < 2 * alone, "{alone:?} alone, {beside:?} beside a slow peer");
+    // Sockets with full buffers wake this side for some of the pieces that the wire takes, and not all the time.
+    let (begun, busy) = (Instant::now(), kv_host::clock::thread_time());
+    while begun.elapsed() < Duration::from_millis(500) {
+        here.transport.poll(boottime(), &mut events);
+        rest(&here.transport, Duration::from_millis(5));
+    }
+    let (busy, whole) = (kv_host::clock::thread_time() - busy, begun.elapsed());
+    println!("{busy:?} of {whole:?} on the processor beside a slow peer alone");
+    assert!(busy < whole / 8, "{busy:?} of {whole:?} on the processor");
     // The slow peer gets what it was promised, once its wire is quick.
     for wire in [&in_wire, &out_wire] {
         wire.slow(0);
