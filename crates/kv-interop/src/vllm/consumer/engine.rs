@@ -79,6 +79,8 @@ pub(super) struct Rank {
     pub(super) connected: bool,
     /// True once the way to the connected agent has ended.
     pub(super) ended: bool,
+    /// Since when reads are in flight and none has ended; `None` while no read is in flight.
+    pub(super) silent_since: Option<Time>,
     /// Where the rank's pages are; `None` for a rank from which nothing is read.
     pub(super) pages: Option<(ForeignCache, RegionMap)>,
 }
@@ -225,6 +227,12 @@ impl Engines {
 
     pub(super) fn of_agent(&self, peer: PeerId) -> Option<(EngineNo, usize)> {
         self.agents.get(&peer).copied()
+    }
+
+    /// The rank with this agent.
+    pub(super) fn rank_of(&mut self, agent: PeerId) -> Option<&mut Rank> {
+        let (no, rank) = self.of_agent(agent)?;
+        self.engines.get_mut(&no)?.ranks.get_mut(rank)
     }
 
     pub(super) fn of_peer(&self, peer: PeerId) -> Option<EngineNo> {

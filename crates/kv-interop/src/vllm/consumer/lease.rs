@@ -8,9 +8,11 @@
 //! - The transfer parameters are at most a sixth of the lease old when the session is opened.
 //! - Of two heartbeats in a row, one arrives. The last heartbeat counts for nothing, the one before it extends the
 //!   lease to two thirds of its duration after it was sent.
-//!
 //! - If a read cannot reach the engine, no heartbeat of the time before counts as arrived, and all sessions of the
 //!   engine fail.
+//! - A network that carries nothing for a while, and then goes on, delays heartbeats and fails no read. So while reads
+//!   are in flight and none ends, no heartbeat counts as arrived. When one ends after more than half of what a
+//!   heartbeat adds (10 seconds), the sessions of the engine fail, except those whose first lease still runs.
 //!
 //! A session begins a read, and succeeds, only while the lease runs by this rule.
 //!
@@ -75,6 +77,15 @@ impl Lease {
         }
     }
 
+    /// False if the lease may have ended while reads were in flight and none ended, from `since` to `now`. At `since`
+    /// the heartbeat before the last was two intervals old at most, and half of what a heartbeat adds was left.
+    pub(super) fn outlasts(&self, since: Time, now: Time) -> bool {
+        match self {
+            Lease::Renewed { first, extension, .. } => now < *first || now - since <= *extension / 2,
+            Lease::Told(_) => true,
+        }
+    }
+
     /// When the lease may be over. A lease whose end cannot be known counts as over.
     pub(super) fn over_at(&self, clock: Option<EngineClock>) -> Time {
         match self {
@@ -125,6 +136,20 @@ mod tests {
             assert!(lease.beat(at(sent)));
             assert_eq!(lease.over_at(None), at(over), "after the heartbeat at {sent}");
         }
+    }
+
+    #[test]
+    fn a_silence_of_more_than_half_of_what_a_heartbeat_adds_ends_all_but_first_leases() {
+        let mut lease = Lease::renewed(at(100), Duration::from_secs(30));
+        for sent in (100..200).step_by(5) {
+            lease.beat(at(sent));
+        }
+        for (since, now, outlasts) in
+            [(105, 124, true), (105, 125, false), (190, 200, true), (189, 200, false)]
+        {
+            assert_eq!(lease.outlasts(at(since), at(now)), outlasts, "from {since} to {now}");
+        }
+        assert!(Lease::Told(None).outlasts(at(1), at(1000)));
     }
 
     #[test]

@@ -175,8 +175,11 @@ impl Consumer {
 
     /// Takes the end of a post; ends of other parts' posts have no effect.
     pub(crate) fn posted(&mut self, cx: &mut Context, post: PostId, result: Result<(), TransportError>) {
-        let gone = matches!(result, Err(TransportError::PeerGone));
+        let (gone, good) = (matches!(result, Err(TransportError::PeerGone)), result.is_ok());
         let Some((peer, ended)) = self.flows.post_ended(post, result) else { return };
+        if good {
+            self.silence_ended(cx, peer);
+        }
         if let Some(ended) = ended {
             self.reading_ended(cx, ended);
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use kv_core::plan::{Plan, PlanError, RegionMap, Side};
-use kv_core::{Cause, Descriptor, Op, PageList, PeerId, SessionId};
+use kv_core::{Cause, Descriptor, Op, PageList, PeerId, SessionId, Time};
 
 use super::super::context::Context;
 use super::super::notification::done;
@@ -33,6 +33,7 @@ impl Consumer {
         for (rank, agent, places) in readings {
             let flow = self.flows.start(&mut cx.effects, agent, Op::Read, places, None);
             self.readings.insert(flow, (session, rank));
+            self.watch_silence(cx.now, agent);
             if let Some(live) = self.sessions.live(session) {
                 live.dialect.flows.insert(flow);
             }
@@ -74,6 +75,33 @@ impl Consumer {
             self.fail(cx, session, Cause::LeaseExpired);
         }
         self.flows.fill(&mut cx.effects, peer);
+        self.watch_silence(cx.now, peer);
+    }
+
+    /// Notes since when an agent owes the end of a read.
+    fn watch_silence(&mut self, now: Time, agent: PeerId) {
+        let owes = self.flows.in_flight(agent) > 0;
+        if let Some(rank) = self.engines.rank_of(agent) {
+            rank.silent_since = owes.then(|| rank.silent_since.unwrap_or(now));
+        }
+    }
+
+    /// A read has ended well. If none had for long, the heartbeats of that time may have come too late, and the
+    /// sessions fail whose lease may have ended meanwhile.
+    pub(super) fn silence_ended(&mut self, cx: &mut Context, agent: PeerId) {
+        let Some(since) = self.engines.rank_of(agent).and_then(|rank| rank.silent_since.take()) else {
+            return;
+        };
+        if cx.now - since <= self.config.kv_lease_duration / 3 {
+            return;
+        }
+        let users = self.engines.of_agent(agent).and_then(|(no, _)| self.engines.get(no));
+        for session in users.map(|engine| engine.users.clone()).unwrap_or_default() {
+            let live = self.sessions.live(session).map(|live| &live.dialect);
+            if live.is_some_and(|it| it.is_pull() && !it.lease.outlasts(since, cx.now)) {
+                self.fail(cx, session, Cause::LeaseExpired);
+            }
+        }
     }
 
     /// A flow of reads has ended: none of its reads touches memory any more.

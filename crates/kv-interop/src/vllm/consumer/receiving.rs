@@ -209,6 +209,7 @@ impl Consumer {
             agent: None,
             connected: false,
             ended: false,
+            silent_since: None,
             pages: None,
         };
         Ok((0..remote.pp_size).flat_map(|pp| peers.clone().map(move |tp| (pp, tp))).map(rank).collect())

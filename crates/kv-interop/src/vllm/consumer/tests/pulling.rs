@@ -263,7 +263,7 @@ fn a_read_that_ends_after_the_lease_may_be_over_never_succeeds() {
     rig.shake(&engine);
     rig.pass(120 * SECOND);
     rig.init(1, &[7]);
-    rig.pass(100 * SECOND);
+    rig.pass(10 * SECOND);
     rig.finish_posts(&engine, &[4], Ok(()));
     assert_eq!(rig.poll(S), KvPoll::Success);
 
@@ -272,8 +272,8 @@ fn a_read_that_ends_after_the_lease_may_be_over_never_succeeds() {
         let (mut rig, engine) = (pull(ONE), Engine::new(ONE));
         rig.open(1, Rig::remote(&engine, "r", &[4]), |_| ());
         rig.shake(&engine);
-        rig.init(1, &[7]);
         rig.pass(60 * SECOND);
+        rig.init(1, &[7]);
         rig.cx.now = rig.cx.now + stopped * SECOND;
         rig.finish_posts(&engine, &[4], Ok(()));
         assert_eq!((rig.poll(S), rig.back[&S]), (poll, 1), "{}", rig.cause(S));
@@ -287,6 +287,62 @@ fn a_read_that_ends_after_the_lease_may_be_over_never_succeeds() {
     rig.shake(&engine);
     assert_eq!((rig.poll(S), rig.posts.len()), (KvPoll::Failed, 0));
     assert!(rig.cause(S).contains("lease"), "{}", rig.cause(S));
+}
+
+#[test]
+fn reads_that_a_silent_network_delays_end_the_sessions_whose_heartbeats_it_delayed_too() {
+    // Two sessions read and a third one waits for pages. The network carries nothing for 60 seconds, in which the
+    // engine's leases end; then everything arrives, heartbeats and the first read.
+    for (old, silent, outlasts) in [(60, 10, true), (60, 11, false), (0, 24, true), (0, 60, false)] {
+        let (mut rig, engine) = (pull(ONE), Engine::new(ONE));
+        for n in 1..=3 {
+            rig.open(n, Rig::remote(&engine, &format!("r{n}"), &[n as u32]), |_| ());
+        }
+        rig.shake(&engine);
+        rig.pass(old * SECOND);
+        rig.init(1, &[7]);
+        rig.init(2, &[8]);
+        rig.pass(silent * SECOND);
+        rig.finish_posts(&engine, &[1, 2], Ok(()));
+        let all = [KvPoll::Success, KvPoll::Success, KvPoll::WaitingForInput];
+        let expected = if outlasts { all } else { [KvPoll::Failed; 3] };
+        assert_eq!(
+            [1, 2, 3].map(|n| rig.poll(SessionId(n))),
+            expected,
+            "{silent} s of silence after {old} s"
+        );
+        assert_eq!((rig.back[&S], rig.back[&SessionId(2)]), (1, 1));
+    }
+}
+
+#[test]
+fn a_session_that_is_read_for_long_lasts_while_any_read_at_its_engine_ends_now_and_then() {
+    let mut rig = Rig::with(ONE, TransferMode::Pull, |config| config.limits.max_post_bytes = 1);
+    let engine = Engine::new(ONE);
+    for n in 1..=2 {
+        rig.open(n, Rig::remote(&engine, &format!("r{n}"), &[4, 5, 6, 8]), |_| ());
+    }
+    rig.shake(&engine);
+    rig.pass(60 * SECOND);
+    rig.init(1, &[7, 9, 11, 13]);
+    rig.init(2, &[1, 3, 15, 17]);
+    // The first session's reads end one by one; the second one's end last.
+    assert_eq!(rig.posts.len(), 16);
+    for _ in 0..15 {
+        rig.pass(10 * SECOND);
+        let (_, post) = rig.posts.remove(0);
+        rig.consumer.posted(&mut rig.cx, post.id, Ok(()));
+        rig.drain();
+    }
+    rig.pass(10 * SECOND);
+    rig.finish_posts(&engine, &[4, 5, 6, 8], Ok(()));
+    assert_eq!([1, 2].map(|n| rig.poll(SessionId(n))), [KvPoll::Success; 2]);
+    // Without a read in flight there is no silence.
+    rig.open(3, Rig::remote(&engine, "r3", &[4]), |_| ());
+    rig.pass(100 * SECOND);
+    rig.init(3, &[33]);
+    rig.finish_posts(&engine, &[4], Ok(()));
+    assert_eq!(rig.poll(SessionId(3)), KvPoll::Success);
 }
 
 #[test]
