@@ -9,7 +9,7 @@ use crate::connections::route::Reach;
 use crate::connections::transport_metadata::TransportMetadata;
 use crate::foreign::sample::sample;
 use crate::notifications::datagrams::{RING, add};
-use crate::notifications::envelope::{Kind, Notification};
+use crate::notifications::envelope::{Answer, Kind, Notification};
 use crate::regions::place::Place;
 
 const TOKEN: u64 = 7;
@@ -45,7 +45,7 @@ pub fn notifications() -> Vec<Vec<u8>> {
         Kind::Probe,
         Kind::Farewell(6),
         Kind::Ask(7),
-        Kind::Answer(8),
+        Kind::Answer(Answer { asked: 3, number: 8 }),
     ];
     kinds.map(|kind| Notification { to: TOKEN, connection: 9, kind }.encode()).to_vec()
 }

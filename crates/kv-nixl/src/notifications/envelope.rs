@@ -18,7 +18,7 @@ pub(crate) struct Notification {
     /// The token of the receiving transport.
     pub(crate) to: u64,
     /// The sender's number of its connection to the receiver: counts start at zero with each number. In
-    /// [`Kind::Arrived`] and [`Kind::Answer`], the receiver's number of the connection.
+    /// [`Kind::Arrived`], the receiver's number of the connection.
     pub(crate) connection: u64,
     /// The content of the notification.
     pub(crate) kind: Kind,
@@ -33,14 +33,37 @@ pub(crate) enum Kind {
     Arrived(u64),
     /// Asks whether the receiver's thread has come so far: behind the requests that the sender has begun.
     Ask(u64),
-    /// The number that was asked, from the thread itself, outside of NIXL's progress. The connection is the one of the
-    /// question.
-    Answer(u64),
+    /// An answer from the thread itself, outside of NIXL's progress. It counts for the receiver as a frame of 16 bytes,
+    /// so that who asks without end and reads nothing gets no more answers than frames.
+    Answer(Answer),
     /// No content: a probe finds out whether the connection still works.
     Probe,
     /// The sender ends: none of its requests is on its way, and none will follow. The number is that of the
     /// receiver's connection to the sender, which the receiver has told nobody else.
     Farewell(u64),
+}
+
+/// What was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Answer {
+    /// The connection of the question.
+    pub(crate) asked: u64,
+    /// The number of the question.
+    pub(crate) number: u64,
+}
+
+impl Answer {
+    /// Bytes of an answer.
+    pub(crate) const LEN: usize = 16;
+
+    fn encode(self) -> [u8; Answer::LEN] {
+        (u128::from(self.asked) | (u128::from(self.number) << 64)).to_le_bytes()
+    }
+
+    fn decode(payload: &[u8]) -> Option<Answer> {
+        let both = u128::from_le_bytes(payload.try_into().ok()?);
+        Some(Answer { asked: both as u64, number: (both >> 64) as u64 })
+    }
 }
 
 impl Notification {
@@ -52,7 +75,7 @@ impl Notification {
             Kind::Probe => (2, &[]),
             Kind::Farewell(proof) => (3, &proof.to_le_bytes()),
             Kind::Ask(number) => (4, &number.to_le_bytes()),
-            Kind::Answer(number) => (5, &number.to_le_bytes()),
+            Kind::Answer(answer) => (5, &answer.encode()),
         };
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         bytes.extend([VERSION, kind]);
@@ -73,7 +96,7 @@ impl Notification {
             (VERSION, 2) if payload.is_empty() => Some(Kind::Probe),
             (VERSION, 3) => Some(Kind::Farewell(u64::from_le_bytes(payload.try_into().ok()?))),
             (VERSION, 4) => Some(Kind::Ask(u64::from_le_bytes(payload.try_into().ok()?))),
-            (VERSION, 5) => Some(Kind::Answer(u64::from_le_bytes(payload.try_into().ok()?))),
+            (VERSION, 5) => Some(Kind::Answer(Answer::decode(payload)?)),
             _ => return None,
         };
         let kind = kind.unwrap_or_else(|| Kind::Frame(bytes.slice(HEADER..)));
@@ -94,7 +117,7 @@ mod tests {
             Kind::Probe,
             Kind::Farewell(1 << 60),
             Kind::Ask(9),
-            Kind::Answer(1 << 50),
+            Kind::Answer(Answer { asked: 1 << 60, number: 1 << 50 }),
         ] {
             let sent = Notification { to: 1 << 63, connection: 7, kind };
             let bytes = Bytes::from(sent.encode());

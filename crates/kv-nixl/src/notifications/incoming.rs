@@ -14,7 +14,7 @@ use crate::connections::id::RemoteId;
 use crate::connections::origins::Origins;
 use crate::connections::remote::Remote;
 use crate::notifications::arrivals::Arrivals;
-use crate::notifications::envelope::{Kind, Notification};
+use crate::notifications::envelope::{Answer, Kind, Notification};
 use crate::notifications::inbox::{Inbox, Put};
 use crate::transport::{NixlStats, NixlTransport};
 
@@ -64,7 +64,7 @@ impl NixlTransport {
         }
         // This thread is out of NIXL's progress now, in which it takes what others write.
         for (id, (connection, number)) in asked {
-            self.notify(id, Kind::Answer(number), connection);
+            self.answer(id, Answer { asked: connection, number });
         }
         for (id, number) in answered {
             if let Some(remote) = self.remotes.get_mut(&id) {
@@ -204,7 +204,12 @@ impl Intake<'_> {
                     *last = (connection, number.max(before));
                 }
             }
-            Kind::Answer(number) => self.after.answered.push((RemoteId(connection), number)),
+            Kind::Answer(Answer { asked, number }) => {
+                if let Some(count) = self.arrivals.count(connection, name, Answer::LEN) {
+                    self.after.due.push((name.to_owned(), connection, count));
+                }
+                self.after.answered.push((RemoteId(asked), number));
+            }
             Kind::Farewell(proof) => self.after.leaving.push((name.to_owned(), RemoteId(proof))),
             Kind::Frame(_) | Kind::Probe => {}
         }
@@ -216,7 +221,7 @@ mod tests {
     use std::process::{Child, Command};
     use std::time::{Duration, Instant};
 
-    use kv_core::{Op, Origin, PeerId, PostId, Transport, WayEnd};
+    use kv_core::{Op, Origin, PeerId, PostId, Transport, TransportError, WayEnd};
     use kv_host::{Life, Process};
     use rustix::event::{PollFd, PollFlags};
     use rustix::io::{FdFlags, fcntl_setfd};
@@ -327,6 +332,29 @@ mod tests {
             panic!()
         };
         assert!(dialogue.confirmed > 0 && dialogue.confirmed == dialogue.sent && !dialogue.said_farewell);
+    }
+
+    #[test]
+    fn answers_to_a_peer_that_takes_none_are_bounded_like_frames_and_go_on_when_it_does() {
+        let Some(nixl) = nixl() else { return };
+        let ((mut here, _), (mut there, _)) = (worker(nixl), worker(nixl));
+        here.connect(PEER, &there.metadata().unwrap()).unwrap();
+        there.connect(PEER, &here.metadata().unwrap()).unwrap();
+        pass(&mut [&mut here, &mut there], Duration::from_millis(100));
+        let (id, most) = (*here.remotes.keys().next().unwrap(), here.config.outbound_bytes as u64);
+        let open = |here: &NixlTransport| match &here.remotes[&id].speech {
+            Speech::Ours(dialogue) => dialogue.sent - dialogue.confirmed,
+            Speech::Foreign(_) => panic!("a foreign agent"),
+        };
+        let flood = most / Answer::LEN as u64;
+        (0..flood).for_each(|number| here.answer(id, Answer { asked: 1, number }));
+        let unconfirmed = open(&here);
+        assert!(unconfirmed <= most && unconfirmed > most - 1000, "{unconfirmed} of {most} bytes");
+        assert_eq!(here.send(PEER, Bytes::from(vec![1; 1000])), Err(TransportError::WouldBlock));
+        // Less is open than the peer confirms at once: the peer has taken all, and is answered again.
+        until(&mut [&mut here, &mut there], "confirmations", |here, _| open(here) < 600 << 10);
+        here.send(PEER, Bytes::from_static(FRAME)).unwrap();
+        until(&mut [&mut there, &mut here], "a frame", |_, events| frames(events).len() == 1);
     }
 
     /// Two processes: one is taken for the process of the transport's peer, and the other has inherited the descriptor by

@@ -14,7 +14,7 @@ use crate::connections::remote::Remote;
 use crate::connections::route::Route;
 use crate::notifications::arrivals::charge;
 use crate::notifications::datagrams::{PeerSocket, parts};
-use crate::notifications::envelope::{Kind, Notification};
+use crate::notifications::envelope::{Answer, Kind, Notification};
 use crate::notifications::speech::Speech;
 use crate::transport::NixlTransport;
 
@@ -43,6 +43,18 @@ impl NixlTransport {
             dialogue.sent += charged;
         }
         sent
+    }
+
+    /// Answers a question, if there is room as for a frame. Who gets no answer goes on without one after a while.
+    pub(crate) fn answer(&mut self, id: RemoteId, answer: Answer) {
+        let most = self.config.outbound_bytes;
+        let has_room = self.remotes.get(&id).is_some_and(|remote| remote.speech.has_room(Answer::LEN, most));
+        if has_room
+            && self.notify(id, Kind::Answer(answer), id.0)
+            && let Some(dialogue) = self.remotes.get_mut(&id).and_then(Remote::dialogue)
+        {
+            dialogue.sent += charge(Answer::LEN);
+        }
     }
 
     /// Sends a notification to a transport of this crate. False if the agent is a foreign one, or the
