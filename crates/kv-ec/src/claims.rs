@@ -80,6 +80,11 @@ impl Claim {
         self.0.claims.lock().waits(self.0.number)
     }
 
+    /// Why the request never may take room; `None` if it may, or waits.
+    pub(crate) fn has_ended(&self) -> Option<EcError> {
+        self.waits().filter(|why| !why.is_passing())
+    }
+
     /// Grants the claim of a request that has all of its entries, and so waits for nothing.
     pub(crate) fn grant(&self) {
         self.0.claims.lock().complete(self.0.number);

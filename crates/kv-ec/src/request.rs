@@ -43,7 +43,8 @@ pub enum RequestPoll {
 /// Room may go after requests had it: blocks are lost, entries are pinned for good, or a transfer that was given up
 /// still has blocks, which come back. Then the oldest request that lacks an entry goes on, and younger ones wait
 /// again, also those that have a part of their entries. If the room is gone for good, a younger one with a part gives
-/// its entries back in the next [`poll`](Request::poll), and ends with [`EcError::RoomLost`].
+/// its entries back in the next [`poll`](Request::poll), and ends with [`EcError::RoomLost`]. A request
+/// with a part that no longer fits the region at all does so, too, and ends with [`EcError::TooLargeTogether`].
 #[derive(Debug)]
 pub struct Request {
     items: Vec<Item>,
@@ -144,17 +145,16 @@ impl Request {
     /// What to do with the request now. Costs one atomic load for each entry that is being fetched.
     pub fn poll(&mut self) -> RequestPoll {
         let mut poll = RequestPoll::Ready;
+        let had_room = self.lost.is_none();
         for item in &mut self.items {
-            let came = item.look();
-            if let (true, Some(lost)) = (came, &self.lost) {
-                item.state = State::Missing(Some(lost.clone()));
+            match (item.look(), &self.lost) {
+                (true, None) => self.lost = item.lost_room(),
+                (true, Some(lost)) => item.give_back(lost),
+                (false, _) => {}
             }
         }
-        if self.lost.is_none() {
-            self.lost = self.items.iter().find_map(Item::lost_room);
-            if let Some(lost) = self.lost.clone() {
-                self.give_back(&lost);
-            }
+        if let (true, Some(lost)) = (had_room, &self.lost) {
+            self.items.iter_mut().for_each(|item| item.give_back(lost));
         }
         for item in &self.items {
             match item.state {
@@ -164,15 +164,6 @@ impl Request {
             }
         }
         poll
-    }
-
-    /// Gives back all entries, because earlier requests wait for their room.
-    fn give_back(&mut self, lost: &FetchFailure) {
-        for item in &mut self.items {
-            if let State::Here(_) = item.state {
-                item.state = State::Missing(Some(lost.clone()));
-            }
-        }
     }
 
     /// The entries that are pinned, each with its position among the [`Want`]s of the request, from 0.
@@ -226,7 +217,7 @@ impl Request {
 }
 
 impl Item {
-    /// Sees whether the fetch has ended. True if the entry has come.
+    /// Sees whether the fetch has ended. True if the fetch has ended since the last look.
     fn look(&mut self) -> bool {
         let State::Deferred(fetch) = &mut self.state else { return false };
         self.state = match fetch.poll() {
@@ -234,14 +225,22 @@ impl Item {
             EcPoll::Failed => State::Missing(fetch.failure()),
             EcPoll::Waiting | EcPoll::Transferring => return false,
         };
-        matches!(self.state, State::Here(_))
+        true
     }
 
-    /// The failure of a fetch whose request has lost its room.
+    /// Gives the entry back, because other requests wait for its room.
+    fn give_back(&mut self, lost: &FetchFailure) {
+        if let State::Here(_) = self.state {
+            self.state = State::Missing(Some(lost.clone()));
+        }
+    }
+
+    /// The failure of a fetch whose request has lost its room. An entry that was refused from the start, for which
+    /// the request never had room, was never fetched.
     fn lost_room(&self) -> Option<FetchFailure> {
         match &self.state {
             State::Missing(Some(why @ FetchFailure::Machine(error)))
-                if matches!(**error, EcError::RoomLost { .. }) =>
+                if matches!(**error, EcError::RoomLost { .. } | EcError::TooLargeTogether { .. }) =>
             {
                 Some(why.clone())
             }

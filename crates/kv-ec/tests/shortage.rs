@@ -59,9 +59,14 @@ fn requests_do_not_wait_for_each_other_where_an_entry_is_pinned_for_good() {
 }
 
 /// Two requests that both have one of their entries.
-fn both_half(server: &Server, producer: &Host, consumer: &Host) -> [Request; 2] {
-    [1, 3].iter().for_each(|seed| producer.save(*seed, 4 * BLOCK));
-    let mut both = ENTRIES.map(|entries| consumer.connector.request(hurried(server, &entries)).unwrap());
+fn both_half(
+    server: &Server,
+    producer: &Host,
+    consumer: &Host,
+    entries: [[(u64, u64); 2]; 2],
+) -> [Request; 2] {
+    entries.iter().for_each(|[(seed, blocks), _]| producer.save(*seed, blocks * BLOCK));
+    let mut both = entries.map(|entries| consumer.connector.request(hurried(server, &entries)).unwrap());
     for request in &mut both {
         until("a first entry", || request.poll() == RequestPoll::Deferred && request.entries().count() == 1);
     }
@@ -73,7 +78,7 @@ fn the_younger_of_two_requests_gives_its_entries_back_if_blocks_are_lost() {
     let server = Server::start();
     let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
     let late = [2, 4].map(|seed| producer.written(seed, 4 * BLOCK));
-    let [mut one, mut other] = both_half(&server, &producer, &consumer);
+    let [mut one, mut other] = both_half(&server, &producer, &consumer, ENTRIES);
     // Until no try has the blocks.
     until("the loss", || consumer.connector.reserve(&hash(9), 5 * BLOCK).map(drop).is_ok());
     until("the end of the younger", || other.poll() == RequestPoll::EncodeLocally);
@@ -87,12 +92,29 @@ fn the_younger_of_two_requests_gives_its_entries_back_if_blocks_are_lost() {
     until_ready(&consumer, &mut again, &ENTRIES[1]);
 }
 
+/// The younger request does not fit the region any more, and the older one needs the blocks of its entry.
+#[test]
+fn a_request_with_a_part_that_no_longer_fits_the_region_gives_its_entries_back() {
+    let server = Server::start();
+    let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
+    let entries = [[(1, 1), (2, 4)], [(3, 2), (4, 6)]];
+    let late = [(2, 4), (4, 6)].map(|(seed, blocks)| producer.written(seed, blocks * BLOCK));
+    let [mut one, mut other] = both_half(&server, &producer, &consumer, entries);
+    // Until no try has the blocks.
+    until("the loss", || consumer.connector.reserve(&hash(9), 10 * BLOCK).map(drop).is_ok());
+    until("the end of the younger", || other.poll() == RequestPoll::EncodeLocally);
+    let too_large = EcError::TooLargeTogether { blocks: 8, region: 6 };
+    assert_eq!(missing(&other), [(0, too_large.clone()), (1, too_large)]);
+    late.into_iter().for_each(|entry| producer.connector.save(entry).unwrap());
+    until_ready(&consumer, &mut one, &entries[0]);
+}
+
 #[test]
 fn both_of_two_requests_go_on_when_blocks_that_were_away_come_back() {
     let server = Server::start();
     let (producer, consumer) = (Host::producer(&server, "encoder", 32), Host::consumer("prefill", 16));
     let late = [2, 4].map(|seed| producer.written(seed, 4 * BLOCK));
-    let [mut one, mut other] = both_half(&server, &producer, &consumer);
+    let [mut one, mut other] = both_half(&server, &producer, &consumer, ENTRIES);
     let mut away = None;
     until("the transfer", || {
         away = consumer.connector.reserve(&hash(9), 5 * BLOCK).ok();

@@ -8,9 +8,9 @@ use kv_core::{
     Cause, Directions, Origin, PeerId, Post, PostId, Region, Time, TransferMode, Transport, TransportError,
     TransportEvent, TransportWait, WriteFence,
 };
-use kv_ec::{EcError, EcRegion};
+use kv_ec::{EcError, EcPoll, EcRegion};
 use kv_local::{LocalConfig, LocalTransport};
-use support::{BLOCK, Host, Server};
+use support::{BLOCK, Host, Server, content, until};
 
 const WHAT: &str = "READ over TCP";
 
@@ -65,19 +65,45 @@ impl Transport for Never {
     }
 }
 
+/// A host whose transport does nothing that the host itself posts. Peers write to the host as ever.
+fn consumer() -> Host {
+    let region = EcRegion::create(16, BLOCK as u32).unwrap();
+    let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
+    transport.add_arena(region.arena().unwrap()).unwrap();
+    Host::over("prefill", region, Never(transport), |_| ())
+}
+
 #[test]
 fn a_fetch_ends_at_once_where_the_transport_never_does_what_is_posted() {
     let server = Server::start();
     let producer = Host::producer(&server, "encoder", 32);
     producer.save(1, 4 * BLOCK);
-    let region = EcRegion::create(16, BLOCK as u32).unwrap();
-    let mut transport = LocalTransport::new(LocalConfig::default()).unwrap();
-    transport.add_arena(region.arena().unwrap()).unwrap();
-    let consumer = Host::over("prefill", region, Never(transport), |_| ());
+    let consumer = consumer();
     let want = server.want(1, 4 * BLOCK).with(|want| want.mode = Some(TransferMode::Pull));
     let error = consumer.refused(want);
     let EcError::Transfer(transfer) = &error else { panic!("{error}") };
     assert_eq!(transfer.cause, Cause::Post(TransportError::Unsupported(WHAT)));
     assert_eq!(consumer.connector.gauges().traffic.failed_tries, 1);
     consumer.until_cached(0);
+}
+
+#[test]
+fn a_session_that_wants_a_mode_which_the_transport_refuses_fails_no_session_that_wants_the_other() {
+    let server = Server::start();
+    let producer = Host::producer(&server, "encoder", 32);
+    let entry = producer.written(1, 4 * BLOCK);
+    let consumer = consumer();
+    let by = |mode| consumer.deferred(server.want(1, 4 * BLOCK).with(|want| want.mode = Some(mode)));
+    let (mut read, mut written) = (by(TransferMode::Pull), by(TransferMode::Push));
+    // Both sessions wait before a try can fail for good.
+    let tries = || consumer.connector.gauges().traffic.failed_tries;
+    let before = tries();
+    until("a try for both", || tries() > before);
+    producer.connector.save(entry).unwrap();
+    until("the entry", || {
+        assert_ne!(written.poll(), EcPoll::Failed, "{:?}", written.failure());
+        written.poll() == EcPoll::Ready
+    });
+    assert!(consumer.bytes(&written.entry().unwrap()) == content(1, 4 * BLOCK));
+    until("the refusal", || read.poll() == EcPoll::Failed);
 }

@@ -66,7 +66,9 @@ impl Book {
         if let Some(why) = self.ended.get(&number) {
             return Some(why.clone());
         }
-        let held_back = || self.granted.get(&number).filter(|_| self.held_back.contains(&number));
+        // One that lacks no entry any more waits for nothing, though nobody has judged the claims since.
+        let is_held_back = |granted: &&Granted| self.held_back.contains(&number) && !granted.open.is_empty();
+        let held_back = || self.granted.get(&number).filter(is_held_back);
         let entries = self.waiting.get(&number).or_else(|| held_back().map(|granted| &granted.entries))?;
         let (blocks, region) =
             (entries.values().sum(), self.room.lasting(|key| self.claimed.contains_key(key)));

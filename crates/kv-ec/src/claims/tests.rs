@@ -4,6 +4,7 @@ use kv_core::ContentHash;
 
 use super::{Claim, Claims};
 use crate::machine::EcError;
+use crate::request::FillError;
 use crate::room::{Entries, Key, Room};
 
 fn key(name: &str) -> Key {
@@ -66,4 +67,16 @@ fn those_who_have_a_part_take_no_more_until_room_comes_back_or_end_if_it_is_lost
     assert_eq!(claims.look(room(7, 0)), [two.number(), five.number()].into());
     let never = Some(EcError::TooLargeTogether { blocks: 8, region: 7 });
     assert_eq!((two.waits(), five.waits()), (never.clone(), never));
+}
+
+#[test]
+fn one_who_was_held_back_takes_what_was_encoded_here_once_nothing_is_to_come() {
+    let claims = Claims::default();
+    let [one, two] = ["one", "two"].map(|name| claim(&claims, name));
+    assert!(one.hold([key("one-first")]) && two.hold([key("two-first")]));
+    claims.look(room(16, 9));
+    let why = EcError::NotInTurn { blocks: 8, claimed: 16, region: 16 };
+    assert_eq!(two.fill(&key("two-second")), Err(FillError::NotInTurn(Box::new(why))));
+    two.give_up(&key("two-second"));
+    assert_eq!(two.fill(&key("two-second")), Ok(()));
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kv_core::machine::{Amounts, SessionCommand, SessionResource, SessionStatus};
 use kv_core::{ContentHash, ReadyEvent, ReadyEventError, SessionId, TransferMode};
 
+use super::error::EcError;
 use crate::cache::{Reservation, Shape};
 use crate::claims::Claim;
 use crate::params::Held;
@@ -62,6 +63,12 @@ impl Want {
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
+    }
+
+    /// Why a session that wants this ends: if its request has lost its room, that counts before any other reason,
+    /// because nothing else tells the request to give its entries back.
+    pub(super) fn ends(&self, why: EcError) -> EcError {
+        self.claim.as_ref().and_then(Claim::has_ended).unwrap_or(why)
     }
 }
 

@@ -31,8 +31,8 @@ pub enum EcError {
     #[error(transparent)]
     Room(#[from] ReserveError),
     /// The region of this worker can never hold all entries of the [`Request`](crate::Request): this entry does not
-    /// fit beside those that come before it. If the region has lost blocks while the request waited for its turn,
-    /// all entries of the request end so. Encode this item locally, and
+    /// fit beside those that come before it. If the region has lost too many blocks since the request was made, all
+    /// entries of the request end so, and those that the request had are given back. Encode this item locally, and
     /// [fill](crate::Request::fill) it in once the other fetches have ended, or ask for fewer entries at once.
     #[error("the entries of the request need {blocks} blocks together, and the region has only {region}")]
     TooLargeTogether {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kv_core::{SessionId, Time};
+use kv_core::{SessionId, Time, TransferMode};
 
 use super::command::Want;
 use super::error::EcError;
@@ -48,6 +48,7 @@ pub(super) enum Step {
 pub(super) struct Moving {
     pub(super) transfer: SessionId,
     pub(super) producer: Producer,
+    pub(super) mode: TransferMode,
     pub(super) reservation: Reservation,
     /// Until when the producer may take, for the sake of sessions that name others.
     pub(super) until: Time,
@@ -85,7 +86,7 @@ impl Waiter {
 
     /// Why the session's request never may take room; `None` if it may, or waits.
     pub(super) fn has_ended(&self) -> Option<EcError> {
-        self.waits_for_room().filter(|why| !why.is_passing())
+        self.want.claim.as_ref().and_then(Claim::has_ended)
     }
 
     /// The entry will not come to the session: its request needs no room for the entry.

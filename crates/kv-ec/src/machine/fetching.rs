@@ -26,7 +26,8 @@ use std::time::Duration;
 
 use kv_core::proto::Command;
 use kv_core::{
-    ContentRequest, KvPoll, Pages, Room, SessionId, SessionOptions, Time, TransferError, WorkerRole,
+    ContentRequest, KvPoll, Pages, Room, SessionId, SessionOptions, Time, TransferError, TransferMode,
+    WorkerRole,
 };
 
 use super::command::{EcPoll, Want};
@@ -211,11 +212,12 @@ impl Fetching {
     fn ask(&mut self, cx: &mut Context, key: &Key, mut reservation: Reservation) {
         let Some(fetch) = self.fetches.get_mut(key) else { return cx.store.discard(reservation) };
         let Some(next) = fetch.next() else { return cx.store.discard(reservation) };
-        let (transfer, producer, mode) = (cx.inner_session(), next.producer(), next.want.mode);
+        let (transfer, producer) = (cx.inner_session(), next.producer());
+        let mode = next.want.mode.unwrap_or(cx.config.mode);
         let patience = fetch.waiters.values().map(|waiter| waiter.deadline.since(cx.now)).max();
         let options = SessionOptions::default().with(|options| {
             options.deadline = patience.map(|patience| patience.min(cx.config.try_limit));
-            options.mode = Some(mode.unwrap_or(cx.config.mode));
+            options.mode = Some(mode);
             options.prefill_dp_rank = producer.1;
             options.source = Some(WorkerRole::Encode);
             options.content = Some(ContentRequest::new(key.0.clone(), &*cx.config.compatibility, key.1));
@@ -225,7 +227,8 @@ impl Fetching {
         let turn = others.map(|waiter| waiter.turn(cx.now)).min();
         fetch.asked = Some(producer.clone());
         let (until, met, arrived) = (Time::MAX, false, false);
-        fetch.step = Step::Moving(Box::new(Moving { transfer, producer, reservation, until, met, arrived }));
+        let moving = Moving { transfer, producer, mode, reservation, until, met, arrived };
+        fetch.step = Step::Moving(Box::new(moving));
         self.of_transfer.insert(transfer, key.clone());
         if let Some(turn) = turn {
             self.hurry(key, turn);
@@ -257,7 +260,7 @@ impl Fetching {
                 }
                 Ok(entry) => {
                     waiter.give_up(key);
-                    Err(EcError::OtherLength { held: entry.bytes(), asked: *asked })
+                    Err(waiter.want.ends(EcError::OtherLength { held: entry.bytes(), asked: *asked }))
                 }
                 // Another thread has evicted the entry already.
                 Err(_) => {
@@ -270,8 +273,15 @@ impl Fetching {
     }
 
     /// A try has failed: the sessions that a lasting reason concerns fail, and the others wait for the next
-    /// try. `asked` is the producer that was asked, if any was.
-    fn try_failed(&mut self, cx: &mut Context, key: &Key, asked: Option<&Producer>, why: EcError) {
+    /// try. `asked` is the producer that was asked, if any was, and which side was to move the bytes: what fails in
+    /// one mode may succeed in another one, which only a try can show.
+    fn try_failed(
+        &mut self,
+        cx: &mut Context,
+        key: &Key,
+        asked: Option<(&Producer, TransferMode)>,
+        why: EcError,
+    ) {
         let Some(fetch) = self.fetches.get_mut(key) else { return };
         cx.store.counters().failed_tries.add(1);
         fetch.step = Step::Pausing(cx.now);
@@ -282,7 +292,10 @@ impl Fetching {
             pause = first.saturating_mul(1 << (fetch.tries - 1).min(16)).min(cx.config.retry_max.max(first));
         } else {
             fetch.tries = 0;
-            let concerned = |waiter: &Waiter| asked.is_none_or(|asked| waiter.producer() == *asked);
+            let mode = |waiter: &Waiter| waiter.want.mode.unwrap_or(cx.config.mode);
+            let concerned = |waiter: &Waiter| {
+                asked.is_none_or(|(asked, by)| waiter.producer() == *asked && mode(waiter) == by)
+            };
             let failed: Vec<SessionId> =
                 fetch.waiters.iter().filter(|(_, waiter)| concerned(waiter)).map(|(id, _)| *id).collect();
             for session in failed {
@@ -314,7 +327,8 @@ impl Fetching {
             {
                 claim.give_up(key);
             }
-            cx.end_fetch(session, Err(why));
+            // After the claim has given the entry up: nobody ends a claim that waits for no entry.
+            cx.end_fetch(session, Err(waiter.want.ends(why)));
         }
     }
 
@@ -382,9 +396,9 @@ impl Fetching {
         let Step::Moving(moving) = std::mem::replace(&mut fetch.step, Step::Pausing(cx.now)) else {
             return None;
         };
-        let (transfer, asked) = (moving.transfer, moving.producer.clone());
+        let (transfer, asked, mode) = (moving.transfer, moving.producer.clone(), moving.mode);
         self.give_up(cx, key, *moving);
-        self.try_failed(cx, key, Some(&asked), why);
+        self.try_failed(cx, key, Some((&asked, mode)), why);
         Some(transfer)
     }
 

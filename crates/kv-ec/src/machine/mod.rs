@@ -99,7 +99,7 @@ impl EcMachine {
                     if let Some(claim) = &want.claim {
                         claim.give_up(&(want.hash.clone(), want.bytes));
                     }
-                    self.cx.end_fetch(session, Err(why));
+                    self.cx.end_fetch(session, Err(want.ends(why)));
                 }
                 None => self.fetching.open(&mut self.cx, session, want),
             },

@@ -126,3 +126,30 @@ fn those_who_wait_in_a_long_line_end_within_their_budgets() {
     assert_eq!(line.machine.next_timeout(), None);
     drop((first, claims));
 }
+
+/// The claim ends while a transfer is under way, and the machine hears nothing of that before the session ends.
+#[test]
+fn a_session_whose_request_has_lost_its_room_tells_so_whatever_ends_the_session() {
+    let ends: [fn(&mut Line) -> Vec<EcError>; 3] = [
+        |line| line.until(line.now + Duration::from_secs(1)).0,
+        |line| line.handle(Input::Command(Command::Abort { session: SessionId(0) })),
+        |line| line.handle(Input::Command(Command::Shutdown)),
+    ];
+    for end in ends {
+        let mut line = Line::new();
+        let half = u64::from(BLOCKS / 2);
+        let [one, two] = [0, 1].map(|request| line.claim(of(request).map(|key| (key, half / EACH))));
+        assert!(one.hold(of(0).take(1)) && two.hold(of(1).skip(1)));
+        let (hash, bytes) = of(1).next().unwrap();
+        let want = Want::new(hash, bytes, "127.0.0.1:1").with(|want| {
+            want.budget = Some(Duration::from_secs(1));
+            want.claim = Some(two.clone());
+        });
+        line.handle(Input::Command(Command::Fetch { session: SessionId(0), want: Box::new(want) }));
+        assert_eq!(line.machine.gauges().transfers, 1);
+        drop(line.store.reserve(&ContentHash::new("lost").unwrap(), 1).unwrap());
+        drop(line.claim([]));
+        let lost = EcError::RoomLost { blocks: half, region: BLOCKS - 1 };
+        assert_eq!(end(&mut line), [lost]);
+    }
+}
