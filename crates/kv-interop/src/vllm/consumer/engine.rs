@@ -7,6 +7,7 @@ use bytes::Bytes;
 use kv_core::plan::RegionMap;
 use kv_core::{EngineId, PeerId, SessionId, Time, WorkerId};
 
+use super::super::metadata::NixlAgentMetadata;
 use super::lease::EngineClock;
 use crate::cache::ForeignCache;
 
@@ -74,7 +75,7 @@ pub(super) struct Rank {
     pub(super) worker: WorkerId,
     pub(super) pp_rank: u32,
     pub(super) tp_rank: u32,
-    pub(super) metadata: Option<super::super::metadata::NixlAgentMetadata>,
+    pub(super) metadata: Option<NixlAgentMetadata>,
     pub(super) agent: Option<PeerId>,
     pub(super) connected: bool,
     /// True once the way to the connected agent has ended.
@@ -233,6 +234,26 @@ impl Engines {
     pub(super) fn rank_of(&mut self, agent: PeerId) -> Option<&mut Rank> {
         let (no, rank) = self.of_agent(agent)?;
         self.engines.get_mut(&no)?.ranks.get_mut(rank)
+    }
+
+    /// Agents that were met in the place of a rank of an engine, are not known to have ended, and are not this one: the
+    /// sessions of the engine may want the pages of either. Lost engines are known for as long as their agents are read.
+    pub(super) fn rivals(
+        &self,
+        no: EngineNo,
+        worker: &WorkerId,
+        metadata: &NixlAgentMetadata,
+    ) -> Vec<PeerId> {
+        let Some(engine) = self.engines.get(&no).filter(|engine| !engine.key.push) else { return Vec::new() };
+        let at = |engine: &Engine| (engine.key.engine.clone(), engine.key.addr.clone(), engine.generation);
+        let same_place = |other: &&Engine| !other.key.push && at(other) == at(engine);
+        let ranks = self.engines.values().filter(same_place).flat_map(|other| &other.ranks);
+        let differs = |rank: &&Rank| {
+            let known = rank.metadata.as_ref();
+            known.is_some_and(|known| known.agent_metadata != metadata.agent_metadata)
+        };
+        let rivals = ranks.filter(|rank| rank.worker == *worker && !rank.ended).filter(differs);
+        rivals.filter_map(|rank| rank.agent).collect()
     }
 
     pub(super) fn of_peer(&self, peer: PeerId) -> Option<EngineNo> {

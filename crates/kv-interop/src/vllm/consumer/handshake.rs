@@ -16,6 +16,7 @@ use super::super::context::Context;
 use super::super::geometry::Place;
 use super::super::hash::NIXL_CONNECTOR_VERSION;
 use super::super::metadata::{MetadataError, NixlAgentMetadata, answer, question};
+use super::super::notification::heartbeat;
 use super::Consumer;
 use super::engine::{Engine, EngineNo, Stage, rest};
 use super::lease::EngineClock;
@@ -53,12 +54,12 @@ impl Consumer {
     pub(super) fn answered(&mut self, cx: &mut Context, no: EngineNo, parts: &[Bytes]) {
         let Some(engine) = self.engines.get(no) else { return };
         let Stage::Asking { rank, asked, .. } = engine.stage else { return cx.ignore(Ignored::NotAsked) };
-        match self.read_answer(no, rank, parts, (asked, cx.now)) {
+        match self.read_answer(cx, no, rank, parts, asked) {
             Ok(()) if self.engines.get(no).is_some_and(|engine| rank + 1 < engine.ranks.len()) => {
                 self.ask(cx, no, rank + 1);
             }
             Ok(()) => self.join(cx, no),
-            // The process of the engine that the sessions want is gone, and with it the pages.
+            // The process of the engine that the sessions want may be gone, and with it the pages.
             Err(Cause::PeerRestarted) => self.engine_died(cx, no, QUIET_AFTER, &Cause::PeerRestarted),
             Err(cause) => self.refuse(cx, no, &cause),
         }
@@ -67,10 +68,11 @@ impl Consumer {
     /// Checks one answer as vLLM does: the hash, then the metadata, then the engine.
     fn read_answer(
         &mut self,
+        cx: &mut Context,
         no: EngineNo,
         rank: usize,
         parts: &[Bytes],
-        (asked, now): (Time, Time),
+        asked: Time,
     ) -> Result<(), Cause> {
         let Some(engine) = self.engines.get(no) else { return Ok(()) };
         let (payload, shown) = answer(parts).map_err(|error| unread("NixlHandshakePayload", &error))?;
@@ -82,14 +84,20 @@ impl Consumer {
         if metadata.engine_id != engine.key.engine.as_str() {
             return Err(Cause::PeerRestarted);
         }
-        engine.clock = Some(EngineClock::new(shown, asked, now).better(engine.clock));
+        engine.clock = Some(EngineClock::new(shown, asked, cx.now).better(engine.clock));
         let Some(rank) = engine.ranks.get_mut(rank) else { return Ok(()) };
         let same = |known: &NixlAgentMetadata| known.agent_metadata == metadata.agent_metadata;
         if rank.connected && !rank.metadata.as_ref().is_some_and(same) {
             return Err(Cause::PeerRestarted);
         }
-        rank.metadata = Some(metadata);
-        Ok(())
+        let worker = rank.worker.clone();
+        rank.metadata = Some(metadata.clone());
+        let rivals = self.engines.rivals(no, &worker, &metadata);
+        for agent in &rivals {
+            // Whose end is noticed thereby, so that the next session has one candidate.
+            cx.effects.notify(*agent, heartbeat([]));
+        }
+        if rivals.is_empty() { Ok(()) } else { Err(Cause::PeerRestarted) }
     }
 
     /// Connects the agents of all ranks, after all answers have come.

@@ -288,6 +288,38 @@ fn a_restart_under_the_same_engine_id_is_seen_by_the_agents_metadata() {
 }
 
 #[test]
+fn while_a_lost_agent_may_live_another_one_in_its_place_has_pages_of_nobody_knows_which_process() {
+    // The side channel is silent and the engine is lost, while its agent is still being read from.
+    let (mut rig, engine) = reading();
+    let channel = rig.channel();
+    let agent = *rig.agents().values().next().unwrap();
+    rig.gone(channel, WayEnd::Lost);
+    rig.pass(20 * SECOND);
+    assert_eq!((rig.poll(S), rig.back.get(&S)), (KvPoll::Failed, None));
+    rig.open(2, Rig::remote(&engine, "s", &[6]), |_| ());
+    rig.init(2, &[9]);
+    rig.notified();
+    let (next, posts) = (Engine { life: 2, ..engine }, rig.posts.len());
+    rig.answer(&next);
+    assert!(rig.cause(SessionId(2)).contains("restarted"), "{}", rig.cause(SessionId(2)));
+    assert_eq!((rig.back[&SessionId(2)], rig.posts.len()), (1, posts));
+    assert_eq!(
+        rig.notified(),
+        [("agent p-0 0 0 life 1".to_owned(), "HB:".to_owned())],
+        "its end is asked for"
+    );
+    // The end of the first process is known, and so is whose the next parameters are.
+    rig.gone(agent, WayEnd::Lost);
+    rig.finish_posts(&next, &[], Err(TransportError::PeerGone));
+    assert_eq!(rig.back[&S], 2);
+    rig.open(3, Rig::remote(&next, "t", &[4]), |_| ());
+    rig.init(3, &[10]);
+    rig.shake(&next);
+    rig.finish_posts(&next, &[4], Ok(()));
+    assert_eq!((rig.poll(SessionId(3)), rig.right(&[10], 0).0), (KvPoll::Success, rig.right(&[10], 0).1));
+}
+
+#[test]
 fn another_engine_at_the_address_is_a_restart() {
     let (mut rig, _) = opened();
     rig.answer(&Engine { name: "p-9".to_owned(), ..Engine::new(ONE) });
