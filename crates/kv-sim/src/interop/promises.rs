@@ -94,7 +94,8 @@ impl World {
         if role == RegionRole::Kv && self.is_kept(self.legs[leg].life, leg, item) {
             return;
         }
-        if self.legs[self.flights[flight].legs.0].receives && self.is_excused_now(leg) {
+        let reader = self.flights[flight].legs.0;
+        if self.legs[reader].receives && (self.is_excused_now(leg) || self.is_among_strangers(reader)) {
             return;
         }
         let wrong =

@@ -93,10 +93,8 @@ impl Consumer {
 
     /// The way to an agent has ended.
     pub(super) fn agent_gone(&mut self, cx: &mut Context, no: EngineNo, rank: usize) {
+        self.engines.way_ends(no, rank);
         let Some(engine) = self.engines.get(no) else { return };
-        if let Some(rank) = engine.ranks.get_mut(rank) {
-            rank.ended = true;
-        }
         if matches!(engine.stage, Stage::Dying { .. }) {
             self.free_if_ended(cx, no);
         } else {

@@ -80,6 +80,8 @@ pub(super) struct Rank {
     pub(super) connected: bool,
     /// True once the way to the connected agent has ended.
     pub(super) ended: bool,
+    /// The agent of another process in this rank's place to which a way has ended since the engine was first asked.
+    pub(super) forerunner: Option<Bytes>,
     /// Since when reads are in flight and none has ended; `None` while no read is in flight.
     pub(super) silent_since: Option<Time>,
     /// Where the rank's pages are; `None` for a rank from which nothing is read.
@@ -101,6 +103,12 @@ impl Engine {
     /// The agents that are connected, and whose way has not ended.
     pub(super) fn agents(&self) -> impl Iterator<Item = PeerId> + '_ {
         self.ranks.iter().filter(|rank| rank.connected && !rank.ended).filter_map(|rank| rank.agent)
+    }
+
+    /// True if parameters of pull that name this engine may mean the other one.
+    fn has_place_of(&self, other: &Engine) -> bool {
+        let place = |engine: &Engine| (engine.key.engine.clone(), engine.key.addr.clone(), engine.generation);
+        !self.key.push && !other.key.push && place(self) == place(other)
     }
 
     /// True if the side channel is dead.
@@ -200,6 +208,9 @@ impl Engines {
     pub(super) fn remove(&mut self, no: EngineNo) -> Vec<PeerId> {
         self.give_to_nobody(no);
         self.set_due(no, None);
+        for rank in 0..self.engines.get(&no).map_or(0, |engine| engine.ranks.len()) {
+            self.way_ends(no, rank);
+        }
         let Some(engine) = self.engines.remove(&no) else { return Vec::new() };
         let agents = engine.ranks.iter().filter_map(|rank| rank.agent);
         let peers: Vec<PeerId> = engine.channel.into_iter().chain(agents).collect();
@@ -238,22 +249,32 @@ impl Engines {
 
     /// Agents that were met in the place of a rank of an engine, are not known to have ended, and are not this one: the
     /// sessions of the engine may want the pages of either. Lost engines are known for as long as their agents are read.
-    pub(super) fn rivals(
-        &self,
-        no: EngineNo,
-        worker: &WorkerId,
-        metadata: &NixlAgentMetadata,
-    ) -> Vec<PeerId> {
+    pub(super) fn rivals(&self, no: EngineNo, worker: &WorkerId, metadata: &Bytes) -> Vec<PeerId> {
         let Some(engine) = self.engines.get(&no).filter(|engine| !engine.key.push) else { return Vec::new() };
-        let at = |engine: &Engine| (engine.key.engine.clone(), engine.key.addr.clone(), engine.generation);
-        let same_place = |other: &&Engine| !other.key.push && at(other) == at(engine);
-        let ranks = self.engines.values().filter(same_place).flat_map(|other| &other.ranks);
-        let differs = |rank: &&Rank| {
-            let known = rank.metadata.as_ref();
-            known.is_some_and(|known| known.agent_metadata != metadata.agent_metadata)
-        };
-        let rivals = ranks.filter(|rank| rank.worker == *worker && !rank.ended).filter(differs);
-        rivals.filter_map(|rank| rank.agent).collect()
+        let others = self.engines.values().filter(|other| other.has_place_of(engine));
+        let ranks =
+            others.flat_map(|other| &other.ranks).filter(|rank| rank.worker == *worker && !rank.ended);
+        let differs =
+            |rank: &&Rank| rank.metadata.as_ref().is_some_and(|known| known.agent_metadata != *metadata);
+        ranks.filter(differs).filter_map(|rank| rank.agent).collect()
+    }
+
+    /// The way to a rank's agent ends. Engines in the same place that are being asked remember the agent: their
+    /// sessions were opened before.
+    pub(super) fn way_ends(&mut self, no: EngineNo, number: usize) {
+        let Some(mut engine) = self.engines.remove(&no) else { return };
+        let rank = engine.ranks.get(number).filter(|rank| rank.agent.is_some() && !rank.ended);
+        if let Some((worker, known)) = rank.and_then(|rank| Some((&rank.worker, rank.metadata.as_ref()?))) {
+            let others = self.engines.values_mut().filter(|other| other.has_place_of(&engine));
+            let same = others.flat_map(|other| &mut other.ranks).filter(|other| other.worker == *worker);
+            for other in same.filter(|other| !other.connected) {
+                other.forerunner = Some(known.agent_metadata.clone());
+            }
+        }
+        if let Some(rank) = engine.ranks.get_mut(number) {
+            rank.ended = true;
+        }
+        self.engines.insert(no, engine);
     }
 
     pub(super) fn of_peer(&self, peer: PeerId) -> Option<EngineNo> {

@@ -90,14 +90,15 @@ impl Consumer {
         if rank.connected && !rank.metadata.as_ref().is_some_and(same) {
             return Err(Cause::PeerRestarted);
         }
-        let worker = rank.worker.clone();
-        rank.metadata = Some(metadata.clone());
-        let rivals = self.engines.rivals(no, &worker, &metadata);
+        let (worker, agent) = (rank.worker.clone(), metadata.agent_metadata.clone());
+        let has_forerunner = rank.forerunner.as_ref().is_some_and(|known| *known != agent);
+        rank.metadata = Some(metadata);
+        let rivals = self.engines.rivals(no, &worker, &agent);
         for agent in &rivals {
             // Whose end is noticed thereby, so that the next session has one candidate.
             cx.effects.notify(*agent, heartbeat([]));
         }
-        if rivals.is_empty() { Ok(()) } else { Err(Cause::PeerRestarted) }
+        if rivals.is_empty() && !has_forerunner { Ok(()) } else { Err(Cause::PeerRestarted) }
     }
 
     /// Connects the agents of all ranks, after all answers have come.

@@ -209,6 +209,7 @@ impl Consumer {
             agent: None,
             connected: false,
             ended: false,
+            forerunner: None,
             silent_since: None,
             pages: None,
         };
