@@ -3,11 +3,12 @@
 
 mod support;
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use kv_bootstrap::{ClientConfig, KvBootstrapServer};
+use kv_bootstrap::ClientConfig;
 use kv_core::{
     BootstrapClient, BootstrapError, BootstrapEvent, LookupId, OsError, RankRecord, Replica, WorkerRole,
 };
@@ -174,16 +175,28 @@ fn a_server_that_closes_after_each_answer_serves_all_requests() {
 
 #[test]
 fn a_connection_closed_while_idle_goes_unnoticed() {
-    let config =
-        kv_bootstrap::ServerConfig::default().with(|config| config.idle_timeout = Duration::from_millis(50));
-    let server = KvBootstrapServer::start_with("127.0.0.1:0", config).unwrap();
-    let addr = server.local_addr().to_string();
-    let mut driver = Driver::new(ClientConfig::default());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let (close, told) = mpsc::channel();
+    let (tell, closed) = mpsc::channel();
+    let server = std::thread::spawn(move || {
+        for _ in 0..5 {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n").unwrap();
+            told.recv().unwrap();
+            drop(stream);
+            tell.send(()).unwrap();
+        }
+    });
+    let mut driver = Driver::new(ClientConfig::default().with(|config| config.request_timeout = LONG));
     for _ in 0..5 {
         assert_eq!(driver.lookup(&addr), Err(BootstrapError::UnknownRank));
         // The client is not polled meanwhile, so it finds out when it sends.
-        std::thread::sleep(Duration::from_millis(150));
+        close.send(()).unwrap();
+        closed.recv().unwrap();
     }
+    server.join().unwrap();
 }
 
 #[test]
