@@ -4,7 +4,7 @@
 mod workers;
 
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kv_conformance::{boottime, connect};
 use kv_core::{Op, PeerId, Transport, TransportWait};
@@ -29,8 +29,7 @@ fn workers_without_a_descriptor_left_rest_and_meet_once_there_are_some_again() {
     assert!(!taken.is_empty() && taken.len() < 64);
     connect(&mut late.transport, PeerId(1), &metadata).unwrap();
     let (mut events, mut rests) = (Vec::new(), 0);
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_millis(500) {
+    for _ in 0..100 {
         for side in [&mut to, &mut *early, &mut *late] {
             side.transport.poll(boottime(), &mut events);
         }

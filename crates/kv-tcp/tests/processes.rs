@@ -144,8 +144,9 @@ fn a_stopped_peer_is_lost_after_the_time_of_silence_and_the_peer_beside_it_is_no
 }
 
 #[test]
-fn a_killed_peer_is_reported_dead_within_two_seconds() {
-    let mut here = worker(Kind::Usual.config(), &[LEN]);
+fn a_killed_peer_is_reported_dead_without_a_time_of_silence() {
+    let config = Kind::Usual.config().with(|config| config.silence = Duration::from_secs(3600));
+    let mut here = worker(config, &[LEN]);
     for round in 0..5 {
         let mut peer = other(Job::Serve, &mut here);
         connect(&mut here.transport, PeerId(1), peer.metadata()).unwrap();
@@ -155,12 +156,12 @@ fn a_killed_peer_is_reported_dead_within_two_seconds() {
         peer.kill();
         let mut events = Vec::new();
         while events.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the death goes unnoticed");
             here.transport.poll(boottime(), &mut events);
             rest(&here.transport, Duration::from_millis(100));
         }
         let dead = WayEnd::Dead { quiet_after: Duration::ZERO };
         assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: dead }]);
-        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     }
 }
 
