@@ -202,6 +202,7 @@ fn requests(uri: &Uri) -> Result<usize, ApiError> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Condvar, Mutex};
     use std::time::Duration;
 
     use kv_transfer::trace::{Half, KvWhat, Log};
@@ -248,10 +249,15 @@ mod tests {
 
     static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
     static MOST: AtomicUsize = AtomicUsize::new(0);
+    /// No text is ready before this is true.
+    static READY: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
     fn slow_text(_: &Timeline) -> serde_json::Result<String> {
         MOST.fetch_max(1 + UNDER_WAY.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(200));
+        let (ready, changed) = &READY;
+        // A test that has failed does not wait for its threads without end.
+        let most = Duration::from_secs(60);
+        drop(changed.wait_timeout_while(ready.lock().unwrap(), most, |ready| !*ready).unwrap());
         UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
         Ok(String::new())
     }
@@ -263,6 +269,8 @@ mod tests {
             let impatient = tokio::time::timeout(Duration::from_millis(50), joining.make(1, slow_text));
             assert!(impatient.await.is_err());
         }
+        *READY.0.lock().unwrap() = true;
+        READY.1.notify_all();
         assert_eq!(joining.make(1, slow_text).await.unwrap(), "");
         assert_eq!(MOST.load(Ordering::SeqCst), 1);
     }
