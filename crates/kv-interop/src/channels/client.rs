@@ -42,8 +42,6 @@ use crate::zmtp::{MAX_MESSAGE, SocketType};
 
 /// The distance of two tries of a port whose connection has ended.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a port is tried whose connection has ended.
-const PROBING: Duration = Duration::from_secs(2);
 /// How long messages may still go out after the peer was disconnected.
 const LINGER: Duration = Duration::from_secs(2);
 /// What a message counts beside its bytes.
@@ -261,7 +259,7 @@ impl Client {
         if self.kind != Kind::Push || self.leaving || error != io::ErrorKind::ConnectionRefused {
             return Step::End(WayEnd::Lost);
         }
-        let until = context.now + PROBING;
+        let until = context.now + context.config.probing;
         self.stage = Stage::Probing(Probing { addr, stream: None, refused: 0, until });
         self.refused(context)
     }
@@ -317,7 +315,7 @@ impl Client {
                 }
             }
             Err(Over::Ended) if connection.is_open() && !self.leaving => {
-                let until = context.now + PROBING;
+                let until = context.now + context.config.probing;
                 self.stage = Stage::Probing(Probing { addr, stream: None, refused: 0, until });
                 self.deadline = None;
                 Step::Next

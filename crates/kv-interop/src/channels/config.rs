@@ -28,6 +28,8 @@ pub struct ChannelConfig {
     /// How long the last writes of a peer may still arrive once the death of the peer is proven (default 2 s):
     /// the time for which [`WayEnd::Dead`](kv_core::WayEnd::Dead) asks.
     pub quiet_after: Duration,
+    /// How long a port is tried whose connection has ended: 2 s, but for tests.
+    pub(super) probing: Duration,
 }
 
 impl Default for ChannelConfig {
@@ -41,6 +43,7 @@ impl Default for ChannelConfig {
             connect_timeout: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(10),
             quiet_after: Duration::from_secs(2),
+            probing: Duration::from_secs(2),
         }
     }
 }

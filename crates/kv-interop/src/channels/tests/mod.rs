@@ -32,6 +32,11 @@ impl Worker {
         Worker::new(ChannelConfig::default())
     }
 
+    /// One that tries a port whose connection has ended until a test would have failed.
+    fn probing() -> Worker {
+        Worker::new(ChannelConfig::default().with(|config| config.probing = 2 * SOON))
+    }
+
     fn listening(change: impl FnOnce(&mut ChannelConfig)) -> Worker {
         let config = ChannelConfig { listen: Some("127.0.0.1:0".to_owned()), ..ChannelConfig::default() };
         Worker::new(config.with(change))
