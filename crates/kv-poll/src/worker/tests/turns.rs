@@ -132,10 +132,11 @@ fn an_idle_worker_takes_no_turns() {
     let rig = Rig::start();
     let sender = rig.sender(SLOW);
     rig.until_seen(&Seen::Opened(0));
-    std::thread::sleep(Duration::from_millis(50));
-    let before = rig.worker.manager().gauges().turns;
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(rig.worker.manager().gauges().turns, before);
+    rig.until("rest", || {
+        let before = rig.worker.manager().gauges().turns;
+        std::thread::sleep(Duration::from_millis(100));
+        rig.worker.manager().gauges().turns == before
+    });
     drop(sender);
     rig.until_seen(&Seen::Aborted(0));
 }
