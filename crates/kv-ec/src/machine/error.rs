@@ -112,6 +112,16 @@ impl EcError {
             _ => false,
         }
     }
+
+    /// True if a try in which the other side moves the bytes may succeed where this one has failed for good.
+    pub(crate) fn is_of_mode(&self) -> bool {
+        let EcError::Transfer(error) = self else { return false };
+        matches!(
+            error.cause,
+            Cause::Post(TransportError::Unsupported(_))
+                | Cause::ByPeer(PeerCause::DataRefused | PeerCause::Mode { .. })
+        )
+    }
 }
 
 fn is_passing(cause: &Cause) -> bool {

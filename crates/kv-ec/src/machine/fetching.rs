@@ -273,8 +273,8 @@ impl Fetching {
     }
 
     /// A try has failed: the sessions that a lasting reason concerns fail, and the others wait for the next
-    /// try. `asked` is the producer that was asked, if any was, and which side was to move the bytes: what fails in
-    /// one mode may succeed in another one, which only a try can show.
+    /// try. `asked` is the producer that was asked, if any was, and which side was to move the bytes: where that is
+    /// the reason, sessions that want the other side to do so are not concerned.
     fn try_failed(
         &mut self,
         cx: &mut Context,
@@ -294,7 +294,9 @@ impl Fetching {
             fetch.tries = 0;
             let mode = |waiter: &Waiter| waiter.want.mode.unwrap_or(cx.config.mode);
             let concerned = |waiter: &Waiter| {
-                asked.is_none_or(|(asked, by)| waiter.producer() == *asked && mode(waiter) == by)
+                asked.is_none_or(|(asked, by)| {
+                    waiter.producer() == *asked && (!why.is_of_mode() || mode(waiter) == by)
+                })
             };
             let failed: Vec<SessionId> =
                 fetch.waiters.iter().filter(|(_, waiter)| concerned(waiter)).map(|(id, _)| *id).collect();

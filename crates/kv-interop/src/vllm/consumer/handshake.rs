@@ -87,7 +87,9 @@ impl Consumer {
         engine.clock = Some(EngineClock::new(shown, asked, cx.now).better(engine.clock));
         let Some(rank) = engine.ranks.get_mut(rank) else { return Ok(()) };
         let same = |known: &NixlAgentMetadata| known.agent_metadata == metadata.agent_metadata;
-        if rank.connected && !rank.metadata.as_ref().is_some_and(same) {
+        // A writer that was not connected has nothing of a session; who is to be read may have had its pages.
+        let is_known = rank.connected || (!engine.key.push && rank.metadata.is_some());
+        if is_known && !rank.metadata.as_ref().is_some_and(same) {
             return Err(Cause::PeerRestarted);
         }
         let (worker, agent) = (rank.worker.clone(), metadata.agent_metadata.clone());

@@ -175,10 +175,10 @@ impl Consumer {
 
     /// Takes the end of a post; ends of other parts' posts have no effect.
     pub(crate) fn posted(&mut self, cx: &mut Context, post: PostId, result: Result<(), TransportError>) {
-        let (gone, good) = (matches!(result, Err(TransportError::PeerGone)), result.is_ok());
+        let (gone, came) = (matches!(result, Err(TransportError::PeerGone)), result.is_ok());
         let Some((peer, ended)) = self.flows.post_ended(post, result) else { return };
-        if good {
-            self.silence_ended(cx, peer);
+        if !gone {
+            self.judge_silence(cx, peer, came);
         }
         if let Some(ended) = ended {
             self.reading_ended(cx, ended);

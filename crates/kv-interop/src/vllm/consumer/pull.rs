@@ -86,12 +86,14 @@ impl Consumer {
         }
     }
 
-    /// A read has ended well. If none had for long, the heartbeats of that time may have come too late, and the
-    /// sessions fail whose lease may have ended meanwhile.
-    pub(super) fn silence_ended(&mut self, cx: &mut Context, agent: PeerId) {
-        let Some(since) = self.engines.rank_of(agent).and_then(|rank| rank.silent_since.take()) else {
-            return;
-        };
+    /// A read has ended; if it `came`, the silence has ended too. If no read had ended for long, the heartbeats of that
+    /// time may have come too late, and the sessions fail whose lease may have ended meanwhile.
+    pub(super) fn judge_silence(&mut self, cx: &mut Context, agent: PeerId, came: bool) {
+        let Some(rank) = self.engines.rank_of(agent) else { return };
+        let Some(since) = rank.silent_since else { return };
+        if came {
+            rank.silent_since = None;
+        }
         if cx.now - since <= self.config.kv_lease_duration / 3 {
             return;
         }

@@ -320,6 +320,18 @@ fn while_a_lost_agent_may_live_another_one_in_its_place_has_pages_of_nobody_know
 }
 
 #[test]
+fn an_engine_that_answers_a_second_try_with_another_agent_has_restarted() {
+    let (mut rig, engine) = (Rig::new(ONE, TransferMode::Pull), Engine::new(ONE));
+    rig.open(1, Rig::remote(&engine, "r", &[4]), |_| ());
+    rig.answer(&engine);
+    let channel = rig.channel();
+    rig.gone(channel, WayEnd::Lost);
+    rig.pass(2 * SECOND);
+    rig.answer(&Engine { life: 2, ..engine });
+    assert!(rig.cause(S).contains("restarted"), "{}", rig.cause(S));
+}
+
+#[test]
 fn another_engine_at_the_address_is_a_restart() {
     let (mut rig, _) = opened();
     rig.answer(&Engine { name: "p-9".to_owned(), ..Engine::new(ONE) });

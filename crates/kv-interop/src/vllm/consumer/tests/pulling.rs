@@ -316,6 +316,26 @@ fn reads_that_a_silent_network_delays_end_the_sessions_whose_heartbeats_it_delay
 }
 
 #[test]
+fn a_read_that_was_cancelled_in_a_silence_ends_the_sessions_that_wait_as_well() {
+    for (silent, outlasts) in [(10, true), (40, false)] {
+        let (mut rig, engine) = (pull(ONE), Engine::new(ONE));
+        for n in 1..=2 {
+            rig.open(n, Rig::remote(&engine, &format!("r{n}"), &[n as u32]), |_| ());
+        }
+        rig.shake(&engine);
+        rig.pass(60 * SECOND);
+        rig.init(1, &[7]);
+        rig.pass(silent / 2 * SECOND);
+        rig.abort(1);
+        rig.pass(silent / 2 * SECOND);
+        rig.finish_posts(&engine, &[1], Err(TransportError::Cancelled));
+        let expected = if outlasts { KvPoll::WaitingForInput } else { KvPoll::Failed };
+        assert_eq!(rig.poll(SessionId(2)), expected, "{silent} s of silence");
+        assert_eq!(rig.back[&S], 1);
+    }
+}
+
+#[test]
 fn a_session_that_is_read_for_long_lasts_while_any_read_at_its_engine_ends_now_and_then() {
     let mut rig = Rig::with(ONE, TransferMode::Pull, |config| config.limits.max_post_bytes = 1);
     let engine = Engine::new(ONE);
