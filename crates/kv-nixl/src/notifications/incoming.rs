@@ -173,6 +173,13 @@ impl Intake<'_> {
         }
     }
 
+    /// Counts what has arrived on a connection, and notes the count that is to be confirmed.
+    fn arrived(&mut self, name: &str, connection: u64, len: usize) {
+        if let Some(count) = self.arrivals.count(connection, name, len) {
+            self.after.due.push((name.to_owned(), connection, count));
+        }
+    }
+
     fn take_ours(&mut self, name: &str, connection: u64, kind: Kind) {
         // It may be forged, but by nobody who gains by it: a farewell that names a wrong number is
         // not believed, and the end is seen otherwise.
@@ -190,9 +197,7 @@ impl Intake<'_> {
         }
         match kind {
             Kind::Frame(frame) if frame.len() <= MAX_FRAME => {
-                if let Some(count) = self.arrivals.count(connection, name, frame.len()) {
-                    self.after.due.push((name.to_owned(), connection, count));
-                }
+                self.arrived(name, connection, frame.len());
                 let from = origin.unwrap_or_else(|| self.origins.of(name));
                 self.events.push(TransportEvent::Frame { from, frame });
             }
@@ -205,9 +210,7 @@ impl Intake<'_> {
                 }
             }
             Kind::Answer(Answer { asked, number }) => {
-                if let Some(count) = self.arrivals.count(connection, name, Answer::LEN) {
-                    self.after.due.push((name.to_owned(), connection, count));
-                }
+                self.arrived(name, connection, Answer::LEN);
                 self.after.answered.push((RemoteId(asked), number));
             }
             Kind::Farewell(proof) => self.after.leaving.push((name.to_owned(), RemoteId(proof))),
