@@ -163,11 +163,10 @@ fn table(gpu: &'static Gpu, library: &str, region: usize) -> Result<(), Error> {
             "GPU" => Memory::Gpu(Vram::new(gpu, region)),
             _ => Memory::Host(kv_transfer::local::Arena::new(region)?),
         };
-        for memory in [&end.memory, &like] {
-            if let Memory::Host(arena) = memory {
-                gpu.pin(arena.addr(), arena.len());
-            }
-        }
+        let _pinned = [&end.memory, &like].map(|memory| match memory {
+            Memory::Host(arena) => gpu.pin(arena.addr(), arena.len()),
+            Memory::Gpu(_) => None,
+        });
         let mut next = 0;
         for op in [Op::Write, Op::Read] {
             for block in [64 << 10, 1 << 20] {

@@ -2,11 +2,13 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kv_core::Transport;
+use kv_core::{Op, PeerId, PostId, Transport, TransportEvent};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{Job, Other, Puppet, Side, boottime, rest};
+use crate::other::whole;
+use crate::{Harness, Job, Other, Puppet, Side, boottime, connect, pattern, rest, snapshot};
 
 const ROLE: &str = "KV_CONFORMANCE_CHILD";
 const MARK: &str = "metadata:";
@@ -62,6 +64,25 @@ impl Other for Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Reads the memory of another process, once more after the process has been stopped: a check for ways on which a READ
+/// needs nothing of the processor that is read from.
+pub fn pages_are_read_from_a_process_that_stands_still<H: Harness<Other = Process>>(harness: &H) {
+    let mut here = harness.worker(&[H::FAR_LEN]);
+    let other = harness.other(Job::Serve, &here.transport.metadata().unwrap());
+    connect(&mut here.transport, PeerId(1), other.metadata()).unwrap();
+    for id in [1, 2] {
+        here.memory.write(0, 0, &vec![0; H::FAR_LEN]);
+        here.transport.post(PeerId(1), whole(id, Op::Read, H::FAR_LEN)).unwrap();
+        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+        while !events.contains(&TransportEvent::Posted { post: PostId(id), result: Ok(()) }) {
+            assert!(Instant::now() < deadline, "READ {id} has not ended: {events:?}");
+            here.transport.poll(boottime(), &mut events);
+        }
+        assert!(snapshot(&here)[0] == pattern(H::FAR_LEN), "READ {id}");
+        kill_process(Pid::from_child(other.child()), Signal::STOP).unwrap();
     }
 }
 

@@ -25,6 +25,7 @@ struct Driver {
     upload: unsafe extern "C" fn(u64, *const c_void, usize) -> Status,
     download: unsafe extern "C" fn(*mut c_void, u64, usize) -> Status,
     pin: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> Status,
+    unpin: unsafe extern "C" fn(*mut c_void) -> Status,
     copy: unsafe extern "C" fn(u64, u64, usize, *mut c_void) -> Status,
 }
 
@@ -45,6 +46,7 @@ impl Driver {
                 upload: *library.get(b"cuMemcpyHtoD_v2\0")?,
                 download: *library.get(b"cuMemcpyDtoH_v2\0")?,
                 pin: *library.get(b"cuMemHostRegister_v2\0")?,
+                unpin: *library.get(b"cuMemHostUnregister\0")?,
                 copy: *library.get(b"cuMemcpyAsync\0")?,
             })
         }
@@ -79,13 +81,13 @@ impl Gpu {
         Ok(Gpu { driver, context: context as usize })
     }
 
-    /// Lets the GPU reach this memory of the host by itself, as a server's buffers for copies are. The memory stays where
-    /// it is.
-    pub fn pin(&self, addr: u64, len: usize) {
+    /// Lets the GPU reach this memory of the host by itself, as a server's buffers for copies are; `None` if it can already.
+    pub fn pin(&'static self, addr: u64, len: usize) -> Option<Pinned> {
         self.make_current();
         // SAFETY: the driver refuses memory that is not there.
         let status = unsafe { (self.driver.pin)(addr as *mut c_void, len, 0) };
         assert!([0, ALREADY].contains(&status), "cuMemHostRegister ends with {status}");
+        (status == 0).then_some(Pinned { gpu: self, addr })
     }
 
     /// Copies blocks of `len` bytes from the first address of each pair to the second, and returns when they are there:
@@ -109,6 +111,22 @@ impl Gpu {
     fn make_current(&self) {
         // SAFETY: the context is retained for ever.
         assert_eq!(unsafe { (self.driver.make_current)(self.context as *mut c_void) }, 0, "cuCtxSetCurrent");
+    }
+}
+
+/// Memory of the host that a GPU reaches until this is dropped, which goes before the memory: CUDA refuses to allocate at the
+/// addresses of pinned memory that is gone.
+pub struct Pinned {
+    gpu: &'static Gpu,
+    addr: u64,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.gpu.make_current();
+        // SAFETY: the driver refuses memory that is not pinned.
+        let status = unsafe { (self.gpu.driver.unpin)(self.addr as *mut c_void) };
+        assert_eq!(status, 0, "cuMemHostUnregister");
     }
 }
 

@@ -57,8 +57,8 @@ pub struct NixlConfig {
     pub uuid_name: bool,
     /// Most posts that were accepted and whose end was not reported yet (default 65 536, 1 to 2^24).
     pub max_posts: usize,
-    /// Allows READ over TCP, which is also the way of a READ of GPU memory within a host (default no). Such a READ
-    /// is slow, and a reader that dies in the middle may take down the process that is read from. See
+    /// Allows READ over TCP, which within a host is the way between GPU memory and host memory (default no). Such a
+    /// READ is slow, and a reader that dies in the middle may take down the process that is read from. See
     /// [`Route::Tcp`](crate::Route::Tcp).
     pub reads_over_tcp: bool,
     /// Allows WRITE over TCP from or into GPU memory, which within a host is the way between GPU memory and host memory

@@ -6,7 +6,7 @@ mod workers;
 
 use std::sync::{Mutex, PoisonError};
 
-use kv_conformance::{A_KNOWS_B, Gpu, LENS, Pair};
+use kv_conformance::{A_KNOWS_B, Gpu, LENS, Pair, process};
 use kv_core::{Descriptor, Op, Post, PostId, Transport, TransportError};
 use kv_nixl::{MemoryError, Nixl, NixlConfig, NixlError, NixlTransport};
 use workers::{Workers, nixl};
@@ -28,8 +28,9 @@ fn with_gpu() -> Option<&'static Nixl> {
 fn keeps_the_contract(here: &'static str, elsewhere: &'static str, wanted: impl Fn(&str) -> bool) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(nixl) = with_gpu() else { return };
-    // UCX reads GPU memory of another process over TCP, where a killed reader may take down the other process.
-    kv_conformance::some(|| Workers { kind: here, reads: false, ..Workers::alike(nixl, elsewhere) }, wanted);
+    // UCX reads between GPU memory and host memory over TCP, where a killed reader may take down the other process.
+    let reads = (here, elsewhere) == ("vram", "vram");
+    kv_conformance::some(|| Workers { kind: here, reads, ..Workers::alike(nixl, elsewhere) }, wanted);
 }
 
 /// Over TCP, a killed writer may take down the process whose GPU memory it writes, or that it writes from its own.
@@ -71,6 +72,14 @@ fn pages_between_gpu_memory_and_host_memory_are_refused_before_any_byte_moves() 
         pair.b.memory.read(0, 0, &mut bytes);
         assert_eq!((pair.a_events, bytes), (vec![], [0; 5]));
     }
+}
+
+/// Over TCP, the process that is read from would have to answer.
+#[test]
+fn a_gpu_reads_the_gpu_memory_of_a_process_that_stands_still() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(nixl) = with_gpu() else { return };
+    process::pages_are_read_from_a_process_that_stands_still(&Workers::alike(nixl, "vram"));
 }
 
 #[test]

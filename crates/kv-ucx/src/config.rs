@@ -15,6 +15,8 @@ const RENDEZVOUS: (&str, &str) = ("RNDV_THRESH", "inf");
 /// keeps its mappings of a peer's GPU memory after the peer has ended, and may write to them when a later peer has the same
 /// process number.
 const IPC_CACHE: (&str, &str) = ("CUDA_IPC_CACHE", "n");
+/// The same. Where UCX sees no NVLink, a READ from GPU memory into GPU memory of this host would otherwise go over TCP.
+const GPU_READS: (&str, &str) = ("CUDA_IPC_ENABLE_GET_ZCOPY", "on");
 
 /// Devices, settings and limits of a [`UcxTransport`](crate::UcxTransport).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +93,16 @@ impl UcxConfig {
 
     /// The settings that UCX is given first, if it knows them.
     pub(crate) fn settings_if_known() -> Vec<(String, String)> {
-        missing(IPC_CACHE).into_iter().collect()
+        [IPC_CACHE, GPU_READS].into_iter().filter_map(missing).collect()
+    }
+
+    /// Whether UCX is told to let a GPU copy what is read: by the owner, else by the environment, else by this transport.
+    pub(crate) fn reads_by_gpu(&self) -> bool {
+        let (name, ours) = GPU_READS;
+        let own = self.settings.iter().rev().find(|(of, _)| of == name).map(|(_, value)| value.clone());
+        let value = own.or_else(|| std::env::var(format!("UCX_{name}")).ok());
+        let value = value.as_deref().unwrap_or(ours);
+        ["on", "yes", "y", "1"].iter().any(|on| value.eq_ignore_ascii_case(on))
     }
 
     /// The settings that UCX is given after these, in their order.
@@ -163,6 +174,16 @@ mod tests {
         let wanted = [first.clone(), pair("NET_DEVICES", "eth0,lo"), pair("TLS", "tcp"), pair("TLS", "all")];
         assert_eq!(config.all_settings(), wanted);
         assert_eq!(UcxConfig::default().all_settings(), [first]);
+    }
+
+    #[test]
+    fn a_gpu_copies_what_is_read_unless_the_owner_says_otherwise() {
+        let told = |values: &[&str]| {
+            let settings = values.iter().map(|value| (GPU_READS.0.to_owned(), (*value).to_owned()));
+            UcxConfig::default().with(|config| config.settings = settings.collect()).reads_by_gpu()
+        };
+        assert!(told(&[]) && told(&["Yes"]) && told(&["off", "on"]));
+        assert!(!told(&["off"]) && !told(&["auto"]) && !told(&["on", "auto"]) && !told(&[""]));
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Transport for UcxTransport {
             |region| self.given.len_of(region),
             |region| way.len_of(region),
         )?;
-        if post.op == Op::Read && !self.may_read(way.remote) {
+        if post.op == Op::Read && !self.may_read(way) {
             return Err(TransportError::Unsupported(NO_READS));
         }
         if post.op == Op::Write && !self.may_write(way, &post) {
@@ -142,7 +142,7 @@ impl Transport for UcxTransport {
     fn directions(&self, peer: Option<PeerId>) -> Directions {
         let way = peer.and_then(|peer| self.ways.get(self.peers.get(&peer)?));
         let both = match way {
-            Some(way) => self.may_read(way.remote),
+            Some(way) => self.may_read(way),
             None => self.config.reads_over_tcp || has_infiniband(),
         };
         if both { Directions::BOTH } else { Directions::WRITE }
@@ -157,9 +157,22 @@ impl UcxTransport {
         remote.filter(|remote| remote.is_standing()).map(|_| id).ok_or(TransportError::PeerGone)
     }
 
-    /// True if no bytes go to the remote over TCP, or reads over TCP are allowed.
-    fn may_read(&self, remote: RemoteId) -> bool {
-        self.config.reads_over_tcp || is_without_tcp(&self.lanes_to(remote))
+    /// True if nothing that is read goes over TCP, or reads over TCP are allowed.
+    fn may_read(&self, way: &Way) -> bool {
+        if self.config.reads_over_tcp {
+            return true;
+        }
+        let lanes = self.lanes_to(way.remote);
+        let is_all_gpu = || self.given.regions().iter().chain(&way.regions).all(Place::is_of_gpu);
+        is_without_tcp(&lanes)
+            || is_all_gpu() && self.config.reads_by_gpu() && self.has_gpu_copies(way.remote, &lanes)
+    }
+
+    /// True if what goes from GPU memory into GPU memory of the remote is copied by the GPU. UCX has no such transport
+    /// within a process, where neither end outlives the other.
+    fn has_gpu_copies(&self, remote: RemoteId, lanes: &[(String, String)]) -> bool {
+        let is_ours = self.remotes.get(remote).is_some_and(|remote| matches!(remote.life, Life::Ours));
+        is_ours || lanes.iter().any(|(transport, _)| transport == CUDA_IPC)
     }
 
     /// True if nothing of the post goes over TCP from or into GPU memory, or that is allowed.
@@ -179,9 +192,7 @@ impl UcxTransport {
             return true;
         }
         let lanes = self.lanes_to(way.remote);
-        // UCX has no such transport within a process, where the target cannot outlive its writer.
-        let is_ours = self.remotes.get(way.remote).is_some_and(|remote| matches!(remote.life, Life::Ours));
-        let by_the_gpu = is_ours || lanes.iter().any(|(transport, _)| transport == CUDA_IPC);
+        let by_the_gpu = self.has_gpu_copies(way.remote, &lanes);
         is_without_tcp(&lanes) || by_the_gpu && !is_among(&|ends| ends[0] != ends[1])
     }
 }

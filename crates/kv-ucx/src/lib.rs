@@ -17,8 +17,9 @@
 //! - One setting is for the operator to make, in the environment: `UCX_MEM_MMAP_HOOK_MODE=none`, which UCX reads while it
 //!   is being loaded. Otherwise UCX overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
 //!   which other threads may be running. The transport does not need that, because its memory stays mapped.
-//! - GPU memory of two processes of one host: a WRITE is a copy by the GPU, through a handle that CUDA makes for memory of
-//!   `cuMemAlloc`, not for memory of `cuMemAllocAsync`. A WRITE over TCP from or into GPU memory, which is what goes
+//! - GPU memory of two processes of one host: a WRITE or READ is a copy by the GPU, through a handle that CUDA makes for
+//!   memory of `cuMemAlloc`, not for memory of `cuMemAllocAsync`; the READ unless `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` says
+//!   otherwise, or a side has host memory, too. A WRITE over TCP from or into GPU memory, which is what goes
 //!   between GPU memory and host memory of one host, is refused unless [`UcxConfig::gpu_over_tcp`] is set: UCX has the
 //!   peer's processor put the bytes in place, at some 0.5 GB/s (measured with UCX 1.22 on one H200), and a writer that dies
 //!   may take down the peer.

@@ -91,10 +91,20 @@ fn the_way_between_gpu_memory_of_two_processes_has_ucxs_transport_of_the_gpu() {
 }
 
 #[test]
-fn ucx_knows_the_setting_for_mappings_of_a_peers_gpu_memory() {
+fn ucx_knows_the_settings_for_a_peers_gpu_memory() {
     let (Some(ucx), Some(_)) = (ucx(), kv_conformance::needed("GPU", Gpu::first())) else { return };
-    let setting = ("CUDA_IPC_CACHE".to_owned(), "n".to_owned());
-    UcxTransport::new(ucx, UcxConfig::default().with(|config| config.settings = vec![setting])).unwrap();
+    let settings = [("CUDA_IPC_CACHE", "n"), ("CUDA_IPC_ENABLE_GET_ZCOPY", "on")];
+    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    UcxTransport::new(ucx, UcxConfig::default().with(|config| config.settings = settings)).unwrap();
+}
+
+/// Over TCP, the process that is read from would have to answer.
+#[test]
+fn a_gpu_reads_the_gpu_memory_of_a_process_that_stands_still() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if ucx().is_some() && kv_conformance::needed("GPU", Gpu::first()).is_some() {
+        process::pages_are_read_from_a_process_that_stands_still(&Kind::Vram);
+    }
 }
 
 #[test]

@@ -14,11 +14,13 @@ use serde::{Deserialize, Serialize};
 use crate::config::NixlConfig;
 use crate::connections::cards::Cards;
 use crate::ffi::environment::may_copy_between_processes;
+use crate::library::guards::GPU_READS;
+use crate::regions::place::Place;
 
 /// The reason with which a post to read is refused over TCP.
-pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory: UCX ends the process \
-                                   that is read from when the reader dies; let the other side write, or set \
-                                   `reads_over_tcp`";
+pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way between GPU memory and host memory: \
+                                   UCX ends the process that is read from when the reader dies; let the other side \
+                                   write, or set `reads_over_tcp`";
 /// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
 pub(crate) const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX may end the process that is written to \
                                  when the writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
@@ -36,8 +38,12 @@ pub enum Route {
     Rdma,
     /// Both ends have regions in the memory of a GPU, and the peer is on this host. A WRITE from GPU memory to GPU
     /// memory is a copy by the GPU, through a handle that CUDA makes for other processes. UCX sends over
-    /// [TCP](Route::Tcp) what is READ from GPU memory or into it, and what is written between GPU memory and host memory.
-    Gpu,
+    /// [TCP](Route::Tcp) what goes between GPU memory and host memory.
+    Gpu {
+        /// True if a READ is such a copy, too: all regions of both ends are in GPU memory, and UCX has been told so
+        /// (`UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on`). Otherwise a READ goes over TCP where UCX sees no NVLink.
+        reads: bool,
+    },
     /// Files of this transport; there is no peer.
     Storage,
     /// TCP sockets. A READ over TCP is a request that the peer answers with bytes: the READ takes three to
@@ -52,8 +58,10 @@ impl Route {
     /// The directions that are worth using on the route.
     pub fn directions(self) -> Directions {
         match self {
-            Route::Unknown | Route::Memory | Route::Rdma | Route::Storage => Directions::BOTH,
-            Route::Gpu | Route::Tcp => Directions::WRITE,
+            Route::Unknown | Route::Memory | Route::Rdma | Route::Storage | Route::Gpu { reads: true } => {
+                Directions::BOTH
+            }
+            Route::Gpu { reads: false } | Route::Tcp => Directions::WRITE,
         }
     }
 
@@ -63,7 +71,7 @@ impl Route {
         let gpu = [here, there].map(|kind| kind == MemoryKind::Vram);
         match self {
             Route::Tcp => gpu != [false, false],
-            Route::Gpu => gpu[0] != gpu[1],
+            Route::Gpu { .. } => gpu[0] != gpu[1],
             Route::Unknown | Route::Memory | Route::Rdma | Route::Storage => false,
         }
     }
@@ -75,7 +83,8 @@ impl fmt::Display for Route {
             Route::Unknown => "what the backend chooses",
             Route::Memory => "copies between processes",
             Route::Rdma => "RDMA",
-            Route::Gpu => "copies by the GPU, or TCP",
+            Route::Gpu { reads: true } => "copies by the GPU",
+            Route::Gpu { reads: false } => "copies by the GPU, or TCP",
             Route::Storage => "files",
             Route::Tcp => "TCP",
         })
@@ -94,23 +103,51 @@ pub(crate) struct Reach {
     /// Peers reach this end by cards that copy on their own, or not at all. Only this end needs to know.
     #[serde(skip)]
     cards_only: bool,
+    /// The GPU copies what this end reads, too. Only this end needs to know.
+    #[serde(skip)]
+    gpu_reads: bool,
+}
+
+/// How much of a transport's memory is that of a GPU. Its files do not count: peers cannot reach them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GpuPart {
+    None,
+    Some,
+    All,
+}
+
+impl GpuPart {
+    pub(crate) fn of(places: &[Place]) -> GpuPart {
+        let has = |kind| places.iter().any(|place| place.kind == kind);
+        match (has(MemoryKind::Vram), has(MemoryKind::Dram)) {
+            (false, _) => GpuPart::None,
+            (true, true) => GpuPart::Some,
+            (true, false) => GpuPart::All,
+        }
+    }
 }
 
 impl Reach {
     /// All routes are open.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) const EVERYWHERE: Reach =
-        Reach { ucx: true, memory: true, rdma: true, gpu: true, cards_only: false };
+        Reach { ucx: true, memory: true, rdma: true, gpu: true, cards_only: false, gpu_reads: true };
 
     /// The routes that are open to this process. UCX's settings are lines `NAME=value`, as UCX prints them; they come from
-    /// the environment and from files.
-    pub(crate) fn here(config: &NixlConfig, settings: &str) -> Reach {
-        Reach::of(config, settings, |name| std::env::var(name).ok())
+    /// the environment and from files. `gpu_reads` is true if UCX has been told to let a GPU copy what is read, which UCX
+    /// does not print.
+    pub(crate) fn here(config: &NixlConfig, settings: &str, gpu_reads: bool) -> Reach {
+        Reach::of(config, settings, gpu_reads, |name| std::env::var(name).ok())
     }
 
     /// The same in an environment with these variables. NIXL leaves out a setting of the agent's `engine_config` if the
     /// environment has the variable, and its `device_list` goes before the variable.
-    fn of(config: &NixlConfig, settings: &str, variable: impl Fn(&str) -> Option<String>) -> Reach {
+    fn of(
+        config: &NixlConfig,
+        settings: &str,
+        gpu_reads: bool,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Reach {
         let printed = |name: &str| {
             let value = |line: &str| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
             settings.lines().find_map(value)
@@ -123,6 +160,7 @@ impl Reach {
         let devices = own.or_else(|| device_list(&params)).or(in_environment);
         let devices = devices.or_else(|| printed("UCX_NET_DEVICES"));
         let gpu = allows_gpu_copies(tls.as_deref());
+        let reads = variable(GPU_READS).or_else(|| setting(&params, GPU_READS.trim_start_matches("UCX_")));
         let allows = |names: &[&str]| allows(tls.as_deref(), names);
         let module = |name| allows_module(modules.as_deref(), name);
         let card = Cards::of_this_host().has_one_of(devices.as_deref());
@@ -132,20 +170,20 @@ impl Reach {
             rdma: allows_cards(tls.as_deref()) && module("ib") && card,
             gpu: gpu && module("cuda"),
             cards_only: config.backend == "UCX" && is_cards_only(tls.as_deref()),
+            gpu_reads: reads.map_or(gpu_reads, |value| is_on(&value)),
         }
     }
 
-    /// The route to a peer; `near` if the peer is on this host, `gpu` if this end and the other one have regions in GPU
-    /// memory.
-    pub(crate) fn to(self, peer: Reach, near: bool, gpu: [bool; 2]) -> Route {
+    /// The route to a peer; `near` if the peer is on this host, `gpu` for the memory of this end and of the other one.
+    pub(crate) fn to(self, peer: Reach, near: bool, gpu: [GpuPart; 2]) -> Route {
         if !self.ucx || !peer.ucx {
             Route::Unknown
-        } else if near && gpu == [false, false] && self.memory && peer.memory {
+        } else if near && gpu == [GpuPart::None; 2] && self.memory && peer.memory {
             Route::Memory
         } else if self.rdma && peer.rdma {
             Route::Rdma
-        } else if near && gpu == [true, true] && self.gpu && peer.gpu {
-            Route::Gpu
+        } else if near && !gpu.contains(&GpuPart::None) && self.gpu && peer.gpu {
+            Route::Gpu { reads: self.gpu_reads && gpu == [GpuPart::All; 2] }
         } else {
             Route::Tcp
         }
@@ -170,7 +208,7 @@ impl Reach {
 
     /// The route to a peer of which nothing is known, and which may be on another host.
     pub(crate) fn to_anybody(self) -> Route {
-        self.to(self, false, [false, false])
+        self.to(self, false, [GpuPart::None; 2])
     }
 }
 
@@ -225,6 +263,11 @@ fn allows_gpu_copies(list: Option<&str>) -> bool {
         Some((names, forbids)) if names.contains(&"cuda") => !forbids,
         _ => allows(list, &["cuda_ipc"]),
     }
+}
+
+/// Whether a value that is on, off or automatic is on, as UCX reads it.
+fn is_on(value: &str) -> bool {
+    ["on", "yes", "y", "1"].iter().any(|on| value.eq_ignore_ascii_case(on))
 }
 
 /// Whether a list of transports has only transports in which a card writes into memory without a processor at
@@ -297,7 +340,7 @@ mod tests {
         assert_eq!(cards.write_fence(Route::Rdma, Some(bound)), WriteFence::Within(bound));
         assert_eq!(cards.write_fence(Route::Rdma, None), WriteFence::AtDeath);
         assert_eq!(mixed.write_fence(Route::Rdma, Some(bound)), WriteFence::AtDeath);
-        for way in [Route::Memory, Route::Gpu, Route::Tcp, Route::Unknown, Route::Storage] {
+        for way in [Route::Memory, Route::Gpu { reads: true }, Route::Tcp, Route::Unknown, Route::Storage] {
             assert_eq!(cards.write_fence(way, Some(bound)), WriteFence::AtDeath, "{way}");
         }
     }
@@ -327,7 +370,7 @@ mod tests {
         let open = |config: &NixlConfig, printed: &str, variable: Option<(&str, &str)>| {
             let found =
                 |name: &str| variable.filter(|(of, _)| *of == name).map(|(_, value)| value.to_owned());
-            let reach = Reach::of(config, printed, found);
+            let reach = Reach::of(config, printed, false, found);
             (reach.memory, reach.gpu)
         };
         let (none, copies) = (params(&[]), may_copy_between_processes());
@@ -355,7 +398,8 @@ mod tests {
 
     #[test]
     fn both_ends_must_have_what_is_taken() {
-        const NONE: [bool; 2] = [false, false];
+        const NONE: [GpuPart; 2] = [GpuPart::None; 2];
+        const ALL: [GpuPart; 2] = [GpuPart::All; 2];
         let all = Reach::EVERYWHERE;
         let (no_memory, no_rdma) = (Reach { memory: false, ..all }, Reach { rdma: false, ..all });
         assert_eq!(all.to(all, true, NONE), Route::Memory);
@@ -365,19 +409,55 @@ mod tests {
         assert_eq!(no_rdma.to_anybody(), Route::Tcp);
         assert_eq!(all.to(Reach { ucx: false, ..all }, true, NONE), Route::Unknown);
         // The kernel does not copy GPU memory between processes.
-        assert_eq!(all.to(all, true, [true, true]), Route::Rdma);
-        assert_eq!(all.to(no_rdma, true, [true, true]), Route::Gpu);
+        assert_eq!(all.to(all, true, ALL), Route::Rdma);
+        assert_eq!(all.to(no_rdma, true, ALL), Route::Gpu { reads: true });
         let no_copies = Reach { gpu: false, ..no_rdma };
-        assert_eq!(no_copies.to(no_rdma, true, [true, true]), Route::Tcp);
-        assert_eq!(no_rdma.to(no_copies, true, [true, true]), Route::Tcp);
-        assert_eq!(all.to(no_rdma, true, [true, false]), Route::Tcp);
-        assert_eq!(all.to(no_rdma, true, [false, true]), Route::Tcp);
-        assert_eq!(all.to(no_rdma, false, [true, true]), Route::Tcp);
+        assert_eq!(no_copies.to(no_rdma, true, ALL), Route::Tcp);
+        assert_eq!(no_rdma.to(no_copies, true, ALL), Route::Tcp);
+        assert_eq!(all.to(no_rdma, true, [GpuPart::All, GpuPart::None]), Route::Tcp);
+        assert_eq!(all.to(no_rdma, true, [GpuPart::None, GpuPart::All]), Route::Tcp);
+        assert_eq!(all.to(no_rdma, false, ALL), Route::Tcp);
         assert!(all.speaks_over_tcp(no_rdma) && no_rdma.speaks_over_tcp(all));
         assert!(!all.speaks_over_tcp(all) && !no_rdma.speaks_over_tcp(Reach { ucx: false, ..all }));
-        assert_eq!(Route::Gpu.directions(), Directions::WRITE);
         assert_eq!(Route::Tcp.directions(), Directions::WRITE);
         assert_eq!(Route::Memory.directions(), Directions::BOTH);
+    }
+
+    #[test]
+    fn a_gpu_copies_what_is_read_where_its_reader_has_told_ucx_so_and_all_memory_is_a_gpus() {
+        let peer = Reach { rdma: false, gpu_reads: false, ..Reach::EVERYWHERE };
+        let reader = Reach { gpu_reads: true, ..peer };
+        let [some, all] = [GpuPart::Some, GpuPart::All];
+        assert_eq!(reader.to(peer, true, [all, all]).directions(), Directions::BOTH);
+        for (here, there, gpu) in
+            [(peer, reader, [all, all]), (reader, reader, [some, all]), (reader, reader, [all, some])]
+        {
+            assert_eq!(here.to(there, true, gpu), Route::Gpu { reads: false });
+            assert_eq!(here.to(there, true, gpu).directions(), Directions::WRITE);
+        }
+        let place = |kind| Place { kind, addr: 0, len: 1, device: 0, item_len: 1 };
+        let (gpu, host) = (place(MemoryKind::Vram), place(MemoryKind::Dram));
+        assert_eq!(GpuPart::of(&[host]), GpuPart::None);
+        assert_eq!(GpuPart::of(&[]), GpuPart::None);
+        assert_eq!(GpuPart::of(&[gpu, host]), some);
+        assert_eq!(GpuPart::of(&[gpu, gpu]), all);
+    }
+
+    #[test]
+    fn what_the_operator_says_of_reads_by_a_gpu_goes_before_what_ucx_has_been_given() {
+        let own = |value: &str| params(&[("engine_config", value)]);
+        let reads = |config: &NixlConfig, given: bool, variable: Option<&str>| {
+            let found =
+                |name: &str| variable.filter(|_| name == "UCX_CUDA_IPC_ENABLE_GET_ZCOPY").map(str::to_owned);
+            Reach::of(config, "", given, found).gpu_reads
+        };
+        let (off, on) = (own("CUDA_IPC_ENABLE_GET_ZCOPY=off"), own("CUDA_IPC_ENABLE_GET_ZCOPY=on"));
+        assert!(reads(&params(&[]), true, None) && !reads(&params(&[]), false, None));
+        assert!(!reads(&off, true, None) && reads(&on, false, None));
+        for (value, wanted) in [("on", true), ("Yes", true), ("auto", false), ("off", false), ("", false)] {
+            assert_eq!(reads(&params(&[]), true, Some(value)), wanted, "{value}");
+        }
+        assert!(!reads(&on, true, Some("auto")), "NIXL leaves out what the environment has");
     }
 
     #[test]
@@ -388,7 +468,7 @@ mod tests {
                 .map(|(here, there)| route.writes_by_software(here, there))
         };
         assert_eq!(by_software(Route::Tcp), [false, true, true, true]);
-        assert_eq!(by_software(Route::Gpu), [false, true, true, false]);
+        assert_eq!(by_software(Route::Gpu { reads: true }), [false, true, true, false]);
         for route in [Route::Memory, Route::Rdma, Route::Unknown, Route::Storage] {
             assert_eq!(by_software(route), [false; 4], "{route}");
         }

@@ -7,10 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::DiscoveryError;
 use crate::ffi::library::Library;
 use crate::ffi::ucx::Ucx;
+use crate::library::guards::GPU_READS;
 use crate::library::installed::{named_plugin_dir, plugin_file, plugin_name, plugins, version};
 use crate::library::looked::{Looked, Outcome};
 use crate::library::places::{Search, Surroundings, candidates};
 use crate::library::settings;
+use crate::library::settings::Outcome as Settings;
 use crate::library::usable::{believed, check, find};
 use crate::library::warnings::SettingWarning;
 
@@ -20,7 +22,7 @@ pub struct Nixl {
     library: PathBuf,
     version: Option<String>,
     plugins: Vec<String>,
-    warnings: Vec<SettingWarning>,
+    settings: Settings,
 }
 
 static LOADED: Mutex<Option<Nixl>> = Mutex::new(None);
@@ -36,12 +38,12 @@ impl Nixl {
         }
         let (candidates, named) = (candidates(search, &Surroundings::here()), named_plugin_dir());
         let likely = candidates.iter().map(|candidate| &*candidate.path).find(|path| path.is_file());
-        let (library, warnings) = settings::load_with_guards(
+        let (library, settings) = settings::load_with_guards(
             likely,
             || find(&candidates, check),
             |library| plugin_file(library, named.as_deref(), "UCX"),
         )?;
-        let nixl = Nixl { version: version(&library), plugins: plugins(&library), warnings, library };
+        let nixl = Nixl { version: version(&library), plugins: plugins(&library), settings, library };
         *loaded = Some(nixl.clone());
         Ok(nixl)
     }
@@ -63,7 +65,12 @@ impl Nixl {
 
     /// Settings that UCX should have and does not have, or may not have, in this process. Empty as a rule.
     pub fn warnings(&self) -> &[SettingWarning] {
-        &self.warnings
+        &self.settings.warnings
+    }
+
+    /// Whether UCX has been told to let a GPU copy what is read, too.
+    pub(crate) fn reads_by_gpu(&self) -> bool {
+        self.settings.made.contains(&GPU_READS)
     }
 
     /// Why the plugin of a backend cannot be loaded, in the loader's words; `None` if the plugin can be

@@ -18,6 +18,8 @@
 //! UCX_LOG_FILE=stderr           environment  ucx.conf        set_value, log_init (3)  log on standard output
 //! UCX_MODULES=^ib               environment  ucx.conf        set_value (4)            crash at the end (5)
 //! UCX_CUDA_IPC_CACHE=n          environment  ucx.conf        parse_config_file (2)    memory stays taken
+//! UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on
+//!                               environment  ucx.conf        parse_config_file (2)    READ goes over TCP (7)
 //! UCX_MEMTYPE_CACHE=n           environment  ucx.conf        set_value (6)            GPU memory is refused
 //! ```
 //!
@@ -29,15 +31,16 @@
 //!    log anew.
 //! 4. UCX loads its modules when an agent is made.
 //! 5. On some hosts without an InfiniBand card, for which the setting is meant: with a card it is not made.
-//!    The last two settings are made on hosts with a GPU only.
+//!    The last three settings are made on hosts with a GPU only.
 //! 6. UCX looks at this setting when memory is registered.
+//! 7. A READ from GPU memory into GPU memory of one host, where UCX sees no NVLink: 0.07 GB/s instead of 120.
 //!
 //! If another part of the process has loaded the same copy of UCX before, the environment still reaches the
 //! settings of memory caches if no other thread runs, and nothing else is possible.
 //!
 //! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but `UCX_MEM_MMAP_HOOK_MODE` and
-//! `UCX_CUDA_IPC_CACHE`; the first of these shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the
-//! other comes by the same file as the rest. Each setting that UCX lacks is reported as a
+//! those of `UCX_CUDA_IPC`; the first shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the
+//! others come by the same file as the rest. Each setting that UCX lacks is reported as a
 //! [`SettingWarning`](crate::SettingWarning); NIXL works all the same. The table holds for UCX 1.23 of NIXL 1.5.1.
 
 use std::path::Path;
@@ -46,6 +49,8 @@ use crate::library::ucx_files::UcxFiles;
 
 /// The setting whose effect is seen in the code of libc.
 pub(crate) const HOOKS: &str = "UCX_MEM_MMAP_HOOK_MODE";
+/// The setting with which a GPU copies what is read, too.
+pub(crate) const GPU_READS: &str = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY";
 
 /// A setting of UCX: a variable, its value, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +90,11 @@ pub fn guards() -> Vec<Guard> {
             "n",
             "mappings of a peer's GPU memory outlive the peer: the memory stays taken, and a new peer with \
              the same process number is written to where the old peer's memory was",
+        ));
+        guards.push(guard(
+            GPU_READS,
+            "on",
+            "where UCX sees no NVLink, a READ from GPU memory into GPU memory of this host goes over TCP, and is refused",
         ));
         guards.push(guard(
             "UCX_MEMTYPE_CACHE",

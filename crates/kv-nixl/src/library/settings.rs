@@ -42,18 +42,35 @@ struct Seen {
     settings: String,
 }
 
+/// What has become of the guards that the operator has not set.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Outcome {
+    /// The names of those that UCX has been given.
+    pub(crate) made: Vec<&'static str>,
+    /// Those that UCX does not have, or may not have.
+    pub(crate) warnings: Vec<SettingWarning>,
+}
+
+impl Outcome {
+    fn new(missing: &[Guard], warnings: Vec<SettingWarning>) -> Outcome {
+        let is_told = |name| warnings.iter().any(|warning| warning.name == name);
+        let made = missing.iter().map(|guard| guard.name).filter(|name| !is_told(*name)).collect();
+        Outcome { made, warnings }
+    }
+}
+
 /// Runs `load`, which loads NIXL's library, and loads the plugin for UCX that `plugin` finds beside the
 /// library, with the guards that the operator has not set. `likely` is the library that `load` most likely loads.
 pub(crate) fn load_with_guards<E: Send + Display>(
     likely: Option<&Path>,
     load: impl Fn() -> Result<PathBuf, E> + Sync,
     plugin: impl Fn(&Path) -> Option<PathBuf> + Sync,
-) -> Result<(PathBuf, Vec<SettingWarning>), E> {
+) -> Result<(PathBuf, Outcome), E> {
     let directory = likely.and_then(&plugin).and_then(|plugin| directory_of_ucx(&plugin));
     let files = UcxFiles::read(directory.as_deref());
     let missing = guards::missing_in(&files);
     if missing.is_empty() {
-        return Ok((load()?, Vec::new()));
+        return Ok((load()?, Outcome::default()));
     }
     let (libraries, code) = (mapped_files(), intercepted_code());
     let load_both = || {
@@ -65,9 +82,12 @@ pub(crate) fn load_with_guards<E: Send + Display>(
     let (library, ucx) = loaded?;
     let ucx = match ucx {
         Some(Ok(ucx)) => ucx,
-        Some(Err(reason)) => return Ok((library, not_loaded(&missing, &given, &reason))),
+        Some(Err(reason)) => {
+            let told = not_loaded(&missing, &given, &reason);
+            return Ok((library, Outcome::new(&missing, told)));
+        }
         // Without UCX there is nothing to set.
-        None => return Ok((library, Vec::new())),
+        None => return Ok((library, Outcome::default())),
     };
     let loaded_before = ucx.file().is_some_and(|file| libraries.contains(&file));
     if matches!(given, Given::Calls(_)) && !loaded_before {
@@ -78,7 +98,7 @@ pub(crate) fn load_with_guards<E: Send + Display>(
     if given == Given::ConfigFile && !loaded_before && seen.has_relative_log() {
         ucx.reopen_log();
     }
-    Ok((library, warnings(&missing, &given, &seen)))
+    Ok((library, Outcome::new(&missing, warnings(&missing, &given, &seen))))
 }
 
 /// Gives UCX the guards, as early as possible, and runs `load`.

@@ -153,7 +153,7 @@ impl NixlTransport {
             token,
             name,
             process: (Host::here().unwrap_or_default(), ProcessIdentity::here().unwrap_or_default()),
-            reach: Reach::here(&config, &nixl.ucx_settings()),
+            reach: Reach::here(&config, &nixl.ucx_settings(), nixl.reads_by_gpu()),
             memories: Vec::new(),
             regions: Vec::new(),
             item_lens: Vec::new(),

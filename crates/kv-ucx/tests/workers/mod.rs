@@ -89,7 +89,7 @@ impl Harness for Kind {
     }
 
     fn reads(&self) -> bool {
-        *self == Kind::Reads
+        [Kind::Reads, Kind::Vram].contains(self)
     }
 
     fn most_descriptors(&self) -> usize {
