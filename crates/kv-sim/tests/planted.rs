@@ -77,6 +77,7 @@ each! {
     hosts_that_leave_while_peers_are_awaited_are_caught: LeavesAwaited,
     hosts_named_after_they_have_left_are_caught: NamedAfterLeaving,
     hosts_stopped_before_peers_know_of_their_ends_are_caught: StopsInDebt,
+    pages_given_again_that_machines_do_not_hear_of_are_caught: SecondInitUnheard,
     timers_that_never_ring_are_caught: DeafToTime,
     tokens_kept_are_caught: ReleaseSwallowed,
     state_that_is_kept_is_caught: StateSwallowed,

@@ -13,6 +13,7 @@ use crate::net::calendar::Event;
 use crate::net::flight::Flight;
 use crate::net::lives::LifeId;
 use crate::net::params::Physics;
+use crate::planted::Planted;
 
 /// Most attempts to find pages before a request is aborted.
 const MAX_TRIES: u32 = 40;
@@ -245,15 +246,29 @@ impl KvWorld {
                 let Some(chunk) = self.give_final(leg, life, &given) else { return };
                 Command::Send { session, chunk }
             }
-            (Side::Receiver, choice) => {
-                // Wrong in any case: its aux row does not exist, or it is the second init.
-                let aux = (choice == 1 || self.service.ledger.legs[leg].inited_at.is_none())
-                    .then_some(AuxIndex(rows));
-                let Some(pages) = self.give(leg, life, &given) else { return };
-                Command::InitReceiver { session, pages, aux }
-            }
+            (Side::Receiver, choice) => return self.init_wrongly(leg, life, &given, choice == 1),
         };
         self.feed(life, "misuse", Input::Command(command));
+    }
+
+    /// Gives a receiver pages that it must refuse: their aux row does not exist, or it was given pages before.
+    fn init_wrongly(&mut self, leg: LegId, life: LifeId, given: &[u32], strange_row: bool) {
+        let Some(pages) = self.hand_over(leg, life, given) else { return };
+        let rows = self.memories[life].rows.len() as u32;
+        let known = &self.service.ledger.legs[leg];
+        let (session, again) = (known.session, known.inited_at.is_some());
+        let aux = (strange_row || !again).then_some(AuxIndex(rows));
+        let unheard = again && known.is_open() && self.planted == Some(Planted::SecondInitUnheard);
+        if !unheard {
+            self.feed(life, "misuse", Input::Command(Command::InitReceiver { session, pages, aux }));
+        }
+        // A session that is not over by now has taken the pages, so that they count when it succeeds. One that had
+        // received everything may have succeeded a moment before: a driver that was stopped takes what its transport
+        // has for it, and the command after that, in one turn.
+        let known = &mut self.service.ledger.legs[leg];
+        if known.is_open() {
+            known.pages.extend_from_slice(given);
+        }
     }
 
     fn feed_stranger(&mut self, life: LifeId, command: Command) {
@@ -309,8 +324,18 @@ impl KvWorld {
         Some(given)
     }
 
-    /// Makes the `Pages` for a session, and notes in the memory who holds the pages.
+    /// Gives a session the next pages of its request.
     pub(crate) fn give(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
+        let given = self.hand_over(leg, life, pages)?;
+        let known = &mut self.service.ledger.legs[leg];
+        if !known.poll.is_terminal() {
+            known.pages.extend_from_slice(pages);
+        }
+        Some(given)
+    }
+
+    /// Makes the `Pages` for a session, and notes in the memory who holds the pages.
+    fn hand_over(&mut self, leg: LegId, life: LifeId, pages: &[u32]) -> Option<Pages> {
         let given =
             PageList::from_pages(pages.iter().copied()).ok().and_then(|list| Pages::unpooled(list).ok())?;
         let hold = self.service.ledger.hold(leg, pages.to_vec());
@@ -319,11 +344,7 @@ impl KvWorld {
                 *holder = hold;
             }
         }
-        let known = &mut self.service.ledger.legs[leg];
-        known.holds.push(hold);
-        if !known.poll.is_terminal() {
-            known.pages.extend_from_slice(pages);
-        }
+        self.service.ledger.legs[leg].holds.push(hold);
         self.lives[life].holds_out += 1;
         self.service.plans[leg].given += 1;
         Some(given)
