@@ -64,6 +64,24 @@ fn pages_out_of_range_are_refused_here_and_there() {
 }
 
 #[test]
+fn pages_given_a_second_time_fail_an_open_receiver_and_change_nothing_of_one_that_has_succeeded() {
+    let mut pair = Pair::new();
+    let (sender, receiver) = pair.transferring(Room::Number(1), &[1], &[2]);
+    pair.init_receiver(receiver, &[9], None);
+    assert_eq!(pair.failure(D, receiver), Cause::InitOrder);
+    assert_eq!(pair.released(D, receiver), [list(&[9])], "a write into the first pages is in flight");
+    pair.complete_posts();
+    assert_eq!(pair.released(D, receiver), [list(&[9]), list(&[2])]);
+    assert_eq!(pair.poll(P, sender), KvPoll::Failed);
+    let (sender, receiver) = pair.transferring(Room::Number(2), &[1], &[2]);
+    pair.complete_posts();
+    pair.init_receiver(receiver, &[9], None);
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Success));
+    assert_eq!(pair.released(D, receiver), [list(&[2]), list(&[9])]);
+    pair.assert_empty();
+}
+
+#[test]
 fn another_geometry_is_refused_with_the_field_and_both_values() {
     let mut pair = Pair::with(|_| {});
     pair.replace_geometry(D, 32);
