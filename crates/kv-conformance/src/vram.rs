@@ -87,7 +87,7 @@ impl Gpu {
         // SAFETY: the driver refuses memory that is not there.
         let status = unsafe { (self.driver.pin)(addr as *mut c_void, len, 0) };
         assert!([0, ALREADY].contains(&status), "cuMemHostRegister ends with {status}");
-        (status == 0).then_some(Pinned { gpu: self, addr })
+        (status == 0).then(|| Pinned { gpu: self, addr })
     }
 
     /// Copies blocks of `len` bytes from the first address of each pair to the second, and returns when they are there:

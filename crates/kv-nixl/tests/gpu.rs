@@ -62,11 +62,13 @@ fn pages_between_gpu_memory_and_host_memory_are_refused_before_any_byte_moves() 
         pair.a.memory.write(0, 0, b"bytes");
         let descriptor =
             Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 5 };
-        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![descriptor], notify: None };
-        let Err(TransportError::Unsupported(why)) = pair.a.transport.post(A_KNOWS_B, post) else {
-            panic!("{here} to {there}")
-        };
-        assert!(why.contains("GPU memory") && why.contains("gpu_over_tcp"), "{why}");
+        for (op, setting) in [(Op::Write, "gpu_over_tcp"), (Op::Read, "reads_over_tcp")] {
+            let post = Post { id: PostId(1), op, descriptors: vec![descriptor], notify: None };
+            let Err(TransportError::Unsupported(why)) = pair.a.transport.post(A_KNOWS_B, post) else {
+                panic!("{op:?} from {here} to {there}")
+            };
+            assert!(why.contains("GPU memory") && why.contains(setting), "{why}");
+        }
         (0..100).for_each(|_| pair.turn());
         let mut bytes = [1; 5];
         pair.b.memory.read(0, 0, &mut bytes);

@@ -12,10 +12,11 @@ use crate::error::UcxError;
 /// transport never uses; otherwise a put is a message that the peer's processor copies.
 const RENDEZVOUS: (&str, &str) = ("RNDV_THRESH", "inf");
 /// The same, for a UCX that has loaded its CUDA module; others refuse the setting, and do not need it. With its cache, UCX
-/// keeps its mappings of a peer's GPU memory after the peer has ended, and may write to them when a later peer has the same
-/// process number.
+/// keeps its mappings of a peer's GPU memory after the peer has ended, and may write to them, and read from them, when a later
+/// peer has the same process number.
 const IPC_CACHE: (&str, &str) = ("CUDA_IPC_CACHE", "n");
-/// The same. Where UCX sees no NVLink, a READ from GPU memory into GPU memory of this host would otherwise go over TCP.
+/// Another setting for a UCX with its CUDA module. Without it, a READ from GPU memory into GPU memory of this host goes over
+/// TCP where UCX sees no NVLink.
 const GPU_READS: (&str, &str) = ("CUDA_IPC_ENABLE_GET_ZCOPY", "on");
 
 /// Devices, settings and limits of a [`UcxTransport`](crate::UcxTransport).
@@ -97,10 +98,10 @@ impl UcxConfig {
     }
 
     /// Whether UCX is told to let a GPU copy what is read: by the owner, else by the environment, else by this transport.
-    pub(crate) fn reads_by_gpu(&self) -> bool {
+    pub(crate) fn reads_by_gpu(&self, variable: impl Fn(&str) -> Option<String>) -> bool {
         let (name, ours) = GPU_READS;
         let own = self.settings.iter().rev().find(|(of, _)| of == name).map(|(_, value)| value.clone());
-        let value = own.or_else(|| std::env::var(format!("UCX_{name}")).ok());
+        let value = own.or_else(|| variable(&format!("UCX_{name}")));
         let value = value.as_deref().unwrap_or(ours);
         ["on", "yes", "y", "1"].iter().any(|on| value.eq_ignore_ascii_case(on))
     }
@@ -178,12 +179,20 @@ mod tests {
 
     #[test]
     fn a_gpu_copies_what_is_read_unless_the_owner_says_otherwise() {
-        let told = |values: &[&str]| {
+        let told = |values: &[&str], variable: Option<&str>| {
             let settings = values.iter().map(|value| (GPU_READS.0.to_owned(), (*value).to_owned()));
-            UcxConfig::default().with(|config| config.settings = settings.collect()).reads_by_gpu()
+            let config = UcxConfig::default().with(|config| config.settings = settings.collect());
+            config.reads_by_gpu(|name| {
+                variable.filter(|_| name == "UCX_CUDA_IPC_ENABLE_GET_ZCOPY").map(str::to_owned)
+            })
         };
-        assert!(told(&[]) && told(&["Yes"]) && told(&["off", "on"]));
-        assert!(!told(&["off"]) && !told(&["auto"]) && !told(&["on", "auto"]) && !told(&[""]));
+        for on in ["on", "Yes", "y", "1"] {
+            assert!(told(&[on], Some("off")) && told(&["off", on], None) && told(&[], Some(on)), "{on}");
+        }
+        for off in ["off", "auto", ""] {
+            assert!(!told(&[off], Some("on")) && !told(&["on", off], None) && !told(&[], Some(off)), "{off}");
+        }
+        assert!(told(&[], None));
     }
 
     #[test]

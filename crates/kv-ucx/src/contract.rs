@@ -17,8 +17,9 @@ use crate::transport::UcxTransport;
 use crate::way::{Way, WayId};
 
 /// The reason with which a post to read is refused over TCP.
-const NO_READS: &str = "READ over TCP: UCX may end the process that is read from when the reader dies; let the other \
-                        side write, or set `reads_over_tcp`";
+const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory where a side has host memory, too, \
+                        or `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` is not `on`: UCX may end the process that is read from when \
+                        the reader dies; let the other side write, or set `reads_over_tcp`";
 /// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
 const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX may end the process that is written to when the \
                       writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
@@ -164,8 +165,7 @@ impl UcxTransport {
         }
         let lanes = self.lanes_to(way.remote);
         let is_all_gpu = || self.given.regions().iter().chain(&way.regions).all(Place::is_of_gpu);
-        is_without_tcp(&lanes)
-            || is_all_gpu() && self.config.reads_by_gpu() && self.has_gpu_copies(way.remote, &lanes)
+        is_without_tcp(&lanes) || self.reads_by_gpu && is_all_gpu() && self.has_gpu_copies(way.remote, &lanes)
     }
 
     /// True if what goes from GPU memory into GPU memory of the remote is copied by the GPU. UCX has no such transport

@@ -17,9 +17,9 @@
 //! - One setting is for the operator to make, in the environment: `UCX_MEM_MMAP_HOOK_MODE=none`, which UCX reads while it
 //!   is being loaded. Otherwise UCX overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
 //!   which other threads may be running. The transport does not need that, because its memory stays mapped.
-//! - GPU memory of two processes of one host: a WRITE or READ is a copy by the GPU, through a handle that CUDA makes for
-//!   memory of `cuMemAlloc`, not for memory of `cuMemAllocAsync`; the READ unless `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` says
-//!   otherwise, or a side has host memory, too. A WRITE over TCP from or into GPU memory, which is what goes
+//! - GPU memory of two processes of one host: a WRITE is a copy by the GPU, through a handle that CUDA makes for memory of
+//!   `cuMemAlloc`, not for memory of `cuMemAllocAsync`. So is a READ if all memory of both sides is that of GPUs, and
+//!   nobody has set `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` to anything but `on`. A WRITE over TCP from or into GPU memory, which is what goes
 //!   between GPU memory and host memory of one host, is refused unless [`UcxConfig::gpu_over_tcp`] is set: UCX has the
 //!   peer's processor put the bytes in place, at some 0.5 GB/s (measured with UCX 1.22 on one H200), and a writer that dies
 //!   may take down the peer.
@@ -82,8 +82,9 @@
 //! a worker must start no process that keeps its sockets: close all descriptors between `fork` and `exec` (`close_range`;
 //! `close_fds` in Python, where it is the default), and do not fork without `exec`.
 //!
-//! What this crate is not: encrypted; a protocol, because the content of frames is opaque to it. Between workers of one
-//! host use kv-local: this transport refuses READ there, too, because a part of what UCX sends within a host goes over TCP.
+//! What this crate is not: encrypted; a protocol, because the content of frames is opaque to it. Between host memory
+//! of one host use kv-local: this transport refuses READ there, too, because a part of what UCX sends within a host goes over
+//! TCP.
 //!
 //! ```no_run
 //! use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Time, Transport};

@@ -32,6 +32,8 @@ use crate::way::{Way, WayId};
 
 /// One worker's end of the UCX transport. The [crate's page](crate) says what it does, with an example.
 pub struct UcxTransport {
+    /// UCX lets a GPU copy what is read.
+    pub(crate) reads_by_gpu: bool,
     pub(crate) config: UcxConfig,
     pub(crate) watch: Watch,
     /// Dropped before the memory that it has registered.
@@ -109,6 +111,7 @@ impl UcxTransport {
             devices: config.devices.clone(),
             transports: config.transports.clone(),
         };
+        let reads_by_gpu = config.reads_by_gpu(|name| std::env::var(name).ok());
         let engine = Engine::new(ucx.api, &UcxConfig::settings_if_known(), &settings).map_err(
             |(failure, setting)| {
                 let setting = setting.and_then(|index| settings.get(index));
@@ -147,6 +150,7 @@ impl UcxTransport {
             parts: Vec::new(),
             pieces: Vec::new(),
             stats: UcxStats::default(),
+            reads_by_gpu,
             config,
         })
     }

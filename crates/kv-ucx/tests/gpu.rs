@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 
 use kv_conformance::process::{self, Process};
 use kv_conformance::{Gpu, Harness, Job, Other, boottime, connect};
-use kv_core::{Descriptor, MemoryKind, Op, PeerId, Post, PostId, Transport, TransportError};
+use kv_core::{Descriptor, Directions, MemoryKind, Op, PeerId, Post, PostId, Transport, TransportError};
 use kv_ucx::{UcxConfig, UcxError, UcxTransport};
-use workers::{Kind, ucx, worker_of};
+use workers::{Kind, ucx, vram, worker_of};
 
 /// The other process. Without its variable it is no test at all.
 #[test]
@@ -60,11 +60,14 @@ fn pages_between_gpu_memory_and_host_memory_are_refused_before_any_byte_moves() 
         connect(&mut here.transport, PeerId(1), &there.transport.metadata().unwrap()).unwrap();
         let descriptor =
             Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 5 };
-        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![descriptor], notify: None };
-        let Err(TransportError::Unsupported(why)) = here.transport.post(PeerId(1), post) else {
-            panic!("from {:?}", here.transport.lanes(PeerId(1)))
-        };
-        assert!(why.contains("GPU memory") && why.contains("gpu_over_tcp"), "{why}");
+        for (op, setting) in [(Op::Write, "gpu_over_tcp"), (Op::Read, "reads_over_tcp")] {
+            let post = Post { id: PostId(1), op, descriptors: vec![descriptor], notify: None };
+            let Err(TransportError::Unsupported(why)) = here.transport.post(PeerId(1), post) else {
+                panic!("from {:?}", here.transport.lanes(PeerId(1)))
+            };
+            assert!(why.contains("GPU memory") && why.contains(setting), "{why}");
+        }
+        assert_eq!(here.transport.directions(Some(PeerId(1))), Directions::WRITE);
         let mut events = Vec::new();
         for _ in 0..100 {
             here.transport.poll(boottime(), &mut events);
@@ -104,6 +107,31 @@ fn a_gpu_reads_the_gpu_memory_of_a_process_that_stands_still() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if ucx().is_some() && kv_conformance::needed("GPU", Gpu::first()).is_some() {
         process::pages_are_read_from_a_process_that_stands_still(&Kind::Vram);
+    }
+}
+
+#[test]
+fn a_read_between_gpu_memory_is_refused_where_no_gpu_would_copy_it() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if ucx().is_none() || kv_conformance::needed("GPU", Gpu::first()).is_none() {
+        return;
+    }
+    let other = Process::start("Vram", Job::Serve, &[]);
+    let told_off = UcxConfig::default().with(|config| {
+        config.settings = vec![("CUDA_IPC_ENABLE_GET_ZCOPY".to_owned(), "off".to_owned())];
+    });
+    let without = UcxConfig::default().with(|config| {
+        config.transports = ["tcp", "cuda_copy"].map(str::to_owned).to_vec();
+    });
+    for config in [told_off, without] {
+        let mut here = vram(config, &[4096]);
+        connect(&mut here.transport, PeerId(1), other.metadata()).unwrap();
+        assert_eq!(here.transport.directions(Some(PeerId(1))), Directions::WRITE);
+        let descriptor =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 5 };
+        let post = Post { id: PostId(1), op: Op::Read, descriptors: vec![descriptor], notify: None };
+        let refused = here.transport.post(PeerId(1), post);
+        assert!(matches!(refused, Err(TransportError::Unsupported(_))), "{refused:?}");
     }
 }
 

@@ -18,9 +18,10 @@ use crate::library::guards::GPU_READS;
 use crate::regions::place::Place;
 
 /// The reason with which a post to read is refused over TCP.
-pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way between GPU memory and host memory: \
-                                   UCX ends the process that is read from when the reader dies; let the other side \
-                                   write, or set `reads_over_tcp`";
+pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory where a side has host \
+                                   memory, too, or `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` is not `on`: UCX ends the process \
+                                   that is read from when the reader dies; let the other side write, or set \
+                                   `reads_over_tcp`";
 /// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
 pub(crate) const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX may end the process that is written to \
                                  when the writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
@@ -38,7 +39,8 @@ pub enum Route {
     Rdma,
     /// Both ends have regions in the memory of a GPU, and the peer is on this host. A WRITE from GPU memory to GPU
     /// memory is a copy by the GPU, through a handle that CUDA makes for other processes. UCX sends over
-    /// [TCP](Route::Tcp) what goes between GPU memory and host memory.
+    /// [TCP](Route::Tcp) what goes between GPU memory and host memory, and everything within one process, where neither end
+    /// outlives the other.
     Gpu {
         /// True if a READ is such a copy, too: all regions of both ends are in GPU memory, and UCX has been told so
         /// (`UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on`). Otherwise a READ goes over TCP where UCX sees no NVLink.
@@ -441,6 +443,7 @@ mod tests {
         assert_eq!(GpuPart::of(&[]), GpuPart::None);
         assert_eq!(GpuPart::of(&[gpu, host]), some);
         assert_eq!(GpuPart::of(&[gpu, gpu]), all);
+        assert_eq!(GpuPart::of(&[gpu, place(MemoryKind::File)]), all);
     }
 
     #[test]
@@ -454,7 +457,15 @@ mod tests {
         let (off, on) = (own("CUDA_IPC_ENABLE_GET_ZCOPY=off"), own("CUDA_IPC_ENABLE_GET_ZCOPY=on"));
         assert!(reads(&params(&[]), true, None) && !reads(&params(&[]), false, None));
         assert!(!reads(&off, true, None) && reads(&on, false, None));
-        for (value, wanted) in [("on", true), ("Yes", true), ("auto", false), ("off", false), ("", false)] {
+        for (value, wanted) in [
+            ("on", true),
+            ("Yes", true),
+            ("y", true),
+            ("1", true),
+            ("auto", false),
+            ("off", false),
+            ("", false),
+        ] {
             assert_eq!(reads(&params(&[]), true, Some(value)), wanted, "{value}");
         }
         assert!(!reads(&on, true, Some("auto")), "NIXL leaves out what the environment has");

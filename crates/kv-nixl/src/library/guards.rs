@@ -33,14 +33,14 @@
 //! 5. On some hosts without an InfiniBand card, for which the setting is meant: with a card it is not made.
 //!    The last three settings are made on hosts with a GPU only.
 //! 6. UCX looks at this setting when memory is registered.
-//! 7. A READ from GPU memory into GPU memory of one host, where UCX sees no NVLink: 0.07 GB/s instead of 120.
+//! 7. A READ from GPU memory into GPU memory of one host, where UCX sees no NVLink.
 //!
 //! If another part of the process has loaded the same copy of UCX before, the environment still reaches the
 //! settings of memory caches if no other thread runs, and nothing else is possible.
 //!
-//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but `UCX_MEM_MMAP_HOOK_MODE` and
-//! those of `UCX_CUDA_IPC`; the first shows in the code of libc's `mmap`, which UCX overwrites or leaves alone; the
-//! others come by the same file as the rest. Each setting that UCX lacks is reported as a
+//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but `UCX_MEM_MMAP_HOOK_MODE`
+//! and the two whose names begin with `UCX_CUDA_IPC_`. The first shows in the code of libc's `mmap`, which UCX overwrites or
+//! leaves alone; the other two come by the same file as `UCX_RCACHE_MAX_UNRELEASED`. Each setting that UCX lacks is reported as a
 //! [`SettingWarning`](crate::SettingWarning); NIXL works all the same. The table holds for UCX 1.23 of NIXL 1.5.1.
 
 use std::path::Path;
@@ -49,6 +49,8 @@ use crate::library::ucx_files::UcxFiles;
 
 /// The setting whose effect is seen in the code of libc.
 pub(crate) const HOOKS: &str = "UCX_MEM_MMAP_HOOK_MODE";
+/// The setting that UCX prints and that comes by a file in any case, unless by the environment.
+pub(crate) const MEMORY_CACHE: &str = "UCX_RCACHE_MAX_UNRELEASED";
 /// The setting with which a GPU copies what is read, too.
 pub(crate) const GPU_READS: &str = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY";
 
@@ -73,7 +75,7 @@ pub fn guards() -> Vec<Guard> {
             "UCX intercepts every mmap and munmap of the process, which leaked 400 MB a minute in decode \
              workers, and takes 400 ms to install",
         ),
-        guard("UCX_RCACHE_MAX_UNRELEASED", "1K", "the queue of released memory has no bound"),
+        guard(MEMORY_CACHE, "1K", "the queue of released memory has no bound"),
         guard("UCX_LOG_FILE", "stderr", "UCX writes its log to the standard output"),
     ];
     if !has_infiniband(Path::new("/sys/class/infiniband")) {
@@ -89,12 +91,13 @@ pub fn guards() -> Vec<Guard> {
             "UCX_CUDA_IPC_CACHE",
             "n",
             "mappings of a peer's GPU memory outlive the peer: the memory stays taken, and a new peer with \
-             the same process number is written to where the old peer's memory was",
+             the same process number is written to, and read from, where the old peer's memory was",
         ));
         guards.push(guard(
             GPU_READS,
             "on",
-            "where UCX sees no NVLink, a READ from GPU memory into GPU memory of this host goes over TCP, and is refused",
+            "a READ from GPU memory into GPU memory of this host is refused, because UCX sends it over TCP where it \
+             sees no NVLink",
         ));
         guards.push(guard(
             "UCX_MEMTYPE_CACHE",

@@ -10,7 +10,7 @@ use crate::ffi::directory::in_directory;
 use crate::ffi::environment::set_variables_alone;
 use crate::ffi::ucx::{Ucx, intercepted_code};
 use crate::library::config_file::{self, ConfigDirectory};
-use crate::library::guards::{self, Guard, HOOKS};
+use crate::library::guards::{self, Guard, HOOKS, MEMORY_CACHE};
 use crate::library::loader::{directory_of_ucx, mapped_files};
 use crate::library::ucx_files::UcxFiles;
 use crate::library::warnings::{NotSet, SettingWarning};
@@ -179,10 +179,15 @@ impl Seen {
         }
     }
 
-    /// Whether a guard that UCX has shows that the other guards have reached UCX too. Hooks could be absent
-    /// for another reason if UCX had no file to read.
+    /// Whether a guard that UCX has shows that the guards of the same file have reached UCX too. Beside a file that UCX is
+    /// told to read later, the others are made one by one.
     fn confirms(&self, guard: &Guard, given: &Given) -> bool {
-        self.shows(guard) == Some(true) && (guard.name != HOOKS || *given == Given::ConfigFile)
+        let is_by_file = match given {
+            Given::ConfigFile => true,
+            Given::Calls(_) => guard.name == MEMORY_CACHE,
+            Given::Environment => false,
+        };
+        is_by_file && self.shows(guard) == Some(true)
     }
 
     /// Whether UCX's log is a file whose path begins at the working directory. UCX takes the beginning of a
@@ -230,9 +235,28 @@ mod tests {
 
     #[test]
     fn settings_that_ucx_shows_bring_no_warning_in_any_way() {
+        let seen = seen("UCX_MODULES_X=1\nUCX_MODULES=^ib\nUCX_RCACHE_MAX_UNRELEASED=1K\n");
+        let all = [missing(), vec![guard(MEMORY_CACHE, "1K")]].concat();
         for given in [Given::Environment, Given::ConfigFile, calls()] {
-            assert_eq!(reasons(&given, &seen("UCX_MODULES_X=1\nUCX_MODULES=^ib\n")), []);
+            assert_eq!(warnings(&all, &given, &seen), []);
         }
+    }
+
+    #[test]
+    fn what_one_call_has_set_says_nothing_of_what_a_file_was_to_set() {
+        let unconfirmed = [("UCX_CUDA_IPC_CACHE", NotSet::Unconfirmed)];
+        assert_eq!(reasons(&calls(), &seen("UCX_MODULES=^ib\n")), unconfirmed);
+    }
+
+    #[test]
+    fn only_guards_without_a_warning_count_as_made() {
+        let made = |warnings| Outcome::new(&missing(), warnings).made;
+        let names: Vec<_> = missing().iter().map(|guard| guard.name).collect();
+        assert_eq!(made(Vec::new()), names);
+        assert_eq!(made(not_loaded(&missing(), &calls(), "too short")), [""; 0]);
+        assert_eq!(made(not_loaded(&missing(), &Given::Environment, "too short")), names);
+        let before = Seen { loaded_before: true, ..seen("UCX_MODULES=^ib\n") };
+        assert_eq!(made(warnings(&missing(), &Given::Environment, &before)), ["UCX_MODULES"]);
     }
 
     #[test]
@@ -274,7 +298,8 @@ mod tests {
     fn hooks_that_are_in_place_after_a_late_setting_are_told_with_what_was_refused() {
         let seen = Seen { intercepts: true, ..seen("UCX_MODULES=^ib\n") };
         let refused = NotSet::Refused { threads: 3, error: REFUSED };
-        assert_eq!(reasons(&calls(), &seen), [(HOOKS, refused.clone())]);
+        let cache = ("UCX_CUDA_IPC_CACHE", NotSet::Unconfirmed);
+        assert_eq!(reasons(&calls(), &seen), [(HOOKS, refused.clone()), cache]);
         let text = warnings(&missing(), &calls(), &seen)[0].to_string();
         for word in [HOOKS, "none", "3 threads", "unshare", "something follows"] {
             assert!(text.contains(word), "{word} is not in: {text}");

@@ -99,11 +99,14 @@ impl Harness for Kind {
 
 /// A worker of a kind with regions of these lengths.
 pub fn worker_of(kind: Kind, lens: &[usize]) -> Side<UcxTransport> {
-    if !matches!(kind, Kind::Vram | Kind::VramToHost) {
-        return worker(kind.config(), lens);
-    }
+    let make = if matches!(kind, Kind::Vram | Kind::VramToHost) { vram } else { worker };
+    make(kind.config(), lens)
+}
+
+/// A worker with regions of these lengths in memory of the first GPU.
+pub fn vram(config: UcxConfig, lens: &[usize]) -> Side<UcxTransport> {
     let gpu = Gpu::first().unwrap();
-    let mut transport = UcxTransport::new(Ucx::load(None).unwrap(), kind.config()).unwrap();
+    let mut transport = UcxTransport::new(Ucx::load(None).unwrap(), config).unwrap();
     // SAFETY: the memory is freed with the worker, after its transport.
     let pages = Vram::pages(gpu, lens, |addr, len| unsafe { transport.adopt_device(0, addr, len) }.unwrap());
     pages.side(transport)
