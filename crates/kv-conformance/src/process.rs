@@ -67,8 +67,8 @@ impl Drop for Process {
     }
 }
 
-/// Reads the memory of another process, once more after the process has been stopped: a check for ways on which a READ
-/// needs nothing of the processor that is read from.
+/// Reads the memory of another process, stops that process, and reads the memory again. A check for routes on which a READ
+/// needs nothing of the process that is read from.
 pub fn pages_are_read_from_a_process_that_stands_still<H: Harness<Other = Process>>(harness: &H) {
     let mut here = harness.worker(&[H::FAR_LEN]);
     let other = harness.other(Job::Serve, &here.transport.metadata().unwrap());

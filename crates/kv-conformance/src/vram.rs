@@ -81,7 +81,8 @@ impl Gpu {
         Ok(Gpu { driver, context: context as usize })
     }
 
-    /// Lets the GPU reach this memory of the host by itself, as a server's buffers for copies are; `None` if it can already.
+    /// Pins this memory of the host, as servers pin their buffers for copies, so that the GPU reaches the memory by itself.
+    /// `None` if the memory was pinned before.
     pub fn pin(&'static self, addr: u64, len: usize) -> Option<Pinned> {
         self.make_current();
         // SAFETY: the driver refuses memory that is not there.
@@ -114,8 +115,8 @@ impl Gpu {
     }
 }
 
-/// Memory of the host that a GPU reaches until this is dropped, which goes before the memory: CUDA refuses to allocate at the
-/// addresses of pinned memory that is gone.
+/// Keeps memory of the host pinned, so that a GPU reaches the memory. Drop this value before the memory is freed: CUDA refuses
+/// to allocate at the addresses of memory that was freed while it was pinned.
 pub struct Pinned {
     gpu: &'static Gpu,
     addr: u64,

@@ -39,7 +39,8 @@ pub struct UcxConfig {
     /// GiB).
     pub window_bytes: usize,
     /// Allows READ over TCP (default no). UCX serves such a READ by software at the peer, and a reader that is killed may
-    /// take down the process that is read from.
+    /// take down the process that is read from. Within a host TCP is also the way of a READ between GPU memory and host
+    /// memory.
     pub reads_over_tcp: bool,
     /// Allows WRITE over TCP from or into GPU memory, which within a host is the way between GPU memory and host memory
     /// (default no). UCX has the peer's processor put the bytes of such a WRITE in place, and a writer that is killed may

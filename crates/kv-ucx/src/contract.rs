@@ -17,9 +17,10 @@ use crate::transport::UcxTransport;
 use crate::way::{Way, WayId};
 
 /// The reason with which a post to read is refused over TCP.
-const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory where a side has host memory, too, \
-                        or `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` is not `on`: UCX may end the process that is read from when \
-                        the reader dies; let the other side write, or set `reads_over_tcp`";
+const NO_READS: &str = "READ over TCP: UCX may end the process that is read from when the reader dies; let the other \
+                        side write, or set `reads_over_tcp`. GPU memory of one host is read without TCP only if all \
+                        memory of both sides is GPU memory, UCX has its transport `cuda_ipc`, and \
+                        `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` is `on`";
 /// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
 const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX may end the process that is written to when the \
                       writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
@@ -165,12 +166,13 @@ impl UcxTransport {
         }
         let lanes = self.lanes_to(way.remote);
         let is_all_gpu = || self.given.regions().iter().chain(&way.regions).all(Place::is_of_gpu);
-        is_without_tcp(&lanes) || self.reads_by_gpu && is_all_gpu() && self.has_gpu_copies(way.remote, &lanes)
+        is_without_tcp(&lanes)
+            || self.reads_by_gpu && is_all_gpu() && self.is_safe_between_gpus(way.remote, &lanes)
     }
 
-    /// True if what goes from GPU memory into GPU memory of the remote is copied by the GPU. UCX has no such transport
-    /// within a process, where neither end outlives the other.
-    fn has_gpu_copies(&self, remote: RemoteId, lanes: &[(String, String)]) -> bool {
+    /// True if what goes between GPU memory here and GPU memory of the remote endangers neither process: the GPU copies the
+    /// bytes, or both ends are in one process. There UCX sends over TCP, and neither end outlives the other.
+    fn is_safe_between_gpus(&self, remote: RemoteId, lanes: &[(String, String)]) -> bool {
         let is_ours = self.remotes.get(remote).is_some_and(|remote| matches!(remote.life, Life::Ours));
         is_ours || lanes.iter().any(|(transport, _)| transport == CUDA_IPC)
     }
@@ -192,8 +194,8 @@ impl UcxTransport {
             return true;
         }
         let lanes = self.lanes_to(way.remote);
-        let by_the_gpu = self.has_gpu_copies(way.remote, &lanes);
-        is_without_tcp(&lanes) || by_the_gpu && !is_among(&|ends| ends[0] != ends[1])
+        let safe = self.is_safe_between_gpus(way.remote, &lanes);
+        is_without_tcp(&lanes) || safe && !is_among(&|ends| ends[0] != ends[1])
     }
 }
 

@@ -3,8 +3,8 @@
 //! A transport is one UCX context and one UCX worker, which one thread drives. A worker of the service puts its pages
 //! into a [`HostMemory`], an [`Arena`], or memory of its own that the transport [adopts](UcxTransport::adopt_regions).
 //! Peers write the regions that lie there (`ucp_put_nbx`), and read them where that is safe (`ucp_get_nbx`). Frames are
-//! active messages. UCX chooses the way to a peer among those that both have: RDMA cards, TCP, or copies by the kernel
-//! within a host.
+//! active messages. UCX chooses the way to a peer among those that both have: RDMA cards, TCP, or copies within a host by
+//! the kernel or by a GPU.
 //!
 //! # Why it is written the way it is
 //!
@@ -18,11 +18,10 @@
 //!   is being loaded. Otherwise UCX overwrites the code of `mmap`, `munmap` and their like, which takes half a second, and
 //!   which other threads may be running. The transport does not need that, because its memory stays mapped.
 //! - GPU memory of two processes of one host: a WRITE is a copy by the GPU, through a handle that CUDA makes for memory of
-//!   `cuMemAlloc`, not for memory of `cuMemAllocAsync`. So is a READ if all memory of both sides is that of GPUs, and
-//!   nobody has set `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` to anything but `on`. A WRITE over TCP from or into GPU memory, which is what goes
-//!   between GPU memory and host memory of one host, is refused unless [`UcxConfig::gpu_over_tcp`] is set: UCX has the
-//!   peer's processor put the bytes in place, at some 0.5 GB/s (measured with UCX 1.22 on one H200), and a writer that dies
-//!   may take down the peer.
+//!   `cuMemAlloc`, not for memory of `cuMemAllocAsync`. A READ is such a copy, too, if all memory of both sides is GPU memory
+//!   and `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` is `on`, as this transport sets it. Between GPU memory and host memory of one host
+//!   UCX uses TCP. Such a WRITE is refused unless [`UcxConfig::gpu_over_tcp`] is set: UCX has the peer's processor put the
+//!   bytes in place, at some 0.5 GB/s (measured with UCX 1.22 on one H200), and a writer that dies may take down the peer.
 //! - UCX writes its log to the standard error here, not to the standard output, unless `UCX_LOG_FILE` says otherwise.
 //! - There is no progress thread. The owner's thread polls, and sleeps on one descriptor that UCX makes readable.
 //! - A post is cut into slices, which take turns. A slice is a list of puts and a flush after them, whose end says that

@@ -7,7 +7,7 @@ use rustix::event::epoll;
 use crate::agent::name::agent_name;
 use crate::connections::id::RemoteId;
 use crate::connections::remote::{Remote, Stage};
-use crate::connections::route::{GpuPart, Route};
+use crate::connections::route::{GpuShare, Route};
 use crate::connections::transport_metadata::TransportMetadata;
 use crate::notifications::datagrams::PeerSocket;
 use crate::notifications::speech::Speech;
@@ -61,7 +61,7 @@ impl NixlTransport {
             let _ = epoll::add(&self.wakes, process, data, epoll::EventFlags::IN);
         }
         let near = matches!(life, Life::Watched(_) | Life::Ours);
-        let gpu = [&self.places(), &metadata.regions].map(|places| GpuPart::of(places));
+        let gpu = [&self.places(), &metadata.regions].map(|places| GpuShare::of(places));
         let route = self.reach.to(metadata.reach, near, gpu);
         // Without one, as where the peer is in another network namespace, all goes by NIXL.
         let socket = (near && self.datagrams.is_some()).then(|| {

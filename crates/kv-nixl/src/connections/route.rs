@@ -1,8 +1,8 @@
 //! The route by which bytes get to a peer, and thus the directions that are worth using.
 //!
 //! NIXL and UCX do not say which route they have chosen. But UCX chooses by rules: copies between processes
-//! of one host if the kernel allows them, an RDMA card that both ends have, TCP otherwise; less what UCX's
-//! settings forbid. Both ends tell each other the routes that are open to them, and the best route that is
+//! of one host if the kernel allows them, an RDMA card that both ends have, copies by a GPU between GPU memory
+//! of one host, TCP otherwise; less what UCX's settings forbid. Both ends tell each other the routes that are open to them, and the best route that is
 //! open to both is taken to be UCX's choice.
 
 use std::fmt;
@@ -18,10 +18,10 @@ use crate::library::guards::GPU_READS;
 use crate::regions::place::Place;
 
 /// The reason with which a post to read is refused over TCP.
-pub(crate) const NO_READS: &str = "READ over TCP, which within a host is the way of GPU memory where a side has host \
-                                   memory, too, or `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` is not `on`: UCX ends the process \
-                                   that is read from when the reader dies; let the other side write, or set \
-                                   `reads_over_tcp`";
+pub(crate) const NO_READS: &str = "READ over TCP: UCX ends the process that is read from when the reader dies; let the \
+                                   other side write, or set `reads_over_tcp`. GPU memory of one host is read without \
+                                   TCP only if all memory of both sides is GPU memory, UCX has its transport \
+                                   `cuda_ipc`, and `UCX_CUDA_IPC_ENABLE_GET_ZCOPY` is `on` and not set by a file";
 /// The reason with which a post to write is refused over TCP if one of its ends is GPU memory.
 pub(crate) const NO_GPU: &str = "WRITE over TCP from or into GPU memory: UCX may end the process that is written to \
                                  when the writer dies; let the pages pass through host memory, or set `gpu_over_tcp`";
@@ -112,19 +112,19 @@ pub(crate) struct Reach {
 
 /// How much of a transport's memory is that of a GPU. Its files do not count: peers cannot reach them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GpuPart {
-    None,
-    Some,
-    All,
+pub(crate) enum GpuShare {
+    Nothing,
+    Part,
+    Everything,
 }
 
-impl GpuPart {
-    pub(crate) fn of(places: &[Place]) -> GpuPart {
+impl GpuShare {
+    pub(crate) fn of(places: &[Place]) -> GpuShare {
         let has = |kind| places.iter().any(|place| place.kind == kind);
         match (has(MemoryKind::Vram), has(MemoryKind::Dram)) {
-            (false, _) => GpuPart::None,
-            (true, true) => GpuPart::Some,
-            (true, false) => GpuPart::All,
+            (false, _) => GpuShare::Nothing,
+            (true, true) => GpuShare::Part,
+            (true, false) => GpuShare::Everything,
         }
     }
 }
@@ -136,10 +136,10 @@ impl Reach {
         Reach { ucx: true, memory: true, rdma: true, gpu: true, cards_only: false, gpu_reads: true };
 
     /// The routes that are open to this process. UCX's settings are lines `NAME=value`, as UCX prints them; they come from
-    /// the environment and from files. `gpu_reads` is true if UCX has been told to let a GPU copy what is read, which UCX
-    /// does not print.
-    pub(crate) fn here(config: &NixlConfig, settings: &str, gpu_reads: bool) -> Reach {
-        Reach::of(config, settings, gpu_reads, |name| std::env::var(name).ok())
+    /// the environment and from files. UCX does not print whether a GPU copies what is read: `made` says whether this library
+    /// has made that setting, and is `None` if the operator has.
+    pub(crate) fn here(config: &NixlConfig, settings: &str, made: Option<bool>) -> Reach {
+        Reach::of(config, settings, made, |name| std::env::var(name).ok())
     }
 
     /// The same in an environment with these variables. NIXL leaves out a setting of the agent's `engine_config` if the
@@ -147,7 +147,7 @@ impl Reach {
     fn of(
         config: &NixlConfig,
         settings: &str,
-        gpu_reads: bool,
+        made: Option<bool>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Reach {
         let printed = |name: &str| {
@@ -162,7 +162,12 @@ impl Reach {
         let devices = own.or_else(|| device_list(&params)).or(in_environment);
         let devices = devices.or_else(|| printed("UCX_NET_DEVICES"));
         let gpu = allows_gpu_copies(tls.as_deref());
-        let reads = variable(GPU_READS).or_else(|| setting(&params, GPU_READS.trim_start_matches("UCX_")));
+        let own = setting(&params, GPU_READS.trim_start_matches("UCX_"));
+        // The variable may be this library's own.
+        let gpu_reads = match variable(GPU_READS) {
+            Some(value) => is_on(&value) && made.unwrap_or(true),
+            None => own.map_or(made.unwrap_or(false), |value| is_on(&value)),
+        };
         let allows = |names: &[&str]| allows(tls.as_deref(), names);
         let module = |name| allows_module(modules.as_deref(), name);
         let card = Cards::of_this_host().has_one_of(devices.as_deref());
@@ -172,20 +177,20 @@ impl Reach {
             rdma: allows_cards(tls.as_deref()) && module("ib") && card,
             gpu: gpu && module("cuda"),
             cards_only: config.backend == "UCX" && is_cards_only(tls.as_deref()),
-            gpu_reads: reads.map_or(gpu_reads, |value| is_on(&value)),
+            gpu_reads,
         }
     }
 
     /// The route to a peer; `near` if the peer is on this host, `gpu` for the memory of this end and of the other one.
-    pub(crate) fn to(self, peer: Reach, near: bool, gpu: [GpuPart; 2]) -> Route {
+    pub(crate) fn to(self, peer: Reach, near: bool, gpu: [GpuShare; 2]) -> Route {
         if !self.ucx || !peer.ucx {
             Route::Unknown
-        } else if near && gpu == [GpuPart::None; 2] && self.memory && peer.memory {
+        } else if near && gpu == [GpuShare::Nothing; 2] && self.memory && peer.memory {
             Route::Memory
         } else if self.rdma && peer.rdma {
             Route::Rdma
-        } else if near && !gpu.contains(&GpuPart::None) && self.gpu && peer.gpu {
-            Route::Gpu { reads: self.gpu_reads && gpu == [GpuPart::All; 2] }
+        } else if near && !gpu.contains(&GpuShare::Nothing) && self.gpu && peer.gpu {
+            Route::Gpu { reads: self.gpu_reads && gpu == [GpuShare::Everything; 2] }
         } else {
             Route::Tcp
         }
@@ -210,7 +215,7 @@ impl Reach {
 
     /// The route to a peer of which nothing is known, and which may be on another host.
     pub(crate) fn to_anybody(self) -> Route {
-        self.to(self, false, [GpuPart::None; 2])
+        self.to(self, false, [GpuShare::Nothing; 2])
     }
 }
 
@@ -372,7 +377,7 @@ mod tests {
         let open = |config: &NixlConfig, printed: &str, variable: Option<(&str, &str)>| {
             let found =
                 |name: &str| variable.filter(|(of, _)| *of == name).map(|(_, value)| value.to_owned());
-            let reach = Reach::of(config, printed, false, found);
+            let reach = Reach::of(config, printed, None, found);
             (reach.memory, reach.gpu)
         };
         let (none, copies) = (params(&[]), may_copy_between_processes());
@@ -400,8 +405,8 @@ mod tests {
 
     #[test]
     fn both_ends_must_have_what_is_taken() {
-        const NONE: [GpuPart; 2] = [GpuPart::None; 2];
-        const ALL: [GpuPart; 2] = [GpuPart::All; 2];
+        const NONE: [GpuShare; 2] = [GpuShare::Nothing; 2];
+        const ALL: [GpuShare; 2] = [GpuShare::Everything; 2];
         let all = Reach::EVERYWHERE;
         let (no_memory, no_rdma) = (Reach { memory: false, ..all }, Reach { rdma: false, ..all });
         assert_eq!(all.to(all, true, NONE), Route::Memory);
@@ -416,8 +421,8 @@ mod tests {
         let no_copies = Reach { gpu: false, ..no_rdma };
         assert_eq!(no_copies.to(no_rdma, true, ALL), Route::Tcp);
         assert_eq!(no_rdma.to(no_copies, true, ALL), Route::Tcp);
-        assert_eq!(all.to(no_rdma, true, [GpuPart::All, GpuPart::None]), Route::Tcp);
-        assert_eq!(all.to(no_rdma, true, [GpuPart::None, GpuPart::All]), Route::Tcp);
+        assert_eq!(all.to(no_rdma, true, [GpuShare::Everything, GpuShare::Nothing]), Route::Tcp);
+        assert_eq!(all.to(no_rdma, true, [GpuShare::Nothing, GpuShare::Everything]), Route::Tcp);
         assert_eq!(all.to(no_rdma, false, ALL), Route::Tcp);
         assert!(all.speaks_over_tcp(no_rdma) && no_rdma.speaks_over_tcp(all));
         assert!(!all.speaks_over_tcp(all) && !no_rdma.speaks_over_tcp(Reach { ucx: false, ..all }));
@@ -429,7 +434,7 @@ mod tests {
     fn a_gpu_copies_what_is_read_where_its_reader_has_told_ucx_so_and_all_memory_is_a_gpus() {
         let peer = Reach { rdma: false, gpu_reads: false, ..Reach::EVERYWHERE };
         let reader = Reach { gpu_reads: true, ..peer };
-        let [some, all] = [GpuPart::Some, GpuPart::All];
+        let [some, all] = [GpuShare::Part, GpuShare::Everything];
         assert_eq!(reader.to(peer, true, [all, all]).directions(), Directions::BOTH);
         for (here, there, gpu) in
             [(peer, reader, [all, all]), (reader, reader, [some, all]), (reader, reader, [all, some])]
@@ -439,24 +444,26 @@ mod tests {
         }
         let place = |kind| Place { kind, addr: 0, len: 1, device: 0, item_len: 1 };
         let (gpu, host) = (place(MemoryKind::Vram), place(MemoryKind::Dram));
-        assert_eq!(GpuPart::of(&[host]), GpuPart::None);
-        assert_eq!(GpuPart::of(&[]), GpuPart::None);
-        assert_eq!(GpuPart::of(&[gpu, host]), some);
-        assert_eq!(GpuPart::of(&[gpu, gpu]), all);
-        assert_eq!(GpuPart::of(&[gpu, place(MemoryKind::File)]), all);
+        assert_eq!(GpuShare::of(&[host]), GpuShare::Nothing);
+        assert_eq!(GpuShare::of(&[]), GpuShare::Nothing);
+        assert_eq!(GpuShare::of(&[gpu, host]), some);
+        assert_eq!(GpuShare::of(&[gpu, gpu]), all);
+        assert_eq!(GpuShare::of(&[gpu, place(MemoryKind::File)]), all);
     }
 
     #[test]
     fn what_the_operator_says_of_reads_by_a_gpu_goes_before_what_ucx_has_been_given() {
         let own = |value: &str| params(&[("engine_config", value)]);
-        let reads = |config: &NixlConfig, given: bool, variable: Option<&str>| {
+        let reads = |config: &NixlConfig, made: Option<bool>, variable: Option<&str>| {
             let found =
                 |name: &str| variable.filter(|_| name == "UCX_CUDA_IPC_ENABLE_GET_ZCOPY").map(str::to_owned);
-            Reach::of(config, "", given, found).gpu_reads
+            Reach::of(config, "", made, found).gpu_reads
         };
         let (off, on) = (own("CUDA_IPC_ENABLE_GET_ZCOPY=off"), own("CUDA_IPC_ENABLE_GET_ZCOPY=on"));
-        assert!(reads(&params(&[]), true, None) && !reads(&params(&[]), false, None));
-        assert!(!reads(&off, true, None) && reads(&on, false, None));
+        let [none, yes, no] = [None, Some(true), Some(false)];
+        assert!(reads(&params(&[]), yes, None) && !reads(&params(&[]), no, None));
+        assert!(!reads(&params(&[]), none, None), "a file may say anything");
+        assert!(!reads(&off, yes, None) && reads(&on, no, None) && reads(&on, none, None));
         for (value, wanted) in [
             ("on", true),
             ("Yes", true),
@@ -466,9 +473,11 @@ mod tests {
             ("off", false),
             ("", false),
         ] {
-            assert_eq!(reads(&params(&[]), true, Some(value)), wanted, "{value}");
+            assert_eq!(reads(&params(&[]), none, Some(value)), wanted, "{value}");
+            assert_eq!(reads(&params(&[]), yes, Some(value)), wanted, "{value}");
+            assert!(!reads(&params(&[]), no, Some(value)), "UCX was there before this library's variable");
         }
-        assert!(!reads(&on, true, Some("auto")), "NIXL leaves out what the environment has");
+        assert!(!reads(&on, none, Some("auto")), "NIXL leaves out what the environment has");
     }
 
     #[test]

@@ -129,7 +129,7 @@ mod tests {
     fn sample(regions: usize) -> TransportMetadata {
         let range = [u64::MAX >> 1, u64::MAX >> 2, 300];
         let nixl = crate::foreign::sample::sample(agent_name(7).as_bytes(), &vec![range; regions.max(1)]);
-        let reach = Reach::here(&NixlConfig::default(), "", false);
+        let reach = Reach::here(&NixlConfig::default(), "", None);
         let host = Host { boot: (u64::MAX, u64::MAX), network: u64::MAX };
         let process =
             ProcessIdentity { inode: u64::MAX, namespace: u64::MAX, pid: i32::MIN, started: u64::MAX };

@@ -12,7 +12,7 @@ use crate::library::installed::{named_plugin_dir, plugin_file, plugin_name, plug
 use crate::library::looked::{Looked, Outcome};
 use crate::library::places::{Search, Surroundings, candidates};
 use crate::library::settings;
-use crate::library::settings::Outcome as Settings;
+use crate::library::settings::GuardReport;
 use crate::library::usable::{believed, check, find};
 use crate::library::warnings::SettingWarning;
 
@@ -22,7 +22,7 @@ pub struct Nixl {
     library: PathBuf,
     version: Option<String>,
     plugins: Vec<String>,
-    settings: Settings,
+    guards: GuardReport,
 }
 
 static LOADED: Mutex<Option<Nixl>> = Mutex::new(None);
@@ -38,12 +38,12 @@ impl Nixl {
         }
         let (candidates, named) = (candidates(search, &Surroundings::here()), named_plugin_dir());
         let likely = candidates.iter().map(|candidate| &*candidate.path).find(|path| path.is_file());
-        let (library, settings) = settings::load_with_guards(
+        let (library, guards) = settings::load_with_guards(
             likely,
             || find(&candidates, check),
             |library| plugin_file(library, named.as_deref(), "UCX"),
         )?;
-        let nixl = Nixl { version: version(&library), plugins: plugins(&library), settings, library };
+        let nixl = Nixl { version: version(&library), plugins: plugins(&library), guards, library };
         *loaded = Some(nixl.clone());
         Ok(nixl)
     }
@@ -65,12 +65,12 @@ impl Nixl {
 
     /// Settings that UCX should have and does not have, or may not have, in this process. Empty as a rule.
     pub fn warnings(&self) -> &[SettingWarning] {
-        &self.settings.warnings
+        &self.guards.warnings
     }
 
-    /// Whether UCX has been told to let a GPU copy what is read, too.
-    pub(crate) fn reads_by_gpu(&self) -> bool {
-        self.settings.made.contains(&GPU_READS)
+    /// Whether this library has made UCX let a GPU copy what is read, too; `None` if the operator has set that.
+    pub(crate) fn reads_by_gpu(&self) -> Option<bool> {
+        self.guards.missing.contains(&GPU_READS).then(|| self.guards.made.contains(&GPU_READS))
     }
 
     /// Why the plugin of a backend cannot be loaded, in the loader's words; `None` if the plugin can be

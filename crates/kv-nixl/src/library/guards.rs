@@ -35,13 +35,18 @@
 //! 6. UCX looks at this setting when memory is registered.
 //! 7. A READ from GPU memory into GPU memory of one host, where UCX sees no NVLink.
 //!
+//! Where UCX's own calls make the settings, `UCX_RCACHE_MAX_UNRELEASED` is what shows that UCX has read the file. If the
+//! operator has set that variable, nothing shows it: both `UCX_CUDA_IPC_` settings are reported as unconfirmed, and READ
+//! from GPU to GPU is refused.
+//!
 //! If another part of the process has loaded the same copy of UCX before, the environment still reaches the
 //! settings of memory caches if no other thread runs, and nothing else is possible.
 //!
-//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but `UCX_MEM_MMAP_HOOK_MODE`
-//! and the two whose names begin with `UCX_CUDA_IPC_`. The first shows in the code of libc's `mmap`, which UCX overwrites or
-//! leaves alone; the other two come by the same file as `UCX_RCACHE_MAX_UNRELEASED`. Each setting that UCX lacks is reported as a
-//! [`SettingWarning`](crate::SettingWarning); NIXL works all the same. The table holds for UCX 1.23 of NIXL 1.5.1.
+//! `Nixl::load` then looks whether UCX has the settings. UCX prints the values of all but three. The value of
+//! `UCX_MEM_MMAP_HOOK_MODE` shows in the code of libc's `mmap`, which UCX overwrites or leaves alone. The two
+//! `UCX_CUDA_IPC_` settings show nowhere: they are taken to be made if a setting that came by the same file shows.
+//! Each setting that UCX lacks is reported as a [`SettingWarning`](crate::SettingWarning); NIXL works all the same.
+//! The table holds for UCX 1.23 of NIXL 1.5.1.
 
 use std::path::Path;
 
@@ -49,8 +54,8 @@ use crate::library::ucx_files::UcxFiles;
 
 /// The setting whose effect is seen in the code of libc.
 pub(crate) const HOOKS: &str = "UCX_MEM_MMAP_HOOK_MODE";
-/// The setting that UCX prints and that comes by a file in any case, unless by the environment.
-pub(crate) const MEMORY_CACHE: &str = "UCX_RCACHE_MAX_UNRELEASED";
+/// The setting that shows whether UCX has read our file: UCX prints its value, and only the environment or the file makes it.
+pub(crate) const RCACHE: &str = "UCX_RCACHE_MAX_UNRELEASED";
 /// The setting with which a GPU copies what is read, too.
 pub(crate) const GPU_READS: &str = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY";
 
@@ -75,7 +80,7 @@ pub fn guards() -> Vec<Guard> {
             "UCX intercepts every mmap and munmap of the process, which leaked 400 MB a minute in decode \
              workers, and takes 400 ms to install",
         ),
-        guard(MEMORY_CACHE, "1K", "the queue of released memory has no bound"),
+        guard(RCACHE, "1K", "the queue of released memory has no bound"),
         guard("UCX_LOG_FILE", "stderr", "UCX writes its log to the standard output"),
     ];
     if !has_infiniband(Path::new("/sys/class/infiniband")) {

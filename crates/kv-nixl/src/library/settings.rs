@@ -10,7 +10,7 @@ use crate::ffi::directory::in_directory;
 use crate::ffi::environment::set_variables_alone;
 use crate::ffi::ucx::{Ucx, intercepted_code};
 use crate::library::config_file::{self, ConfigDirectory};
-use crate::library::guards::{self, Guard, HOOKS, MEMORY_CACHE};
+use crate::library::guards::{self, Guard, HOOKS, RCACHE};
 use crate::library::loader::{directory_of_ucx, mapped_files};
 use crate::library::ucx_files::UcxFiles;
 use crate::library::warnings::{NotSet, SettingWarning};
@@ -44,18 +44,21 @@ struct Seen {
 
 /// What has become of the guards that the operator has not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct GuardReport {
     /// The names of those that UCX has been given.
     pub(crate) made: Vec<&'static str>,
+    /// The names of all of them.
+    pub(crate) missing: Vec<&'static str>,
     /// Those that UCX does not have, or may not have.
     pub(crate) warnings: Vec<SettingWarning>,
 }
 
-impl Outcome {
-    fn new(missing: &[Guard], warnings: Vec<SettingWarning>) -> Outcome {
-        let is_told = |name| warnings.iter().any(|warning| warning.name == name);
-        let made = missing.iter().map(|guard| guard.name).filter(|name| !is_told(*name)).collect();
-        Outcome { made, warnings }
+impl GuardReport {
+    fn new(missing: &[Guard], warnings: Vec<SettingWarning>) -> GuardReport {
+        let has_warning = |name| warnings.iter().any(|warning| warning.name == name);
+        let missing: Vec<_> = missing.iter().map(|guard| guard.name).collect();
+        let made = missing.iter().copied().filter(|name| !has_warning(*name)).collect();
+        GuardReport { made, missing, warnings }
     }
 }
 
@@ -65,12 +68,12 @@ pub(crate) fn load_with_guards<E: Send + Display>(
     likely: Option<&Path>,
     load: impl Fn() -> Result<PathBuf, E> + Sync,
     plugin: impl Fn(&Path) -> Option<PathBuf> + Sync,
-) -> Result<(PathBuf, Outcome), E> {
+) -> Result<(PathBuf, GuardReport), E> {
     let directory = likely.and_then(&plugin).and_then(|plugin| directory_of_ucx(&plugin));
     let files = UcxFiles::read(directory.as_deref());
     let missing = guards::missing_in(&files);
     if missing.is_empty() {
-        return Ok((load()?, Outcome::default()));
+        return Ok((load()?, GuardReport::default()));
     }
     let (libraries, code) = (mapped_files(), intercepted_code());
     let load_both = || {
@@ -84,10 +87,10 @@ pub(crate) fn load_with_guards<E: Send + Display>(
         Some(Ok(ucx)) => ucx,
         Some(Err(reason)) => {
             let told = not_loaded(&missing, &given, &reason);
-            return Ok((library, Outcome::new(&missing, told)));
+            return Ok((library, GuardReport::new(&missing, told)));
         }
         // Without UCX there is nothing to set.
-        None => return Ok((library, Outcome::default())),
+        None => return Ok((library, GuardReport::default())),
     };
     let loaded_before = ucx.file().is_some_and(|file| libraries.contains(&file));
     if matches!(given, Given::Calls(_)) && !loaded_before {
@@ -98,7 +101,7 @@ pub(crate) fn load_with_guards<E: Send + Display>(
     if given == Given::ConfigFile && !loaded_before && seen.has_relative_log() {
         ucx.reopen_log();
     }
-    Ok((library, Outcome::new(&missing, warnings(&missing, &given, &seen))))
+    Ok((library, GuardReport::new(&missing, warnings(&missing, &given, &seen))))
 }
 
 /// Gives UCX the guards, as early as possible, and runs `load`.
@@ -179,12 +182,12 @@ impl Seen {
         }
     }
 
-    /// Whether a guard that UCX has shows that the guards of the same file have reached UCX too. Beside a file that UCX is
-    /// told to read later, the others are made one by one.
+    /// Whether this guard shows that UCX has read our file, so that the other guards in the file have reached UCX, too. If
+    /// UCX was given its file only after it was loaded, the guards that calls have made one by one show nothing of the file.
     fn confirms(&self, guard: &Guard, given: &Given) -> bool {
         let is_by_file = match given {
             Given::ConfigFile => true,
-            Given::Calls(_) => guard.name == MEMORY_CACHE,
+            Given::Calls(_) => guard.name == RCACHE,
             Given::Environment => false,
         };
         is_by_file && self.shows(guard) == Some(true)
@@ -236,7 +239,7 @@ mod tests {
     #[test]
     fn settings_that_ucx_shows_bring_no_warning_in_any_way() {
         let seen = seen("UCX_MODULES_X=1\nUCX_MODULES=^ib\nUCX_RCACHE_MAX_UNRELEASED=1K\n");
-        let all = [missing(), vec![guard(MEMORY_CACHE, "1K")]].concat();
+        let all = [missing(), vec![guard(RCACHE, "1K")]].concat();
         for given in [Given::Environment, Given::ConfigFile, calls()] {
             assert_eq!(warnings(&all, &given, &seen), []);
         }
@@ -250,7 +253,7 @@ mod tests {
 
     #[test]
     fn only_guards_without_a_warning_count_as_made() {
-        let made = |warnings| Outcome::new(&missing(), warnings).made;
+        let made = |warnings| GuardReport::new(&missing(), warnings).made;
         let names: Vec<_> = missing().iter().map(|guard| guard.name).collect();
         assert_eq!(made(Vec::new()), names);
         assert_eq!(made(not_loaded(&missing(), &calls(), "too short")), [""; 0]);

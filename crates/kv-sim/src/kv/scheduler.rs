@@ -262,9 +262,10 @@ impl KvWorld {
         if !unheard {
             self.feed(life, "misuse", Input::Command(Command::InitReceiver { session, pages, aux }));
         }
-        // A session that is not over by now has taken the pages, so that they count when it succeeds. One that had
-        // received everything may have succeeded a moment before: a driver that was stopped takes what its transport
-        // has for it, and the command after that, in one turn.
+        // A machine that hears of this fails an open receiver. So a session that is still open here has taken the pages
+        // against the rules, or has not heard of them: they count, and success without their bytes is a violation. They do
+        // not count for a session that is over. That may be by a success: the turn of a driver that was stopped takes what
+        // the transport has for it before it takes the command.
         let known = &mut self.service.ledger.legs[leg];
         if known.is_open() {
             known.pages.extend_from_slice(given);
