@@ -1,15 +1,15 @@
 //! This program once more, as the process that serves the other one's transfers.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::Error;
 
 /// A process that serves, and is killed when this is dropped.
 pub(crate) struct Served {
     process: Child,
-    #[cfg_attr(not(feature = "fabric"), expect(dead_code, reason = "open as long as the value lives"))]
-    stdin: Option<ChildStdin>,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
 }
 
 impl Served {
@@ -20,19 +20,31 @@ impl Served {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let stdin = process.stdin.take();
-        let output = process.stdout.take();
-        let served = Served { process, stdin };
-        let mut line = String::new();
-        BufReader::new(output.ok_or("no output of the peer")?).read_line(&mut line)?;
-        Ok((served, line.trim().to_owned()))
+        let input = process.stdin.take().ok_or("no input of the child")?;
+        let output = BufReader::new(process.stdout.take().ok_or("no output of the child")?);
+        let mut served = Served { process, input, output };
+        let line = served.line()?;
+        Ok((served, line))
     }
 
     /// Tells the process a number, which it takes from [`heard`].
     #[cfg(feature = "fabric")]
     pub(crate) fn tell(&mut self, number: u8) -> Result<(), Error> {
-        let stdin = self.stdin.as_mut().ok_or("no input of the peer")?;
-        Ok(std::io::Write::write_all(stdin, &[number])?)
+        Ok(self.input.write_all(&[number])?)
+    }
+
+    /// Writes this to the process, and returns the line that it answers.
+    pub(crate) fn ask(&mut self, question: &str) -> Result<String, Error> {
+        self.input.write_all(question.as_bytes())?;
+        self.line()
+    }
+
+    fn line(&mut self) -> Result<String, Error> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            return Err(self.state().into());
+        }
+        Ok(line.trim().to_owned())
     }
 
     /// What has become of the process, in words.

@@ -17,7 +17,8 @@ use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, heard};
-use crate::{Error, Moves, posted, timed};
+use crate::posts::posted;
+use crate::{Error, Moves, timed};
 
 /// The variable that tells the child the length of its region, and the metadata of its parent.
 const PEER: &str = "KV_BENCH_FABRIC_PEER";

@@ -10,6 +10,7 @@ use kv_transfer::unstable::{Op, Post, Transport, TransportEvent, TransportWait};
 use kv_transfer::{MemoryKind, PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
+use crate::posts::posted;
 use crate::{Error, Moves, timed};
 
 /// The variable that tells the child its library and its memory, the length of that, and the metadata of its parent.
@@ -192,7 +193,10 @@ fn table(gpu: &'static Gpu, library: &str, region: usize) -> Result<(), Error> {
                     next += 1;
                     let descriptors = moves.descriptors().to_vec();
                     let post = Post { id: PostId(next), op, descriptors, notify: None };
-                    let ours = timed(|| run(end.transport.as_mut(), post))?;
+                    let ours = timed(|| {
+                        end.transport.post(OTHER, post)?;
+                        posted(end.transport.as_mut())
+                    })?;
                     if round > 0 {
                         pairs.push([plain, ours]);
                     } else if ours > LONG {
@@ -217,19 +221,4 @@ fn table(gpu: &'static Gpu, library: &str, region: usize) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-fn run(transport: &mut dyn Transport, post: Post) -> Result<(), Error> {
-    transport.post(OTHER, post)?;
-    let mut events = Vec::new();
-    loop {
-        transport.poll(boottime(), &mut events);
-        for event in events.drain(..) {
-            match event {
-                TransportEvent::Posted { result, .. } => return Ok(result?),
-                TransportEvent::PeerGone { end, .. } => return Err(format!("{end:?}").into()),
-                TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
-            }
-        }
-    }
 }

@@ -5,7 +5,8 @@
 //! | `cargo bench -p kv-benches --bench write_read …` | measures |
 //! |---|---|
 //! | nothing more | kv-local, TCP, each library whose feature is on, and with NIXL or UCX the memory of a GPU, where there is one |
-//! | `-- tcp` | TCP alone |
+//! | `-- tcp` | kv-tcp beside plain blocking sockets |
+//! | `--features nixl,ucx,fabric -- tcp` | also kv-tcp beside NIXL, UCX and libfabric over TCP |
 //! | `--features nixl -- nixl` | NIXL beside plain `nixl-sys` |
 //! | `--features ucx -- ucx` | UCX beside plain calls of UCX |
 //! | `--features fabric -- fabric` | libfabric beside plain calls of libfabric |
@@ -23,7 +24,9 @@ mod fabric;
 mod gpu;
 #[cfg(feature = "nixl")]
 mod nixl;
+mod over_tcp;
 mod peer;
+mod posts;
 mod tcp;
 #[cfg(feature = "ucx")]
 mod ucx;
@@ -35,8 +38,6 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use kv_transfer::local::Arena;
 use kv_transfer::unstable::random::SplitMix64;
 use kv_transfer::unstable::{Descriptor, Op};
-#[cfg(any(feature = "fabric", feature = "ucx"))]
-use kv_transfer::unstable::{Transport, TransportEvent};
 
 use peer::Pair;
 
@@ -48,6 +49,9 @@ const REGION: usize = 512 << 20;
 const ROUNDS: usize = 7;
 
 fn main() -> Result<(), Error> {
+    if over_tcp::has_a_part() {
+        return over_tcp::play();
+    }
     #[cfg(any(feature = "nixl", feature = "ucx"))]
     if gpu::is_peer() {
         return gpu::serve();
@@ -91,7 +95,8 @@ fn main() -> Result<(), Error> {
         return nixl.as_ref().map_or(Ok(()), |nixl| nixl::tables(nixl, region));
     }
     if std::env::args().skip(1).any(|arg| arg == "tcp") {
-        return tcp::table(region);
+        tcp::table(region)?;
+        return over_tcp::table(region);
     }
     #[cfg(feature = "fabric")]
     if std::env::args().skip(1).any(|arg| arg == "fabric") {
@@ -107,6 +112,7 @@ fn main() -> Result<(), Error> {
     }
     drop((pair, copy));
     tcp::table(region)?;
+    over_tcp::table(region)?;
     #[cfg(feature = "fabric")]
     fabric::table(region)?;
     #[cfg(feature = "nixl")]
@@ -197,22 +203,6 @@ fn ratios(pair: &mut Pair, copy: &mut Memcpy, region: usize) -> Result<(), Error
         );
     }
     Ok(())
-}
-
-/// Polls without a pause until the transport's only post has ended.
-#[cfg(any(feature = "fabric", feature = "ucx"))]
-fn posted(transport: &mut impl Transport) -> Result<(), Error> {
-    let mut events = Vec::new();
-    loop {
-        transport.poll(kv_conformance::boottime(), &mut events);
-        for event in events.drain(..) {
-            match event {
-                TransportEvent::Posted { result, .. } => return Ok(result?),
-                TransportEvent::PeerGone { end, .. } => return Err(format!("{end:?}").into()),
-                TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
-            }
-        }
-    }
 }
 
 fn timed(run: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {

@@ -12,17 +12,16 @@ use std::time::Duration;
 use kv_benches::{bytes, hex};
 use kv_conformance::{boottime, rest};
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
-use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
-use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
+use kv_transfer::unstable::{Descriptor, Op, Transport, TransportEvent};
+use kv_transfer::{PeerId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
+use crate::posts::in_posts;
 use crate::{Error, Moves, timed};
 
 /// The variable that tells the child the length of its region and the metadata of its parent.
 const PEER: &str = "KV_BENCH_TCP_PEER";
 const OTHER: PeerId = PeerId(1);
-const MAX_SGE: usize = 1024;
-const MAX_INFLIGHT: usize = 16;
 const ROUNDS: usize = 9;
 
 pub(crate) fn is_peer() -> bool {
@@ -182,40 +181,9 @@ impl Pair {
 
     /// Moves the blocks by the transport.
     fn run(&mut self, op: Op, descriptors: &[Descriptor]) -> Result<(), Error> {
-        let mut posts = descriptors.chunks(MAX_SGE);
-        let (mut in_flight, mut events) = (0, Vec::new());
-        loop {
-            while in_flight < MAX_INFLIGHT
-                && let Some(descriptors) = posts.next()
-            {
-                self.next += 1;
-                let id = PostId(self.next);
-                self.transport
-                    .post(OTHER, Post { id, op, descriptors: descriptors.to_vec(), notify: None })?;
-                in_flight += 1;
-            }
-            if in_flight == 0 {
-                return Ok(());
-            }
-            self.transport.poll(boottime(), &mut events);
-            for event in events.drain(..) {
-                match event {
-                    TransportEvent::Posted { result, .. } => {
-                        result?;
-                        in_flight -= 1;
-                    }
-                    TransportEvent::PeerGone { end, .. } => return Err(format!("{end:?}").into()),
-                    TransportEvent::Frame { .. } | TransportEvent::Revoked { .. } => {}
-                }
-            }
-            if in_flight > 0 {
-                rest(&self.transport, Duration::from_secs(1));
-            }
-        }
+        in_posts(&mut self.transport, OTHER, &mut self.next, op, descriptors)
     }
-}
 
-impl Pair {
     /// The times of the sockets' write and read, and of the transport's.
     fn round(&mut self, moves: &Moves) -> Result<[f64; 4], Error> {
         let plain_write = timed(|| self.plain(Op::Write, moves))?;

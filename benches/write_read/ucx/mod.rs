@@ -16,7 +16,8 @@ use kv_transfer::unstable::{Descriptor, Op, Post, Transport, TransportEvent};
 use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::{Error, Moves, posted, timed};
+use crate::posts::posted;
+use crate::{Error, Moves, timed};
 use raw::Raw;
 
 /// The variable that tells the child its route, the length of its region, and the metadata of its parent.
