@@ -1,11 +1,12 @@
 //! The reason of a failure names what has happened: an abort if a side has aborted, a deadline if it has
 //! passed, a lost peer if the peer was lost.
 
-use kv_core::{Cause, PeerCause, TransferError};
+use kv_core::{BootstrapError, Cause, PeerCause, TransferError};
 
 use crate::kv::fact::{Fact, KvFact, View};
 use crate::kv::invariant::{Invariant, Verdict};
 use crate::kv::ledger::{Leg, LegId, Side};
+use crate::net::lives::LifeRecord;
 
 #[derive(Default, Clone)]
 pub(crate) struct ReasonIsTrue;
@@ -34,6 +35,11 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         Cause::Aborted => (!known.aborted, "its scheduler did not abort it"),
         Cause::WorkerStopped => (!life.shut_down, "its host was not shut down"),
         Cause::Draining => (life.draining.is_none(), "its host does not drain"),
+        Cause::Bootstrap(BootstrapError::Draining) => {
+            let serves = |life: &&LifeRecord| known.servers.contains(&life.slot);
+            let drained = view.lives.iter().filter(serves).any(|life| life.draining.is_some());
+            (!drained, "no host that serves it drains")
+        }
         Cause::DeadlineExceeded { last: None, .. } if is_held_up(view, leg) => {
             (true, "it waited for a post of its own that has not ended")
         }
