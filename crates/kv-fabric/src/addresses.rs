@@ -28,6 +28,12 @@ impl Addresses {
         Ok(address)
     }
 
+    /// How many endpoints are in use.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.used.len()
+    }
+
     /// One user of the address less.
     pub(crate) fn give_back<T: Copy>(&mut self, endpoint: &mut Endpoint<T>, name: &[u8]) {
         let Some((address, users)) = self.used.get_mut(name) else { return };

@@ -202,3 +202,35 @@ impl FabricTransport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pair::{both_until, config, connected_with};
+
+    /// It was idle for longer than a second, and the first question was answered long ago.
+    #[test]
+    fn a_second_device_that_was_idle_is_asked_again_each_time() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(2), config(2)]);
+        for _ in 0..3 {
+            here.ways.get_mut(&id).unwrap().lanes[1].close();
+            here.ask_lanes(id);
+            both_until([&mut here, &mut there], "an answer", |here, _, _| {
+                here.ways.get(&id).unwrap().lanes[1].is_fresh(here.now)
+            });
+        }
+    }
+
+    #[test]
+    fn connections_of_all_devices_get_the_keepalive_once() {
+        let (_, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(2), config(2)]);
+        for transport in [&mut here, &mut there] {
+            transport.keep_alive_at = Some(Time::ZERO);
+            transport.keep_alive(false);
+            let kept: Vec<usize> =
+                transport.devices.all().map(|device| device.endpoint.kept_alive()).collect();
+            assert!(kept.iter().all(|connections| *connections > 0), "{kept:?}");
+            assert_eq!(transport.keep_alive_at, None);
+        }
+    }
+}

@@ -143,3 +143,89 @@ impl Drop for FabricTransport {
         self.take_leave();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::Op;
+
+    use super::*;
+    use crate::pair::{PEER, both_until, connected, frames_of, post};
+    use crate::transfer::Notify;
+    use crate::way::WayId;
+
+    /// A post that the peer permits no write of, whose notify frame waits for room as if all bytes were in place.
+    fn parked() -> (WayId, [FabricTransport; 2]) {
+        let (id, [(mut here, _), (there, _)]) = connected();
+        here.ways.get_mut(&id).unwrap().immediate = 0;
+        here.post(PEER, post(Op::Write, 4096, Some(b"parked"))).unwrap();
+        let transfer = here.posts.id_of(PostId(1)).unwrap();
+        let Notify::After(frame) = here.posts.get(transfer).unwrap().notify.clone() else {
+            panic!("counted")
+        };
+        here.ways.get_mut(&id).unwrap().parked.push_back((transfer, frame));
+        (id, [here, there])
+    }
+
+    /// What the peer hears, up to the frame "last".
+    fn heard(here: &mut FabricTransport, there: &mut FabricTransport) -> Vec<Bytes> {
+        here.send(PEER, Bytes::from_static(b"last")).unwrap();
+        let (mut events, begun) = (Vec::new(), Instant::now());
+        while frames_of(&events).last().is_none_or(|frame| frame != "last") {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{events:?}");
+            here.poll(clock::now(), &mut Vec::new());
+            there.poll(clock::now(), &mut events);
+        }
+        frames_of(&events)
+    }
+
+    #[test]
+    fn no_frame_overtakes_the_notify_frame_of_a_post_that_waits_for_room() {
+        let (id, [mut here, mut there]) = parked();
+        assert_eq!(here.send(PEER, Bytes::from_static(b"later")), Err(TransportError::WouldBlock));
+        here.stirred.insert(id);
+        while !here.ways.get(&id).unwrap().parked.is_empty() {
+            here.poll(clock::now(), &mut Vec::new());
+        }
+        assert_eq!(heard(&mut here, &mut there), ["parked", "last"]);
+    }
+
+    #[test]
+    fn the_notify_frame_of_a_post_that_was_cancelled_while_it_waited_for_room_is_not_sent() {
+        let (_, [mut here, mut there]) = parked();
+        here.cancel(PostId(1));
+        assert_eq!(heard(&mut here, &mut there), ["last"]);
+    }
+
+    #[test]
+    fn a_post_that_was_there_before_its_permission_begins_when_the_permission_comes() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        here.post(PEER, post(Op::Write, 4096, None)).unwrap();
+        both_until([&mut here, &mut there], "rest", |here, _, _| here.stirred.is_empty());
+        here.permit(PEER, Time::MAX);
+        assert!(matches!(here.wait(), TransportWait::Now));
+        assert!(here.stirred.contains(&id));
+    }
+
+    #[test]
+    fn a_worker_sleeps_no_longer_than_what_waits_for_room_and_its_timers_allow() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        let sleep = |transport: &FabricTransport| match transport.wait() {
+            TransportWait::ReadableOrAfter(watched, after) => {
+                assert!(watched.contains(&transport.watch.fd().as_raw_fd()), "ends of processes wake nobody");
+                Some(after)
+            }
+            TransportWait::Readable(_) => Some(Duration::MAX),
+            TransportWait::Now => None,
+        };
+        both_until([&mut here, &mut there], "it sleeps until its next greeting", |here, _, _| {
+            let greeting = RETRY * 2..=here.config.silence / 4;
+            here.keep_alive_at.is_none() && sleep(here).is_some_and(|after| greeting.contains(&after))
+        });
+        here.blocked.insert(id);
+        assert!(sleep(&here).is_none_or(|after| after <= RETRY));
+        let (guest, _) = there.guests.all().next().unwrap();
+        there.unanswered.clear();
+        there.welcome_guest(guest);
+        assert!(sleep(&there).is_none_or(|after| after <= RETRY));
+    }
+}

@@ -274,7 +274,10 @@ mod tests {
     use super::*;
     use crate::message::{Immediate, SEQUENCE_BITS};
     use crate::metadata::Place;
-    use crate::pair::{LEN, PEER, connected, frames_of, poll, post, worker};
+    use crate::pair::{
+        LEN, PEER, both_until, config, connect_back, connected, connected_with, frames_of, poll, post, worker,
+    };
+    use crate::silence::Looks;
 
     /// Its pages must not be free while libfabric reads them.
     #[test]
@@ -443,5 +446,57 @@ mod tests {
             events = poll([&mut here, &mut there]);
         }
         assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    }
+
+    #[test]
+    fn a_disconnected_way_to_a_peer_that_takes_nothing_throws_its_frames_away_in_the_end() {
+        let config = || config(1).with(|config| config.outbound_bytes = 64 << 20);
+        let (id, [(mut here, _ours), (_there, _theirs)]) = connected_with([config(), config()]);
+        while here.send(PEER, vec![1; 1 << 20].into()).is_ok() {}
+        here.leaving = Looks::new(Duration::from_millis(100));
+        here.disconnect(PEER);
+        let begun = Instant::now();
+        while here.ways.get(&id).is_some_and(|way| !way.outgoing.is_empty()) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "they wait for ever");
+            here.poll(clock::now(), &mut Vec::new());
+        }
+    }
+
+    #[test]
+    fn a_way_that_has_ended_leaves_no_address_behind_on_any_device() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(2), config(2)]);
+        let in_use = |transport: &FabricTransport| -> Vec<usize> {
+            transport.devices.all().map(|device| device.addresses.len()).collect()
+        };
+        assert_eq!(in_use(&here), [2, 2]);
+        here.disconnect(PEER);
+        both_until([&mut here, &mut there], "the end of the way", |here, _, _| !here.ways.contains_key(&id));
+        assert_eq!(in_use(&here), [0, 0]);
+    }
+
+    #[test]
+    fn a_peer_that_has_died_leaves_its_room_as_a_guest_with_its_way() {
+        let (_, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        connect_back(&mut here, &mut there);
+        let (way, dead) = (*there.ways.keys().next().unwrap(), WayEnd::Dead { quiet_after: Duration::ZERO });
+        there.finish(way, Some(dead));
+        assert_eq!(there.guests.all().count(), 0);
+    }
+
+    #[test]
+    fn a_post_that_is_cancelled_amid_its_writes_leaves_nothing_behind_at_its_peer() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        here.permit(PEER, Time::MAX);
+        here.post(PEER, post(Op::Write, LEN, Some(b"void"))).unwrap();
+        both_until([&mut here, &mut there], "a write", |here, there, _| {
+            here.ways.get(&id).unwrap().moving() > 0 && there.stats().counted > 0
+        });
+        here.cancel(PostId(1));
+        let events = both_until([&mut here, &mut there], "nothing is left", |here, there, events| {
+            let held = there.guests.all().map(|(_, guest)| guest.incoming.held()).next();
+            here.ways.get(&id).unwrap().outgoing.is_empty() && !events.is_empty() && held == Some((0, 0))
+        });
+        let result = Err(TransportError::Cancelled);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result }]);
     }
 }

@@ -165,4 +165,16 @@ mod tests {
         let end = WayEnd::Dead { quiet_after: Duration::ZERO };
         assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
+
+    #[test]
+    fn a_transport_that_ends_leaves_its_room_at_the_peers_that_it_has_connected() {
+        let (_, [(here, _ours), (mut there, _theirs)]) = connected();
+        assert_eq!(there.guests.all().count(), 1);
+        drop(here);
+        let begun = Instant::now();
+        while there.guests.all().count() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "its room is kept");
+            there.poll(clock::now(), &mut Vec::new());
+        }
+    }
 }

@@ -98,7 +98,7 @@ impl FabricTransport {
         Some(())
     }
 
-    fn welcome_guest(&mut self, id: GuestId) {
+    pub(crate) fn welcome_guest(&mut self, id: GuestId) {
         if let Some(guest) = self.guests.get(id) {
             let (sequence, count) = (guest.slot as u32, short(id));
             let welcome = Header { sequence, count, ..Header::new(guest.key, Kind::Welcome) };
@@ -449,5 +449,59 @@ mod tests {
         }
         println!("stuck after {greeted} greetings");
         connects(&mut other, &mut host);
+    }
+
+    #[test]
+    fn a_peer_that_comes_anew_takes_the_room_of_its_earlier_way() {
+        let (mut host, mut guest) = (transport(|_| {}), transport(|_| {}));
+        connects(&mut guest, &mut host);
+        let (earlier, key, from) =
+            host.guests.all().map(|(id, guest)| (id, guest.key, guest.from)).next().unwrap();
+        let (to, name) = (host.given.token(), guest.given.name().to_vec());
+        host.hello(key + 1, Hello { to, from, name }).unwrap();
+        assert!(host.guests.get(earlier).is_none());
+        assert_eq!((host.guests.all().count(), host.guests.by_key(key)), (1, None));
+    }
+
+    #[test]
+    fn peers_that_are_refused_or_forgotten_leave_no_address_behind() {
+        let (mut host, mut guest) = (transport(|config| config.max_guests = 1), transport(|_| {}));
+        connects(&mut guest, &mut host);
+        let newcomer = transport(|_| {});
+        let (to, from) = (host.given.token(), newcomer.given.identity().unwrap());
+        let name = newcomer.given.name().to_vec();
+        assert_eq!(host.hello(7, Hello { to, from, name }), None);
+        assert_eq!(host.devices.first().addresses.len(), 1);
+        let (id, _) = host.guests.all().next().unwrap();
+        host.forget_guest(id);
+        assert_eq!(host.devices.first().addresses.len(), 0);
+    }
+
+    /// Frames for whose writes nobody has looked yet, on another device.
+    #[test]
+    fn an_answer_about_frames_waits_until_few_enough_of_them_wait_for_writes() {
+        let (mut host, mut guest) = (transport(|_| {}), transport(|_| {}));
+        connects(&mut guest, &mut host);
+        let (id, key, slot) =
+            host.guests.all().map(|(id, guest)| (id, guest.key, guest.slot as u32)).next().unwrap();
+        host.unanswered.clear();
+        let arrives = |host: &mut FabricTransport, sequence| {
+            host.write_arrived(0, Immediate { key, slot, sequence }.encode());
+        };
+        let announced = |sequence, count| Header { sequence, count, ..Header::new(key, Kind::Frame) };
+        let answers = |host: &FabricTransport| host.unanswered.contains_key(&(id, Reply::Answer(0)));
+        host.heard(announced(0, 1), b"").unwrap();
+        (1..=ANNOUNCED as u32).for_each(|sequence| arrives(&mut host, sequence));
+        let ask = Header { count: 5, ..Header::new(key, Kind::Ask) };
+        host.heard(ask, b"").unwrap();
+        assert!(!answers(&host), "more wait than a guest may have");
+        arrives(&mut host, 0);
+        assert!(answers(&host), "a write has made room");
+        host.unanswered.clear();
+        arrives(&mut host, 0);
+        host.heard(ask, b"").unwrap();
+        assert!(!answers(&host));
+        host.heard(announced(0, 1), b"").unwrap();
+        assert!(answers(&host), "a frame has made room");
     }
 }

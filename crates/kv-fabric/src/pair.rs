@@ -6,16 +6,26 @@ use bytes::Bytes;
 use kv_core::{Descriptor, Op, PeerId, Post, PostId, Region, RegionRole, Transport, TransportEvent};
 use kv_host::{HostMemory, clock};
 
-use crate::config::FabricConfig;
+use crate::config::{FabricConfig, FabricDevice};
 use crate::transport::FabricTransport;
-use crate::way::{Stage, WayId};
+use crate::way::{Stage, Way, WayId};
 
 /// More than the sockets of a connection hold.
 pub(crate) const LEN: usize = 64 << 20;
 pub(crate) const PEER: PeerId = PeerId(1);
 pub(crate) fn worker() -> (FabricTransport, HostMemory) {
+    worker_with(config(1))
+}
+
+/// A configuration with so many devices.
+pub(crate) fn config(devices: u8) -> FabricConfig {
+    let at = |number| FabricDevice::at([127, 0, 0, number].into());
+    FabricConfig::default().with(|config| config.devices = (1..=devices).map(at).collect())
+}
+
+pub(crate) fn worker_with(config: FabricConfig) -> (FabricTransport, HostMemory) {
     let memory = HostMemory::new(LEN).unwrap();
-    let mut transport = FabricTransport::new(FabricConfig::new("127.0.0.1".parse().unwrap())).unwrap();
+    let mut transport = FabricTransport::new(config).unwrap();
     transport.add_memory(&memory).unwrap();
     transport.register(&Region::dram(RegionRole::Kv, memory.addr(), LEN as u64, 4096)).unwrap();
     (transport, memory)
@@ -23,11 +33,21 @@ pub(crate) fn worker() -> (FabricTransport, HostMemory) {
 
 /// A worker with an open way to another one, and both workers' memory.
 pub(crate) fn connected() -> (WayId, [(FabricTransport, HostMemory); 2]) {
-    let ((mut here, ours), (mut there, theirs)) = (worker(), worker());
+    connected_with([config(1), config(1)])
+}
+
+/// The same with these configurations. Each lane of the way has been heard.
+pub(crate) fn connected_with(configs: [FabricConfig; 2]) -> (WayId, [(FabricTransport, HostMemory); 2]) {
+    let [(mut here, ours), (mut there, theirs)] = configs.map(worker_with);
     here.connect(PEER, &there.metadata().unwrap()).unwrap();
     let begun = Instant::now();
     let id = *here.peers.get(&PEER).unwrap();
-    while here.ways.get(&id).unwrap().stage != Stage::Open {
+    let is_open = |way: &Way| {
+        way.stage == Stage::Open
+            && way.asks == 0
+            && way.lanes.iter().skip(1).all(|lane| lane.is_fresh(clock::now()))
+    };
+    while !is_open(here.ways.get(&id).unwrap()) {
         assert!(begun.elapsed() < Duration::from_secs(20), "the way does not open");
         assert_eq!(poll([&mut here, &mut there]), []);
     }
@@ -78,6 +98,20 @@ pub(crate) fn until(
     while !done(&events) {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {events:?}");
         transport.poll(clock::now(), &mut events);
+    }
+    events
+}
+
+/// Polls both until `done`, which looks at both; what the first one has told. The second has nothing to tell.
+pub(crate) fn both_until(
+    [here, there]: [&mut FabricTransport; 2],
+    what: &str,
+    mut done: impl FnMut(&FabricTransport, &FabricTransport, &[TransportEvent]) -> bool,
+) -> Vec<TransportEvent> {
+    let (mut events, begun) = (Vec::new(), Instant::now());
+    while !done(here, there, &events) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}: {events:?}");
+        events.extend(poll([&mut *here, &mut *there]));
     }
     events
 }

@@ -235,3 +235,33 @@ impl FabricTransport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{Time, Transport};
+
+    use super::*;
+    use crate::message::Immediate;
+    use crate::pair::{PEER, both_until, connected, worker};
+
+    #[test]
+    fn a_peer_whose_answer_about_frames_was_lost_is_asked_again() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        let way = here.ways.get_mut(&id).unwrap();
+        (way.ahead, way.asked, way.greet_at) = (5, 5, Time::ZERO);
+        here.look_at(id, Time::ZERO);
+        both_until([&mut here, &mut there], "an answer", |here, _, _| {
+            here.ways.get(&id).unwrap().confirmed == 5
+        });
+    }
+
+    #[test]
+    fn writes_to_a_peer_that_takes_fewer_bytes_of_data_are_not_counted() {
+        let ((mut here, _ours), (there, _theirs)) = (worker(), worker());
+        let mut metadata = Metadata::decode(&there.metadata().unwrap()).unwrap();
+        metadata.immediate = 4;
+        here.connect(PEER, &metadata.encode().unwrap()).unwrap();
+        let way = here.ways.values().next().unwrap();
+        assert!(way.immediate < Immediate::SURE && here.counts_writes());
+    }
+}

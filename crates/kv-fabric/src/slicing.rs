@@ -185,3 +185,172 @@ impl Way {
         self.push(Header { count: self.ahead, ..Header::new(self.key, Kind::Ask) }, bytes::Bytes::new());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use kv_core::{PeerId, Post, PostId, Time, Transport, TransportEvent};
+    use kv_host::Latency;
+
+    use super::*;
+    use crate::metadata::Place;
+    use crate::pair::{LEN, PEER, both_until, config, connected, connected_with, frames_of, post, worker};
+
+    const DONE: TransportEvent = TransportEvent::Posted { post: PostId(1), result: Ok(()) };
+    const VERY_LONG: Duration = Duration::from_secs(1 << 30);
+
+    fn lane(transport: &mut FabricTransport, id: WayId, number: usize) -> &mut Lane {
+        &mut transport.ways.get_mut(&id).unwrap().lanes[number]
+    }
+
+    /// Bytes of slices that each lane has begun.
+    fn begun(transport: &FabricTransport, id: WayId) -> Vec<u64> {
+        transport.ways.get(&id).unwrap().lanes.iter().map(|lane| lane.begun).collect()
+    }
+
+    /// Polls one side until this number has grown, and then has not grown for many polls.
+    fn polled_until_full(transport: &mut FabricTransport, number: impl Fn(&FabricTransport) -> u64) {
+        let (mut last, mut same, begun) = (0, 0, std::time::Instant::now());
+        while last == 0 || same < 100 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{last}, {same} times");
+            transport.poll(clock::now(), &mut Vec::new());
+            let now = number(transport);
+            same = if now == last { same + 1 } else { 0 };
+            last = now;
+        }
+    }
+
+    #[test]
+    fn no_lane_begins_a_write_that_takes_longer_than_the_permission_lasts() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(2), config(2)]);
+        for number in 0..2 {
+            lane(&mut here, id, number).latency.note(VERY_LONG, clock::now());
+        }
+        here.permit(PEER, clock::now() + Duration::from_secs(100));
+        here.post(PEER, post(Op::Write, 4 << 20, None)).unwrap();
+        for _ in 0..20 {
+            here.poll(clock::now(), &mut Vec::new());
+        }
+        assert_eq!(begun(&here, id), [0, 0]);
+        lane(&mut here, id, 0).latency = Latency::default();
+        here.permit(PEER, clock::now() + Duration::from_secs(100));
+        let events = both_until([&mut here, &mut there], "the post", |_, _, events| !events.is_empty());
+        assert_eq!(events, [DONE]);
+        assert_eq!(begun(&here, id), [4 << 20, 0]);
+        assert!(
+            lane(&mut here, id, 0).latency.expected(clock::now()) > Duration::ZERO,
+            "nothing was learned"
+        );
+    }
+
+    /// The peer does not look meanwhile.
+    #[test]
+    fn no_more_than_a_window_of_bytes_and_of_slices_is_under_way() {
+        let most = |slice, window| {
+            let config = config(1).with(|config| (config.slice_bytes, config.window_bytes) = (slice, window));
+            let (id, [(mut here, _ours), (_there, _theirs)]) = connected_with([config.clone(), config]);
+            here.permit(PEER, Time::MAX);
+            here.post(PEER, post(Op::Read, LEN, None)).unwrap();
+            polled_until_full(&mut here, |here| begun(here, id)[0]);
+            let lane = lane(&mut here, id, 0);
+            (lane.moving(), lane.bytes)
+        };
+        assert_eq!(most(16 << 10, 64 << 10), (4, 64 << 10));
+        assert_eq!(most(4 << 10, 1 << 30), (SLICES, SLICES as u64 * (4 << 10)));
+    }
+
+    #[test]
+    fn a_device_on_which_nothing_is_heard_gets_no_slices_until_it_is_heard_again() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(2), config(2)]);
+        here.permit(PEER, Time::MAX);
+        // Answers to earlier questions may be on their way.
+        let mut quiet = 0;
+        both_until([&mut here, &mut there], "rest", |here, there, _| {
+            let replies = there.guests.all().any(|(_, guest)| guest.replies > 0);
+            let asks = here.ways.get(&id).unwrap().asks;
+            quiet = if replies || asks > 0 || !there.unanswered.is_empty() { 0 } else { quiet + 1 };
+            quiet > 200
+        });
+        let second = lane(&mut here, id, 1);
+        second.close();
+        // A question is stuck.
+        second.asked(true, clock::now());
+        here.post(PEER, post(Op::Write, LEN, None)).unwrap();
+        both_until([&mut here, &mut there], "the post", |_, _, events| !events.is_empty());
+        assert_eq!(begun(&here, id), [LEN as u64, 0]);
+        lane(&mut here, id, 1).has_asked();
+        let mut number = 1;
+        while begun(&here, id)[1] == 0 {
+            number += 1;
+            here.post(PEER, Post { id: PostId(number), ..post(Op::Write, LEN, None) }).unwrap();
+            both_until([&mut here, &mut there], "a post", |_, _, events| !events.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_slice_goes_beside_its_memory_there_with_the_key_of_that_endpoint() {
+        for op in [Op::Write, Op::Read] {
+            let (id, [(mut here, ours), (mut there, theirs)]) = connected_with([config(1), config(2)]);
+            here.permit(PEER, Time::MAX);
+            let way = here.ways.get_mut(&id).unwrap();
+            let (place, node) = (&mut way.regions[0], Some(7));
+            let key = place.key(1).unwrap();
+            *place = Place::new(place.base, place.len, vec![key ^ 0x55, key], node);
+            way.lanes[1].nodes = (None, node);
+            way.lanes[1].is_heard(clock::now() + Duration::from_secs(100));
+            let (source, target) = if op == Op::Write { (&ours, &theirs) } else { (&theirs, &ours) };
+            source.write(0, b"keys and values").unwrap();
+            here.post(PEER, post(op, 4096, None)).unwrap();
+            let events = both_until([&mut here, &mut there], "the post", |_, _, events| !events.is_empty());
+            assert_eq!(events, [DONE], "{op:?}");
+            let mut page = [0; 15];
+            target.read(0, &mut page).unwrap();
+            assert_eq!(&page, b"keys and values", "{op:?}");
+            assert_eq!(begun(&here, id), [0, 4096], "{op:?}");
+        }
+    }
+
+    #[test]
+    fn ways_take_turns_when_the_time_is_over_after_each_of_them() {
+        let ((mut here, _ours), peers) = (worker(), [(); 3].map(|()| worker()));
+        for (number, (peer, _)) in (1..).zip(&peers) {
+            here.connect(PeerId(number), &peer.metadata().unwrap()).unwrap();
+        }
+        let ids: Vec<WayId> = here.ways.keys().copied().collect();
+        let mut served = Vec::new();
+        for _ in 0..2 * ids.len() {
+            here.stirred.extend(&ids);
+            here.fill_stirred(|| true);
+            served.push(here.filled);
+            assert_eq!(here.stirred.len(), ids.len() - 1, "those that were not served wait");
+        }
+        assert_eq!(served, [&ids[..], &ids].concat());
+    }
+
+    /// The peer does not look at first, and then counts all of them.
+    #[test]
+    fn frames_that_are_sent_ahead_are_never_more_bytes_than_the_peer_has_room_for() {
+        const POSTS: u64 = 12;
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        here.permit(PEER, Time::MAX);
+        let frame = Bytes::from(vec![1; 1 << 20]);
+        for number in 0..POSTS {
+            let notify = Some(frame.clone());
+            here.post(PEER, Post { id: PostId(number), notify, ..post(Op::Write, 4096, None) }).unwrap();
+        }
+        polled_until_full(&mut here, |here| here.ways.get(&id).unwrap().announced as u64);
+        let way = here.ways.get(&id).unwrap();
+        assert_eq!((way.announced, way.announced_bytes), (ANNOUNCED_BYTES >> 20, ANNOUNCED_BYTES));
+        let (mut told, mut heard, begun) = (Vec::new(), Vec::new(), std::time::Instant::now());
+        while told.len() < POSTS as usize || heard.len() < POSTS as usize {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{told:?}, {} frames", heard.len());
+            here.poll(clock::now(), &mut told);
+            there.poll(clock::now(), &mut heard);
+        }
+        assert!(frames_of(&heard).iter().all(|heard| *heard == frame));
+        let way = here.ways.get(&id).unwrap();
+        assert_eq!((way.announced, way.announced_bytes), (0, 0));
+    }
+}

@@ -347,6 +347,12 @@ impl<T: Copy> Endpoint<T> {
         }
     }
 
+    /// How many connections have the keepalive.
+    #[cfg(test)]
+    pub(crate) fn kept_alive(&self) -> usize {
+        self.kept_alive.len()
+    }
+
     /// True if the owner may sleep on the descriptor: the provider has nothing to do at once, and has been told to
     /// wake the descriptor.
     pub(crate) fn may_sleep(&self) -> bool {
