@@ -228,4 +228,18 @@ mod tests {
         there.welcome_guest(guest);
         assert!(sleep(&there).is_none_or(|after| after <= RETRY));
     }
+
+    #[test]
+    fn the_notify_frame_of_a_post_waits_while_frames_fill_the_room() {
+        let (id, [mut here, mut there]) = parked();
+        here.ways.get_mut(&id).unwrap().frame_bytes = here.config.outbound_bytes;
+        here.stirred.insert(id);
+        here.poll(clock::now(), &mut Vec::new());
+        let way = here.ways.get_mut(&id).unwrap();
+        assert_eq!((way.parked.len(), way.outgoing.len()), (1, 0));
+        way.frame_bytes = 0;
+        here.stirred.insert(id);
+        here.poll(clock::now(), &mut Vec::new());
+        assert_eq!(heard(&mut here, &mut there), ["parked", "last"]);
+    }
 }

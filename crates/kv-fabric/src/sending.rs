@@ -242,7 +242,8 @@ mod tests {
 
     use super::*;
     use crate::message::Immediate;
-    use crate::pair::{PEER, both_until, connected, worker};
+    use crate::metadata::Port;
+    use crate::pair::{PEER, both_until, config, connected, worker, worker_with};
 
     #[test]
     fn a_peer_whose_answer_about_frames_was_lost_is_asked_again() {
@@ -263,5 +264,33 @@ mod tests {
         here.connect(PEER, &metadata.encode().unwrap()).unwrap();
         let way = here.ways.values().next().unwrap();
         assert!(way.immediate < Immediate::SURE && here.counts_writes());
+    }
+
+    #[test]
+    fn connects_that_are_refused_say_why_and_leave_nothing_behind() {
+        let (mut here, _ours) = worker_with(config(1).with(|config| config.max_peers = 1));
+        let ((first, _one), (second, _two)) = (worker(), worker());
+        let metadata = first.metadata().unwrap();
+        let changed = |change: fn(&mut Metadata)| {
+            let mut metadata = Metadata::decode(&metadata).unwrap();
+            change(&mut metadata);
+            metadata.encode().unwrap()
+        };
+        let is_metadata = |result| matches!(result, Err(TransportError::Metadata(_)));
+        let itself = here.metadata().unwrap();
+        assert!(is_metadata(here.connect(PEER, &itself)));
+        assert!(is_metadata(here.connect(PEER, &changed(|metadata| metadata.provider = "efa".to_owned()))));
+        let foreign = |metadata: &mut Metadata| {
+            metadata.ports.insert(0, Port { name: Bytes::from_static(b"of another network"), node: None });
+        };
+        assert!(here.connect(PEER, &changed(foreign)).is_err());
+        assert_eq!((here.devices.first().addresses.len(), here.ways.len(), here.peers.len()), (0, 0, 0));
+        here.connect(PEER, &metadata).unwrap();
+        let again = here.connect(PEER, &second.metadata().unwrap());
+        assert!(matches!(again, Err(TransportError::Unsupported(_))), "{again:?}");
+        assert!(is_metadata(here.connect(PeerId(2), &metadata)), "it has another id already");
+        let more = here.connect(PeerId(2), &second.metadata().unwrap());
+        assert_eq!(more, Err(TransportError::WouldBlock));
+        assert_eq!((here.devices.first().addresses.len(), here.ways.len(), here.peers.len()), (1, 1, 1));
     }
 }

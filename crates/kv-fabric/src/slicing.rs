@@ -353,4 +353,43 @@ mod tests {
         let way = here.ways.get(&id).unwrap();
         assert_eq!((way.announced, way.announced_bytes), (0, 0));
     }
+
+    #[test]
+    fn a_lane_that_can_begin_nothing_is_left_out_and_the_others_carry_all() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(1), config(3)]);
+        here.permit(PEER, Time::MAX);
+        let way = here.ways.get_mut(&id).unwrap();
+        let (place, node) = (&mut way.regions[0], Some(7));
+        let key = place.key(0).unwrap();
+        // None at the third endpoint, which is beside the memory.
+        *place = Place::new(place.base, place.len, vec![key, key ^ 0x55], node);
+        way.lanes[2].nodes = (None, node);
+        way.lanes[2].is_heard(clock::now() + Duration::from_secs(100));
+        here.post(PEER, post(Op::Write, 4096, None)).unwrap();
+        let events = both_until([&mut here, &mut there], "the post", |_, _, events| !events.is_empty());
+        assert_eq!((events, begun(&here, id)), (vec![DONE], vec![4096, 0, 0]));
+    }
+
+    #[test]
+    fn no_more_frames_are_sent_ahead_than_the_peer_is_known_to_have_room_for() {
+        let (id, [(mut here, _ours), (mut there, _theirs)]) = connected();
+        here.permit(PEER, Time::MAX);
+        let way = here.ways.get_mut(&id).unwrap();
+        (way.ahead, way.asked) = (ANNOUNCED as u32, ANNOUNCED as u32);
+        here.post(PEER, post(Op::Write, 4096, Some(b"counted"))).unwrap();
+        for _ in 0..20 {
+            here.poll(clock::now(), &mut Vec::new());
+        }
+        assert_eq!(begun(&here, id), [0]);
+        here.ways.get_mut(&id).unwrap().ask_for_frames();
+        here.stirred.insert(id);
+        let (mut told, mut heard) = (Vec::new(), Vec::new());
+        let since = std::time::Instant::now();
+        while told.is_empty() || heard.is_empty() {
+            assert!(since.elapsed() < Duration::from_secs(20), "{told:?}, {heard:?}");
+            here.poll(clock::now(), &mut told);
+            there.poll(clock::now(), &mut heard);
+        }
+        assert_eq!((told, frames_of(&heard)), (vec![DONE], vec![Bytes::from_static(b"counted")]));
+    }
 }
