@@ -499,4 +499,27 @@ mod tests {
         let result = Err(TransportError::Cancelled);
         assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result }]);
     }
+
+    /// It has been reported as ended, but its kernel still holds the connections.
+    #[test]
+    fn a_dead_peer_is_drained_only_when_the_connections_of_all_devices_have_ended() {
+        let (id, [(mut here, _ours), (_there, _theirs)]) = connected_with([config(2), config(2)]);
+        here.process_ended(id);
+        let of = |here: &FabricTransport, device: usize| {
+            let mut links = here.ways.get(&id).unwrap().links.iter();
+            links.position(|link| (link.device, link.endpoint) == (device, device)).unwrap()
+        };
+        let probe = |here: &FabricTransport, link: usize| here.ways.get(&id).unwrap().links[link].probe;
+        let (first, second, begun) = (of(&here, 0), of(&here, 1), Instant::now());
+        while [first, second].iter().any(|link| probe(&here, *link) != Probe::UnderWay) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "not probed");
+            here.poll(clock::now(), &mut Vec::new());
+        }
+        for (result, after) in
+            [(Ok(()), Probe::None), (Err(libc::EIO), Probe::None), (Err(libc::ECANCELED), Probe::Drained)]
+        {
+            here.probed(id, first, result);
+            assert_eq!(probe(&here, first), after, "{result:?}");
+        }
+    }
 }

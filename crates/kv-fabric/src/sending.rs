@@ -243,7 +243,7 @@ mod tests {
     use super::*;
     use crate::message::Immediate;
     use crate::metadata::Port;
-    use crate::pair::{PEER, both_until, config, connected, worker, worker_with};
+    use crate::pair::{PEER, both_until, config, connected, connected_with, worker, worker_with};
 
     #[test]
     fn a_peer_whose_answer_about_frames_was_lost_is_asked_again() {
@@ -292,5 +292,18 @@ mod tests {
         let more = here.connect(PeerId(2), &second.metadata().unwrap());
         assert_eq!(more, Err(TransportError::WouldBlock));
         assert_eq!((here.devices.first().addresses.len(), here.ways.len(), here.peers.len()), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_way_is_looked_at_when_a_lane_that_is_not_heard_is_to_be_asked_again() {
+        let (id, [(mut here, _ours), (_there, _theirs)]) = connected_with([config(2), config(2)]);
+        let lane = &mut here.ways.get_mut(&id).unwrap().lanes[1];
+        lane.close();
+        // libfabric had no room.
+        lane.asked(false, here.now);
+        let due = lane.due();
+        here.timers.remove(id);
+        here.ask_lanes(id);
+        assert!(due.is_some() && here.timers.next() == due, "{due:?}");
     }
 }
