@@ -227,6 +227,8 @@ mod tests {
         got: BytesMut,
         /// By how much its clock is ahead of this host's.
         ahead: Duration,
+        /// What it says in place of the truth when it welcomes a transport.
+        welcomes: fn(Welcome) -> Welcome,
     }
 
     impl Peer {
@@ -236,7 +238,8 @@ mod tests {
             let addresses = vec![listener.local_addr().unwrap()];
             let metadata =
                 Metadata { token: Token::random().unwrap(), addresses, regions: vec![LEN], tls: false };
-            Peer { metadata, listener, stream: None, got: BytesMut::new(), ahead: Duration::ZERO }
+            let (got, ahead) = (BytesMut::new(), Duration::ZERO);
+            Peer { metadata, listener, stream: None, got, ahead, welcomes: |welcome| welcome }
         }
 
         /// The next slice to read that the transport asks for, if one has come.
@@ -273,7 +276,7 @@ mod tests {
             }
             if let Some(hello) = self.got.first_chunk::<HELLO>().and_then(Hello::decode) {
                 let from = Identity::of(self.metadata.token, &self.metadata.encode().unwrap());
-                let welcome = Welcome { from, way: hello.way, clock: now };
+                let welcome = (self.welcomes)(Welcome { from, way: hello.way, clock: now });
                 stream.write_all(&welcome.encode()).unwrap();
                 let _ = self.got.split_to(HELLO);
             }
@@ -288,8 +291,14 @@ mod tests {
     /// A transport with one connection to the peer and a region of [`LEN`] bytes, which asks for all bytes of the
     /// peer's region in so many posts.
     fn reader(peer: &Peer, posts: u64) -> (TcpTransport, Arena) {
+        reader_with(peer, posts, |_| {})
+    }
+
+    /// The same, with a configuration that is changed.
+    fn reader_with(peer: &Peer, posts: u64, change: impl FnOnce(&mut TcpConfig)) -> (TcpTransport, Arena) {
         let config = TcpConfig::new("127.0.0.1:0".parse().unwrap());
         let config = config.with(|config| (config.data_connections, config.slice_bytes) = (0, 4096));
+        let config = config.with(change);
         let (mut transport, arena) = (TcpTransport::new(config).unwrap(), Arena::new(LEN as usize).unwrap());
         transport.add_memory(&arena).unwrap();
         transport.register(&Region::dram(RegionRole::Kv, arena.addr(), LEN, 1)).unwrap();
@@ -550,5 +559,360 @@ mod tests {
         }
         assert!(hung_up);
         assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: kv_core::WayEnd::Lost }]);
+    }
+
+    /// A write of the first 100 bytes.
+    fn write_of(id: u64, notify: Option<Bytes>) -> Post {
+        let descriptor =
+            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 100 };
+        Post { id: PostId(id), op: Op::Write, descriptors: vec![descriptor], notify }
+    }
+
+    /// Sends frames that the peer does not read, until none fits any more, be it as short as this. Returns how many.
+    fn fill_with_frames(
+        transport: &mut TcpTransport,
+        shortest: usize,
+        events: &mut Vec<TransportEvent>,
+    ) -> usize {
+        let mut sent = 0;
+        for len in [64 << 10, shortest] {
+            let frame = Bytes::from(vec![7; len]);
+            let mut refused = 0;
+            while refused < 100 {
+                match transport.send(PeerId(1), frame.clone()) {
+                    Ok(()) => sent += 1,
+                    Err(error) => {
+                        assert_eq!(error, TransportError::WouldBlock);
+                        refused += 1;
+                    }
+                }
+                transport.poll(Time::ZERO, events);
+            }
+        }
+        sent
+    }
+
+    #[test]
+    fn bytes_that_come_for_a_write_end_the_way_and_touch_no_memory() {
+        let mut peer = Peer::new();
+        let (mut transport, arena) = reader(&peer, 0);
+        transport.config.slice_time = Duration::from_millis(200);
+        transport.permit(PeerId(1), Time::MAX);
+        transport.post(PeerId(1), write_of(1, None)).unwrap();
+        let (mut told, mut events) = (false, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline, "the bytes are taken");
+            transport.poll(Time::ZERO, &mut events);
+            if !told && let Some(Request::Write(asked, _)) = peer.next_request() {
+                let stream = peer.stream.as_mut().unwrap();
+                let bytes = Reply::Bytes { number: asked.number, bytes: asked.bytes };
+                stream.write_all(&bytes.encode()).unwrap();
+                stream.write_all(&[7; 100]).unwrap();
+                told = true;
+            }
+        }
+        let result = Err(TransportError::PeerGone);
+        assert_eq!(events[0], TransportEvent::Posted { post: PostId(1), result });
+        assert_eq!(transport.stats().broken, 1);
+        let mut bytes = vec![0; LEN as usize];
+        arena.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_welcome_of_another_way_or_with_other_metadata_opens_no_way() {
+        let lies: [fn(Welcome) -> Welcome; 2] = [
+            |welcome| Welcome { way: Token::from_bytes([7; Token::LEN]), ..welcome },
+            |welcome| Welcome {
+                from: Identity::of(welcome.from.token, b"another table of regions"),
+                ..welcome
+            },
+        ];
+        for (number, welcomes) in lies.into_iter().enumerate() {
+            let mut peer = Peer { welcomes, ..Peer::new() };
+            let (mut transport, _arena) =
+                reader_with(&peer, 1, |config| config.handshake_timeout = Duration::from_millis(300));
+            let mut events = Vec::new();
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while events.len() < 2 {
+                assert!(Instant::now() < deadline, "lie {number}: {events:?}");
+                transport.poll(Time::ZERO, &mut events);
+                let is_open = transport.ways.values().any(|way| matches!(way.stage, Stage::Open));
+                assert!(!is_open, "lie {number} is believed");
+                peer.fill();
+            }
+            let result = Err(TransportError::PeerGone);
+            assert_eq!(events[0], TransportEvent::Posted { post: PostId(0), result }, "lie {number}");
+        }
+    }
+
+    #[test]
+    fn slices_and_what_is_under_way_stay_within_their_configured_bounds() {
+        let (slice, window) = (4096, 32 << 10);
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader_with(&peer, 1, |config| config.window_bytes = window);
+        let (mut asked, mut events, mut most) = (std::collections::VecDeque::new(), Vec::new(), 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            for _ in 0..5 {
+                transport.poll(Time::ZERO, &mut events);
+                asked.extend(std::iter::from_fn(|| peer.next()));
+            }
+            assert!(asked.iter().all(|asked| asked.bytes <= slice));
+            most = asked.iter().map(|asked| asked.bytes).sum::<u64>().max(most);
+            assert!(most < window as u64 + slice, "{most} bytes are under way");
+            if let Some(Asked { number, bytes, .. }) = asked.pop_front() {
+                let stream = peer.stream.as_mut().unwrap();
+                stream.write_all(&Reply::Bytes { number, bytes }.encode()).unwrap();
+                stream.write_all(&vec![7; bytes as usize]).unwrap();
+                peer.answer(number, Verdict::Done);
+            }
+        }
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(0), result: Ok(()) }]);
+        assert!(most >= window as u64 - slice, "{most} bytes at once say nothing of the bound");
+        let under_way: u64 = transport.ways.values().flat_map(|way| &way.lanes).map(|lane| lane.bytes).sum();
+        assert_eq!(under_way, 0, "bytes that have arrived take room");
+    }
+
+    #[test]
+    fn frames_for_a_peer_whose_way_is_not_open_yet_are_refused_beyond_their_bound() {
+        let peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let taken = fill_with_frames(&mut transport, 64 << 10, &mut Vec::new());
+        assert!(
+            taken > 0 && taken * (64 << 10) <= transport.config.outbound_bytes,
+            "{taken} frames are kept"
+        );
+    }
+
+    /// A transport whose post 1 is in place at the peer, and has a notify frame of 20 KiB for which there is no room beside
+    /// frames that the peer has not read; for a shorter frame there is.
+    fn parked(peer: &mut Peer) -> (TcpTransport, Arena) {
+        let (mut transport, arena) = reader(peer, 0);
+        transport.config.outbound_bytes = 1 << 20;
+        transport.permit(PeerId(1), Time::MAX);
+        transport.post(PeerId(1), write_of(1, Some(Bytes::from(vec![5; 20 << 10])))).unwrap();
+        let (mut number, mut events) = (None, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while number.is_none() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            number = peer.next_request().map(|request| match request {
+                Request::Write(asked, 0) => asked.number,
+                other => panic!("{other:?}"),
+            });
+        }
+        fill_with_frames(&mut transport, 8 << 10, &mut events);
+        peer.answer(number.unwrap(), Verdict::Done);
+        while transport.ways.values().all(|way| way.parked.is_empty()) {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        assert_eq!(events, []);
+        (transport, arena)
+    }
+
+    /// Lets the peer read until the transport has nothing left to write. Returns the first byte of each frame.
+    fn frames_read(
+        peer: &mut Peer,
+        transport: &mut TcpTransport,
+        events: &mut Vec<TransportEvent>,
+    ) -> Vec<u8> {
+        let (mut frames, mut idle, mut is_begun) = (Vec::new(), 0, false);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while idle < 100 {
+            assert!(Instant::now() < deadline, "{} frames", frames.len());
+            transport.poll(Time::ZERO, events);
+            let kept: usize = transport.connections.values().map(|it| it.outbound.encoded()).sum();
+            assert!(kept <= transport.config.outbound_bytes, "{kept} bytes are kept");
+            if !is_begun {
+                // The pages of the write, and the byte after them.
+                peer.fill();
+                is_begun = peer.got.len() >= 101;
+                drop(peer.got.split_to(if is_begun { 101 } else { 0 }));
+                continue;
+            }
+            idle += 1;
+            while let Some(request) = peer.next_request() {
+                let Request::Frame(frame) = request else { panic!("{request:?}") };
+                frames.push(frame[0]);
+                idle = 0;
+            }
+            if !peer.got.is_empty() || kept > 0 {
+                idle = 0;
+            }
+        }
+        frames
+    }
+
+    #[test]
+    fn a_notify_frame_that_waits_for_room_goes_before_all_later_frames() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = parked(&mut peer);
+        let way = *transport.ways.keys().next().unwrap();
+        let later = Bytes::from_static(b"later");
+        assert!(
+            transport.frame_bytes(way) + 100 < transport.config.outbound_bytes,
+            "there is no room at all"
+        );
+        assert_eq!(transport.send(PeerId(1), later.clone()), Err(TransportError::WouldBlock));
+        let mut events = Vec::new();
+        let frames = frames_read(&mut peer, &mut transport, &mut events);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        assert_eq!(frames.iter().position(|first| *first == 5), Some(frames.len() - 1));
+        transport.send(PeerId(1), later).unwrap();
+    }
+
+    #[test]
+    fn a_post_that_is_cancelled_while_its_notify_frame_waits_for_room_sends_none() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = parked(&mut peer);
+        transport.cancel(PostId(1));
+        let mut events = Vec::new();
+        let frames = frames_read(&mut peer, &mut transport, &mut events);
+        let result = Err(TransportError::Cancelled);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result }]);
+        assert!(!frames.is_empty() && frames.iter().all(|first| *first == 7));
+    }
+
+    #[test]
+    fn frames_that_were_taken_before_a_disconnect_arrive_and_then_the_way_goes() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader_with(&peer, 0, |config| {
+            // The way goes because the frames are written, and not because the time is over.
+            config.slice_time = Duration::from_secs(60);
+            config.outbound_bytes = 2 << 20;
+        });
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let sent = fill_with_frames(&mut transport, 64 << 10, &mut Vec::new());
+        transport.disconnect(PeerId(1));
+        let mut got = 0;
+        while got < sent || !transport.ways.is_empty() {
+            assert!(Instant::now() < deadline, "{got} of {sent} frames, {} ways", transport.ways.len());
+            transport.poll(Time::ZERO, &mut Vec::new());
+            while let Some(request) = peer.next_request() {
+                assert!(matches!(request, Request::Frame(_)), "{request:?}");
+                got += 1;
+            }
+        }
+        assert!(transport.connections.is_empty());
+    }
+
+    #[test]
+    fn posts_to_a_peer_that_is_left_while_its_death_is_asked_for_end_when_they_are_quiet() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 1);
+        transport.config.slice_time = Duration::from_millis(300);
+        let (mut until, mut events) = (None, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if until.is_none() {
+                until = peer.next().map(|asked| asked.until);
+            } else if peer.stream.take().is_some() {
+                // The peer hangs up, and its address neither answers nor refuses.
+                while !transport.ways.values().any(|way| matches!(way.stage, Stage::Proving(_))) {
+                    assert!(Instant::now() < deadline);
+                    transport.poll(Time::ZERO, &mut events);
+                }
+                transport.disconnect(PeerId(1));
+            }
+        }
+        assert!(until.unwrap() <= clock::now(), "until then, the peer may touch memory");
+        let result = Err(TransportError::PeerGone);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(0), result }]);
+    }
+
+    #[test]
+    fn writes_that_wait_when_the_peer_revokes_the_right_end_and_so_do_later_ones() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        transport.permit(PeerId(1), Time::MAX);
+        transport.post(PeerId(1), write_of(1, None)).unwrap();
+        let (mut answered, mut events) = (false, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while events.len() < 3 {
+            assert!(Instant::now() < deadline, "{events:?}");
+            transport.poll(Time::ZERO, &mut events);
+            if !answered && let Some(Request::Write(asked, _)) = peer.next_request() {
+                // The permission has ended: the next write waits for another one.
+                transport.permit(PeerId(1), Time::ZERO);
+                transport.post(PeerId(1), write_of(2, None)).unwrap();
+                transport.poll(Time::ZERO, &mut events);
+                assert_eq!(events, []);
+                peer.answer(asked.number, Verdict::Revoked);
+                answered = true;
+            }
+            if events.len() == 2 {
+                transport.post(PeerId(1), write_of(3, None)).unwrap();
+                transport.poll(Time::ZERO, &mut events);
+            }
+        }
+        let revoked = |id| TransportEvent::Posted { post: PostId(id), result: Err(TransportError::Revoked) };
+        assert_eq!(events, [revoked(1), revoked(2), revoked(3)]);
+    }
+
+    #[test]
+    fn a_write_that_waits_is_sent_once_the_peer_permits_it_though_nothing_else_happens() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        transport.post(PeerId(1), write_of(1, None)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while transport.ways.values().all(|way| way.clock.is_none()) || !transport.stirred.is_empty() {
+            assert!(Instant::now() < deadline);
+            assert_eq!(peer.next_request(), None);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        transport.permit(PeerId(1), Time::MAX);
+        let asked = loop {
+            assert!(Instant::now() < deadline, "the write waits");
+            transport.poll(Time::ZERO, &mut Vec::new());
+            if let Some(request) = peer.next_request() {
+                break request;
+            }
+        };
+        assert!(matches!(asked, Request::Write(..)), "{asked:?}");
+    }
+
+    #[test]
+    fn frames_that_were_taken_before_the_transport_is_dropped_are_written_as_the_last_thing() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.ways.values().all(|way| way.clock.is_none()) {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        transport.send(PeerId(1), Bytes::from_static(b"the last")).unwrap();
+        drop(transport);
+        let stream = peer.stream.as_mut().unwrap();
+        stream.set_nonblocking(false).unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        peer.got.extend_from_slice(&rest);
+        let frame = Request::next(&mut peer.got, |_| Some(LEN)).unwrap();
+        assert_eq!(frame, Some(Request::Frame(Bytes::from_static(b"the last"))));
+    }
+
+    #[test]
+    fn posts_beyond_their_bound_are_refused_until_the_ends_of_others_are_told() {
+        let peer = Peer::new();
+        let (mut transport, _arena) = reader_with(&peer, 0, |config| config.max_posts = 2);
+        for (id, wanted) in [(1, Ok(())), (2, Ok(())), (3, Err(TransportError::WouldBlock))] {
+            assert_eq!(transport.post(PeerId(1), write_of(id, None)), wanted);
+        }
+        transport.cancel(PostId(1));
+        assert_eq!(transport.post(PeerId(1), write_of(3, None)), Err(TransportError::WouldBlock));
+        transport.poll(Time::ZERO, &mut Vec::new());
+        assert_eq!(transport.post(PeerId(1), write_of(3, None)), Ok(()));
     }
 }

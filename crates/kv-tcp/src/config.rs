@@ -145,4 +145,30 @@ mod tests {
         assert_eq!(refused(|config| config.silence = Duration::from_millis(3)), ("silence in ms", 3));
         assert_eq!(refused(|config| config.advertise = vec![config.bind; 17]), ("advertise.len", 17));
     }
+
+    #[test]
+    fn every_field_has_the_range_that_its_documentation_tells() {
+        type Set = fn(&mut TcpConfig, u64);
+        let limits: [(Set, u64, u64); 13] = [
+            (|config, value| config.data_connections = value as usize, 0, 16),
+            (|config, value| config.slice_bytes = value as usize, 4 << 10, 16 << 20),
+            (|config, value| config.window_bytes = value as usize, 4 << 10, 1 << 30),
+            (|config, value| config.slice_time = Duration::from_millis(value), 10, 60_000),
+            (|config, value| config.send_buffer = Some(value as usize), 4096, 1 << 30),
+            (|config, value| config.receive_buffer = Some(value as usize), 4096, 1 << 30),
+            (|config, value| config.silence = Duration::from_millis(value), 1000, 86_400_000),
+            (|config, value| config.handshake_timeout = Duration::from_millis(value), 10, 60_000),
+            (|config, value| config.max_peers = value as usize, 1, 1 << 20),
+            (|config, value| config.max_guests = value as usize, 1, 1 << 20),
+            (|config, value| config.max_strangers = value as usize, 1, 65_536),
+            (|config, value| config.outbound_bytes = value as usize, (1 << 20) + 32, 1 << 30),
+            (|config, value| config.max_posts = value as usize, 1, 1 << 24),
+        ];
+        for (number, (set, least, most)) in limits.into_iter().enumerate() {
+            let config = TcpConfig::new("127.0.0.1:0".parse().unwrap());
+            let is_taken = |value| config.clone().with(|config| set(config, value)).check().is_ok();
+            assert!(is_taken(least) && is_taken(most), "field {number}");
+            assert!(!is_taken(most + 1) && (least == 0 || !is_taken(least - 1)), "field {number}");
+        }
+    }
 }

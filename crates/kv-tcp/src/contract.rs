@@ -148,3 +148,45 @@ impl Drop for TcpTransport {
         self.send_last();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::config::TcpConfig;
+
+    fn transport() -> TcpTransport {
+        TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap()
+    }
+
+    #[test]
+    fn an_owner_does_not_sleep_while_there_is_something_to_do_or_to_tell() {
+        assert!(matches!(transport().wait(), TransportWait::Readable(_)));
+        let reasons: [fn(&mut TcpTransport); 3] = [
+            |transport| transport.revoke(PeerId(1)),
+            |transport| transport.unread.push_back(1),
+            |transport| transport.stirred.extend([1]),
+        ];
+        for (number, reason) in reasons.into_iter().enumerate() {
+            let mut transport = transport();
+            reason(&mut transport);
+            assert_eq!(transport.wait(), TransportWait::Now, "reason {number}");
+        }
+    }
+
+    #[test]
+    fn an_owner_is_woken_when_the_time_of_a_stranger_is_over() {
+        let mut transport = transport();
+        let _stranger = TcpStream::connect(transport.local_addr()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.strangers.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let (wait, most) = (transport.wait(), transport.config.handshake_timeout);
+        let wakes = matches!(&wait, TransportWait::ReadableOrAfter(_, after) if *after <= most);
+        assert!(wakes, "{wait:?}: the stranger stays");
+    }
+}

@@ -67,3 +67,20 @@ impl Guests {
         self.guests.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_guest_that_was_removed() {
+        let [token, way] = [0; 2].map(|_| Token::random().unwrap());
+        let mut guests = Guests::default();
+        let guest =
+            Guest { from: Identity::of(token, b""), way, connections: BTreeMap::new(), revoked: false };
+        guests.insert(7, guest);
+        assert_eq!((guests.by_way(token, way), guests.of(token)), (Some(7), vec![7]));
+        assert!(guests.remove(7).is_some() && guests.remove(7).is_none());
+        assert!(guests.guests.is_empty() && guests.by_way.is_empty());
+    }
+}

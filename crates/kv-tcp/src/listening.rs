@@ -300,4 +300,23 @@ mod tests {
         let is_short = matches!(&wait, TransportWait::ReadableOrAfter(_, after) if *after <= PAUSE);
         assert!(is_short, "{wait:?}: others wait in the backlog");
     }
+
+    #[test]
+    fn a_guest_whose_first_connection_has_ended_loses_the_others_and_not_the_other_way_round() {
+        let mut transport = TcpTransport::new(TcpConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
+        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
+        let [token, way] = [0; 2].map(|_| Token::random().unwrap());
+        let hello = Hello { number: 0, to, from: Identity::of(token, b"a guest"), way };
+        let (first, _) = greeted(&mut transport, &hello);
+        let (second, _) = greeted(&mut transport, &Hello { number: 1, ..hello });
+        let (_third, _) = greeted(&mut transport, &Hello { number: 2, ..hello });
+        for (ended, left) in [(second, (1, 2)), (first, (0, 0))] {
+            drop(ended);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while (transport.guests.len(), transport.connections.len()) != left {
+                assert!(Instant::now() < deadline, "{} connections", transport.connections.len());
+                transport.poll(Time::ZERO, &mut Vec::new());
+            }
+        }
+    }
 }

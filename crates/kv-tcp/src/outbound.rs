@@ -380,4 +380,62 @@ mod tests {
             assert!(out.is_empty());
         }
     }
+
+    #[test]
+    fn pages_of_each_slice_are_read_until_the_time_of_that_slice_and_no_longer() {
+        let arena = Arena::new(4096).unwrap();
+        arena.write(0, &[7; 4096]).unwrap();
+        let regions = [arena.memory().clone()];
+        for ends in [[10, 20, 30], [30, 20, 10], [20, 30, 10]] {
+            let mut outbound = Outbound::default();
+            for (number, end) in (0..).zip(ends) {
+                outbound.push(Reply::Bytes { number, bytes: 100 }.encode());
+                outbound.push_pages([range(5, 100)], Time::from_nanos(end));
+                outbound.push_read_done(number);
+            }
+            // Nothing is written meanwhile.
+            for now in [5, 10, 15, 20, 25, 30] {
+                let mut room = [1; 1024];
+                let mut out =
+                    BytesMut::from(outbound.copy(&regions, Time::from_nanos(now), &mut room).unwrap());
+                for (number, end) in (0..).zip(ends) {
+                    let (byte, wanted) = if now < end { (7, Verdict::Done) } else { (0, Verdict::Late) };
+                    assert_eq!(Reply::next(&mut out), Ok(Some(Reply::Bytes { number, bytes: 100 })));
+                    assert!(out.split_to(100).iter().all(|got| *got == byte), "{ends:?}: {number} at {now}");
+                    let answer = Reply::next(&mut out).unwrap();
+                    let Some(Reply::Answer { verdict, .. }) = answer else { panic!("{answer:?}") };
+                    assert_eq!(verdict, wanted, "{ends:?}: {number} at {now}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_written_in_parts_tells_the_time_of_its_first_part() {
+        const STEP: u64 = 0x0101_0101_0101_0101;
+        let arena = Arena::new(4096).unwrap();
+        let regions = [arena.memory().clone()];
+        for piece in 1..=HEADER {
+            let mut outbound = Outbound::default();
+            outbound.push_pages([range(0, 3)], Time::MAX);
+            outbound.push_read_done(3);
+            let (mut out, mut first) = (BytesMut::new(), None);
+            for turn in 0.. {
+                if outbound.is_empty() {
+                    break;
+                }
+                let (now, mut room) = (Time::from_nanos(turn * STEP), [0; HEADER]);
+                let sent = outbound.copy(&regions, now, &mut room[..piece]).unwrap();
+                out.extend_from_slice(sent);
+                outbound.advance(sent.len(), now);
+                if out.len() > 3 {
+                    first.get_or_insert(now);
+                }
+            }
+            assert_eq!(outbound.encoded(), 0);
+            let mut answer = out.split_off(3);
+            let wanted = Reply::Answer { number: 3, verdict: Verdict::Done, clock: first.unwrap() };
+            assert_eq!(Reply::next(&mut answer), Ok(Some(wanted)), "pieces of {piece} bytes");
+        }
+    }
 }

@@ -378,4 +378,72 @@ mod tests {
         assert!(transport.may_speak_for(Origin(guest), &metadata));
         assert!(!transport.may_speak_for(Origin(guest + 1), &metadata), "another connection");
     }
+
+    #[test]
+    fn frames_that_the_owner_has_not_taken_are_bounded_whatever_a_guest_sends() {
+        let arena = Arena::new(4096).unwrap();
+        let (mut transport, mut guest, _) = served(&arena);
+        guest.set_nonblocking(false).unwrap();
+        let frames: Vec<u8> = (0..5000).flat_map(|_| message::frame(0)).collect();
+        guest.write_all(&frames).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // The owner is told nothing yet.
+        let mut turns = 0;
+        while turns < 100 {
+            assert!(Instant::now() < deadline);
+            transport.serve_sockets();
+            turns += usize::from(transport.posts.events() >= EVENTS);
+        }
+        let at_once = 2 * (16 << 10) / HEADER;
+        assert!(transport.posts.events() <= EVENTS + at_once, "{}", transport.posts.events());
+        let mut events = Vec::new();
+        while events.len() < 5000 {
+            assert!(Instant::now() < deadline, "{} frames", events.len());
+            transport.poll(Time::ZERO, &mut events);
+        }
+    }
+
+    #[test]
+    fn requests_that_have_come_when_a_connection_gets_full_are_served_once_it_is_not() {
+        const PAGE: usize = 4096;
+        let arena = Arena::new(PAGE).unwrap();
+        let (mut transport, mut guest, _) = served(&arena);
+        let until = clock::now() + Duration::from_secs(3600);
+        let mut asked = 0;
+        let mut ask = |guest: &mut TcpStream, count: u32| {
+            let request = |number| {
+                let ranges = vec![Range { region: 0, len: PAGE as u32, offset: 0 }];
+                message::read(&Asked { number, until, ranges, bytes: PAGE as u64 })
+            };
+            let requests: Vec<u8> = (asked..asked + count).flat_map(request).collect();
+            guest.write_all(&requests).unwrap();
+            asked += count;
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let queued =
+            |transport: &TcpTransport| transport.connections.values().map(|it| it.outbound.len()).max();
+        // The guest takes nothing, so that what the kernel does not keep waits here.
+        while queued(&transport).unwrap_or(0) < QUEUED - 100 {
+            assert!(Instant::now() < deadline, "{:?}", queued(&transport));
+            ask(&mut guest, 1);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        // These come at once, and some of them are too many.
+        ask(&mut guest, 300);
+        while !transport.connections.values().any(is_full) {
+            assert!(Instant::now() < deadline, "{:?}", queued(&transport));
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let (mut got, mut piece) = (0, vec![0; 64 << 10]);
+        let wanted = WELCOME + asked as usize * (2 * HEADER + PAGE);
+        while got < wanted {
+            assert!(Instant::now() < deadline, "{got} of {wanted} bytes");
+            transport.poll(Time::ZERO, &mut Vec::new());
+            match guest.read(&mut piece) {
+                Ok(count) => got += count,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+        }
+        assert_eq!(got, wanted);
+    }
 }

@@ -185,3 +185,22 @@ impl Way {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::TcpConfig;
+
+    #[test]
+    fn ways_for_which_there_is_no_time_keep_their_turns_in_a_circle() {
+        let config = TcpConfig::new("127.0.0.1:0".parse().unwrap());
+        let mut transport = TcpTransport::new(config).unwrap();
+        transport.stirred.extend([5, 6, 7]);
+        transport.filled = 6;
+        for (left, filled) in [(vec![5, 6], 7), (vec![6], 5), (vec![], 6)] {
+            transport.fill_stirred(|| true);
+            let stirred: Vec<WayId> = transport.stirred.iter().copied().collect();
+            assert_eq!((stirred, transport.filled), (left, filled));
+        }
+    }
+}
