@@ -915,4 +915,24 @@ mod tests {
         transport.poll(Time::ZERO, &mut Vec::new());
         assert_eq!(transport.post(PeerId(1), write_of(3, None)), Ok(()));
     }
+
+    #[test]
+    fn slices_of_a_write_may_land_no_longer_than_the_peer_permits() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) =
+            reader_with(&peer, 0, |config| config.slice_time = Duration::from_secs(60));
+        let permitted = clock::now() + Duration::from_secs(30);
+        transport.permit(PeerId(1), permitted);
+        transport.post(PeerId(1), write_of(1, None)).unwrap();
+        let asked = loop {
+            assert!(clock::now() < permitted);
+            transport.poll(Time::ZERO, &mut Vec::new());
+            if let Some(request) = peer.next_request() {
+                break request;
+            }
+        };
+        // The clock of this peer is that of this host.
+        let Request::Write(asked, _) = asked else { panic!("{asked:?}") };
+        assert!(asked.until <= permitted, "{:?} is after {permitted:?}", asked.until);
+    }
 }
