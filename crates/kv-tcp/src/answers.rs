@@ -935,4 +935,26 @@ mod tests {
         let Request::Write(asked, _) = asked else { panic!("{asked:?}") };
         assert!(asked.until <= permitted, "{:?} is after {permitted:?}", asked.until);
     }
+
+    #[test]
+    fn posts_to_a_peer_that_is_left_end_when_the_peer_may_touch_memory_no_more() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 1);
+        transport.config.slice_time = Duration::from_millis(300);
+        let (mut until, mut events) = (None, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if until.is_none()
+                && let Some(asked) = peer.next()
+            {
+                until = Some(asked.until);
+                transport.disconnect(PeerId(1));
+            }
+        }
+        assert!(until.unwrap() <= clock::now(), "until then, the peer may touch memory");
+        let result = Err(TransportError::PeerGone);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(0), result }]);
+    }
 }
