@@ -264,9 +264,10 @@ mod tests {
     use std::net::TcpListener;
     use std::time::Instant;
 
-    use kv_core::{Transport, TransportEvent};
+    use kv_core::{PostId, Transport, TransportEvent};
 
     use super::*;
+    use crate::scripted::{Peer, reader_with};
 
     /// What a transport says of a peer at this address and at one where nothing listens. Somebody else is at the first
     /// one, and hangs up so many times; after that, nothing listens there either.
@@ -309,5 +310,32 @@ mod tests {
         let dead = WayEnd::Dead { quiet_after: Duration::ZERO };
         let told = end_beside(Some(1), Duration::from_secs(50));
         assert_eq!(told, [TransportEvent::PeerGone { peer: PeerId(1), end: dead }]);
+    }
+
+    #[test]
+    fn a_welcome_of_another_way_or_with_other_metadata_opens_no_way() {
+        let lies: [fn(Welcome) -> Welcome; 2] = [
+            |welcome| Welcome { way: Token::from_bytes([7; Token::LEN]), ..welcome },
+            |welcome| Welcome {
+                from: Identity::of(welcome.from.token, b"another table of regions"),
+                ..welcome
+            },
+        ];
+        for (number, welcomes) in lies.into_iter().enumerate() {
+            let mut peer = Peer { welcomes, ..Peer::new() };
+            let (mut transport, _arena) =
+                reader_with(&peer, 1, |config| config.handshake_timeout = Duration::from_millis(300));
+            let mut events = Vec::new();
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while events.len() < 2 {
+                assert!(Instant::now() < deadline, "lie {number}: {events:?}");
+                transport.poll(Time::ZERO, &mut events);
+                let is_open = transport.ways.values().any(|way| matches!(way.stage, Stage::Open));
+                assert!(!is_open, "lie {number} is believed");
+                peer.fill();
+            }
+            let result = Err(TransportError::PeerGone);
+            assert_eq!(events[0], TransportEvent::Posted { post: PostId(0), result }, "lie {number}");
+        }
     }
 }

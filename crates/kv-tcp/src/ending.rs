@@ -245,3 +245,133 @@ impl TcpTransport {
         [way, stranger, self.listen_at].into_iter().flatten().min()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::time::{Duration, Instant};
+
+    use bytes::Bytes;
+    use kv_core::{PostId, Transport};
+    use kv_host::clock;
+
+    use super::*;
+    use crate::message::Request;
+    use crate::scripted::{LEN, Peer, fill_with_frames, reader, reader_with};
+
+    #[test]
+    fn a_peer_that_hangs_up_and_answers_at_its_address_is_lost_and_not_dead() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let (mut hung_up, mut events) = (false, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut events);
+            let open = transport.ways.values().any(|way| matches!(way.stage, Stage::Open));
+            if open && !hung_up {
+                (peer.stream, hung_up) = (None, true);
+            }
+        }
+        assert!(hung_up);
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: kv_core::WayEnd::Lost }]);
+    }
+
+    #[test]
+    fn posts_to_a_peer_that_is_left_end_when_the_peer_may_touch_memory_no_more() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 1);
+        transport.config.slice_time = Duration::from_millis(300);
+        let (mut until, mut events) = (None, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if until.is_none()
+                && let Some(asked) = peer.next()
+            {
+                until = Some(asked.until);
+                transport.disconnect(PeerId(1));
+            }
+        }
+        assert!(until.unwrap() <= clock::now(), "until then, the peer may touch memory");
+        let result = Err(TransportError::PeerGone);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(0), result }]);
+    }
+
+    #[test]
+    fn posts_to_a_peer_that_is_left_while_its_death_is_asked_for_end_when_they_are_quiet() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 1);
+        transport.config.slice_time = Duration::from_millis(300);
+        let (mut until, mut events) = (None, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            if until.is_none() {
+                until = peer.next().map(|asked| asked.until);
+            } else if peer.stream.take().is_some() {
+                // The peer hangs up, and its address neither answers nor refuses.
+                while !transport.ways.values().any(|way| matches!(way.stage, Stage::Proving(_))) {
+                    assert!(Instant::now() < deadline);
+                    transport.poll(Time::ZERO, &mut events);
+                }
+                transport.disconnect(PeerId(1));
+            }
+        }
+        assert!(until.unwrap() <= clock::now(), "until then, the peer may touch memory");
+        let result = Err(TransportError::PeerGone);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(0), result }]);
+    }
+
+    #[test]
+    fn frames_that_were_taken_before_a_disconnect_arrive_and_then_the_way_goes() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader_with(&peer, 0, |config| {
+            // The way goes because the frames are written, and not because the time is over.
+            config.slice_time = Duration::from_secs(60);
+            config.outbound_bytes = 2 << 20;
+        });
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let sent = fill_with_frames(&mut transport, 64 << 10, &mut Vec::new());
+        transport.disconnect(PeerId(1));
+        let mut got = 0;
+        while got < sent || !transport.ways.is_empty() {
+            assert!(Instant::now() < deadline, "{got} of {sent} frames, {} ways", transport.ways.len());
+            transport.poll(Time::ZERO, &mut Vec::new());
+            while let Some(request) = peer.next_request() {
+                assert!(matches!(request, Request::Frame(_)), "{request:?}");
+                got += 1;
+            }
+        }
+        assert!(transport.connections.is_empty());
+    }
+
+    #[test]
+    fn frames_that_were_taken_before_the_transport_is_dropped_are_written_as_the_last_thing() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.ways.values().all(|way| way.clock.is_none()) {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        transport.send(PeerId(1), Bytes::from_static(b"the last")).unwrap();
+        drop(transport);
+        let stream = peer.stream.as_mut().unwrap();
+        stream.set_nonblocking(false).unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        peer.got.extend_from_slice(&rest);
+        let frame = Request::next(&mut peer.got, |_| Some(LEN)).unwrap();
+        assert_eq!(frame, Some(Request::Frame(Bytes::from_static(b"the last"))));
+    }
+}

@@ -131,6 +131,8 @@ mod message;
 mod metadata;
 mod outbound;
 mod peer_clock;
+#[cfg(test)]
+mod scripted;
 mod serving;
 mod slicing;
 mod socket;

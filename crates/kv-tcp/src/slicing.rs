@@ -188,8 +188,17 @@ impl Way {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::time::{Duration, Instant};
+
+    use bytes::Bytes;
+    use kv_core::{PeerId, PostId, Transport, TransportError, TransportEvent};
+    use kv_host::Arena;
+
     use super::*;
     use crate::config::TcpConfig;
+    use crate::message::{Reply, Request, Verdict};
+    use crate::scripted::{Peer, fill_with_frames, reader, reader_with, write_of};
 
     #[test]
     fn ways_for_which_there_is_no_time_keep_their_turns_in_a_circle() {
@@ -202,5 +211,232 @@ mod tests {
             let stirred: Vec<WayId> = transport.stirred.iter().copied().collect();
             assert_eq!((stirred, transport.filled), (left, filled));
         }
+    }
+
+    #[test]
+    fn slices_say_until_when_they_may_touch_memory_by_the_clock_of_their_peer() {
+        let hour = Duration::from_secs(3600);
+        let mut peer = Peer { ahead: hour, ..Peer::new() };
+        let (mut transport, _arena) = reader(&peer, 1);
+        let slice_time = transport.config.slice_time;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for number in 1..=20 {
+            let asked = loop {
+                assert!(Instant::now() < deadline);
+                transport.poll(Time::ZERO, &mut Vec::new());
+                if let Some(asked) = peer.next() {
+                    break asked;
+                }
+            };
+            let now = peer.clock();
+            let until = asked.until;
+            assert!(until > now && until <= now + slice_time, "slice {number}: {until:?}, and it is {now:?}");
+            peer.answer(asked.number, Verdict::Late);
+        }
+    }
+
+    #[test]
+    fn slices_and_what_is_under_way_stay_within_their_configured_bounds() {
+        let (slice, window) = (4096, 32 << 10);
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader_with(&peer, 1, |config| config.window_bytes = window);
+        let (mut asked, mut events, mut most) = (std::collections::VecDeque::new(), Vec::new(), 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            for _ in 0..5 {
+                transport.poll(Time::ZERO, &mut events);
+                asked.extend(std::iter::from_fn(|| peer.next()));
+            }
+            assert!(asked.iter().all(|asked| asked.bytes <= slice));
+            most = asked.iter().map(|asked| asked.bytes).sum::<u64>().max(most);
+            assert!(most < window as u64 + slice, "{most} bytes are under way");
+            if let Some(Asked { number, bytes, .. }) = asked.pop_front() {
+                let stream = peer.stream.as_mut().unwrap();
+                stream.write_all(&Reply::Bytes { number, bytes }.encode()).unwrap();
+                stream.write_all(&vec![7; bytes as usize]).unwrap();
+                peer.answer(number, Verdict::Done);
+            }
+        }
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(0), result: Ok(()) }]);
+        assert!(most >= window as u64 - slice, "{most} bytes at once say nothing of the bound");
+        let under_way: u64 = transport.ways.values().flat_map(|way| &way.lanes).map(|lane| lane.bytes).sum();
+        assert_eq!(under_way, 0, "bytes that have arrived take room");
+    }
+
+    #[test]
+    fn slices_of_a_write_may_land_no_longer_than_the_peer_permits() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) =
+            reader_with(&peer, 0, |config| config.slice_time = Duration::from_secs(60));
+        let permitted = clock::now() + Duration::from_secs(30);
+        transport.permit(PeerId(1), permitted);
+        transport.post(PeerId(1), write_of(1, None)).unwrap();
+        let asked = loop {
+            assert!(clock::now() < permitted);
+            transport.poll(Time::ZERO, &mut Vec::new());
+            if let Some(request) = peer.next_request() {
+                break request;
+            }
+        };
+        // The clock of this peer is that of this host.
+        let Request::Write(asked, _) = asked else { panic!("{asked:?}") };
+        assert!(asked.until <= permitted, "{:?} is after {permitted:?}", asked.until);
+    }
+
+    #[test]
+    fn a_write_that_waits_is_sent_once_the_peer_permits_it_though_nothing_else_happens() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        transport.post(PeerId(1), write_of(1, None)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while transport.ways.values().all(|way| way.clock.is_none()) || !transport.stirred.is_empty() {
+            assert!(Instant::now() < deadline);
+            assert_eq!(peer.next_request(), None);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        transport.permit(PeerId(1), Time::MAX);
+        let asked = loop {
+            assert!(Instant::now() < deadline, "the write waits");
+            transport.poll(Time::ZERO, &mut Vec::new());
+            if let Some(request) = peer.next_request() {
+                break request;
+            }
+        };
+        assert!(matches!(asked, Request::Write(..)), "{asked:?}");
+    }
+
+    #[test]
+    fn posts_beyond_their_bound_are_refused_until_the_ends_of_others_are_told() {
+        let peer = Peer::new();
+        let (mut transport, _arena) = reader_with(&peer, 0, |config| config.max_posts = 2);
+        for (id, wanted) in [(1, Ok(())), (2, Ok(())), (3, Err(TransportError::WouldBlock))] {
+            assert_eq!(transport.post(PeerId(1), write_of(id, None)), wanted);
+        }
+        transport.cancel(PostId(1));
+        assert_eq!(transport.post(PeerId(1), write_of(3, None)), Err(TransportError::WouldBlock));
+        transport.poll(Time::ZERO, &mut Vec::new());
+        assert_eq!(transport.post(PeerId(1), write_of(3, None)), Ok(()));
+    }
+
+    #[test]
+    fn frames_for_a_peer_that_reads_nothing_are_refused_beyond_their_bound() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let (mut refused, frame) = (0, Bytes::from(vec![7; 64 << 10]));
+        for _ in 0..1000 {
+            refused += u32::from(transport.send(PeerId(1), frame.clone()) == Err(TransportError::WouldBlock));
+            transport.poll(Time::ZERO, &mut Vec::new());
+            let kept: usize = transport.connections.values().map(|it| it.outbound.encoded()).sum();
+            assert!(kept <= transport.config.outbound_bytes, "{kept} bytes are kept");
+        }
+        assert!(refused > 0, "64 MB were taken");
+    }
+
+    #[test]
+    fn frames_for_a_peer_whose_way_is_not_open_yet_are_refused_beyond_their_bound() {
+        let peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let taken = fill_with_frames(&mut transport, 64 << 10, &mut Vec::new());
+        assert!(
+            taken > 0 && taken * (64 << 10) <= transport.config.outbound_bytes,
+            "{taken} frames are kept"
+        );
+    }
+
+    /// A transport whose post 1 is in place at the peer, and has a notify frame of 20 KiB for which there is no room beside
+    /// frames that the peer has not read; for a shorter frame there is.
+    fn parked(peer: &mut Peer) -> (TcpTransport, Arena) {
+        let (mut transport, arena) = reader(peer, 0);
+        transport.config.outbound_bytes = 1 << 20;
+        transport.permit(PeerId(1), Time::MAX);
+        transport.post(PeerId(1), write_of(1, Some(Bytes::from(vec![5; 20 << 10])))).unwrap();
+        let (mut number, mut events) = (None, Vec::new());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while number.is_none() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+            number = peer.next_request().map(|request| match request {
+                Request::Write(asked, 0) => asked.number,
+                other => panic!("{other:?}"),
+            });
+        }
+        fill_with_frames(&mut transport, 8 << 10, &mut events);
+        peer.answer(number.unwrap(), Verdict::Done);
+        while transport.ways.values().all(|way| way.parked.is_empty()) {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        assert_eq!(events, []);
+        (transport, arena)
+    }
+
+    /// Lets the peer read until the transport has nothing left to write. Returns the first byte of each frame.
+    fn frames_read(
+        peer: &mut Peer,
+        transport: &mut TcpTransport,
+        events: &mut Vec<TransportEvent>,
+    ) -> Vec<u8> {
+        let (mut frames, mut idle, mut is_begun) = (Vec::new(), 0, false);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while idle < 100 {
+            assert!(Instant::now() < deadline, "{} frames", frames.len());
+            transport.poll(Time::ZERO, events);
+            let kept: usize = transport.connections.values().map(|it| it.outbound.encoded()).sum();
+            assert!(kept <= transport.config.outbound_bytes, "{kept} bytes are kept");
+            if !is_begun {
+                // The pages of the write, and the byte after them.
+                peer.fill();
+                is_begun = peer.got.len() >= 101;
+                drop(peer.got.split_to(if is_begun { 101 } else { 0 }));
+                continue;
+            }
+            idle += 1;
+            while let Some(request) = peer.next_request() {
+                let Request::Frame(frame) = request else { panic!("{request:?}") };
+                frames.push(frame[0]);
+                idle = 0;
+            }
+            if !peer.got.is_empty() || kept > 0 {
+                idle = 0;
+            }
+        }
+        frames
+    }
+
+    #[test]
+    fn a_notify_frame_that_waits_for_room_goes_before_all_later_frames() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = parked(&mut peer);
+        let way = *transport.ways.keys().next().unwrap();
+        let later = Bytes::from_static(b"later");
+        assert!(
+            transport.frame_bytes(way) + 100 < transport.config.outbound_bytes,
+            "there is no room at all"
+        );
+        assert_eq!(transport.send(PeerId(1), later.clone()), Err(TransportError::WouldBlock));
+        let mut events = Vec::new();
+        let frames = frames_read(&mut peer, &mut transport, &mut events);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        assert_eq!(frames.iter().position(|first| *first == 5), Some(frames.len() - 1));
+        transport.send(PeerId(1), later).unwrap();
+    }
+
+    #[test]
+    fn a_post_that_is_cancelled_while_its_notify_frame_waits_for_room_sends_none() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = parked(&mut peer);
+        transport.cancel(PostId(1));
+        let mut events = Vec::new();
+        let frames = frames_read(&mut peer, &mut transport, &mut events);
+        let result = Err(TransportError::Cancelled);
+        assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result }]);
+        assert!(!frames.is_empty() && frames.iter().all(|first| *first == 7));
     }
 }
