@@ -194,6 +194,8 @@ planted! {
     LeakedSession: idle_is_quiet in SEEDS;
     /// A failure is reported with another reason.
     WrongReason: reason_is_true in SEEDS;
+    /// A bootstrap server that does not answer is taken for one that says that the engine drains.
+    DrainInvented: reason_is_true in SEEDS;
     /// The network stays as bad as it was when faults should have stopped.
     HealedInName: requests_are_served in SEEDS, ENTRIES;
     /// No registration and no question is sent twice.

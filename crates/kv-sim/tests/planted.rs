@@ -107,6 +107,7 @@ each! {
     restless_timers_are_caught: RestlessTimer,
     leaked_sessions_are_caught: LeakedSession,
     wrong_reasons_are_caught: WrongReason,
+    drains_that_nobody_told_are_caught: DrainInvented,
     a_world_that_stays_broken_is_caught: HealedInName,
     frames_never_repeated_are_caught: NothingRepeated,
     ends_that_are_not_told_are_caught: EndUntold,

@@ -6,7 +6,6 @@ use kv_core::{BootstrapError, Cause, PeerCause, TransferError};
 use crate::kv::fact::{Fact, KvFact, View};
 use crate::kv::invariant::{Invariant, Verdict};
 use crate::kv::ledger::{Leg, LegId, Side};
-use crate::net::lives::LifeRecord;
 
 #[derive(Default, Clone)]
 pub(crate) struct ReasonIsTrue;
@@ -36,9 +35,7 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
         Cause::WorkerStopped => (!life.shut_down, "its host was not shut down"),
         Cause::Draining => (life.draining.is_none(), "its host does not drain"),
         Cause::Bootstrap(BootstrapError::Draining) => {
-            let serves = |life: &&LifeRecord| known.servers.contains(&life.slot);
-            let drained = view.lives.iter().filter(serves).any(|life| life.draining.is_some());
-            (!drained, "no host that serves it drains")
+            (!view.was_told_of_a_drain(leg), "no bootstrap server has said so")
         }
         Cause::DeadlineExceeded { last: None, .. } if is_held_up(view, leg) => {
             (true, "it waited for a post of its own that has not ended")

@@ -23,8 +23,8 @@ impl Invariant for RequestsAreServed {
                 let known = &view.ledger.legs[leg];
                 let cause = failure.as_ref().map(|failure| &failure.cause);
                 let missed_the_end = cause == Some(&Cause::PeerLost) && was_served_by_drained(view, leg);
-                let was_turned_away =
-                    cause == Some(&Cause::Bootstrap(BootstrapError::Draining)) && has_seen_a_drain(view, leg);
+                let was_turned_away = cause == Some(&Cause::Bootstrap(BootstrapError::Draining))
+                    && view.was_told_of_a_drain(leg);
                 if view.is_excused(leg) || missed_the_end || was_turned_away {
                     self.lost.insert(known.request);
                 }
@@ -90,12 +90,4 @@ fn was_served_by_drained(view: &View<'_>, leg: LegId) -> bool {
     };
     known.side == Side::Sender
         && others.any(|other| other.side == Side::Receiver && other.poll == KvPoll::Success && drained(other))
-}
-
-/// True for a receiver during whose time a host that serves it was told to drain. The bootstrap server says so to whoever asks
-/// then, and the answer may come after that host was replaced.
-fn has_seen_a_drain(view: &View<'_>, leg: LegId) -> bool {
-    let known = &view.ledger.legs[leg];
-    let serves = view.lives.iter().filter(|life| life.seated && known.servers.contains(&life.slot));
-    serves.filter_map(|life| life.draining).any(|since| since >= known.opened_at)
 }

@@ -25,7 +25,13 @@ impl Planted {
 
     /// Changes the parameters of a world so that the bug has an occasion to show.
     pub(crate) fn provoke(self, params: &mut Params) {
-        if matches!(self, Planted::WriteIntoSuccessor | Planted::FenceDropped | Planted::HealedInName) {
+        if matches!(
+            self,
+            Planted::WriteIntoSuccessor
+                | Planted::FenceDropped
+                | Planted::HealedInName
+                | Planted::DrainInvented
+        ) {
             (params.lossless, params.drizzle) = (false, false);
         }
         match self {
