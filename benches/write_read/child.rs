@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::Error;
 
-/// A process that serves, and is killed when this is dropped.
+/// A process of this program that serves or measures, and is killed when this is dropped.
 pub(crate) struct Served {
     process: Child,
     input: ChildStdin,
@@ -13,7 +13,8 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Starts the process, which finds `told` in this variable. Returns it with the line by which it says how to reach it.
+    /// Starts the process, which finds `told` in this variable. Returns it with its first line: how to reach it, for one that
+    /// serves.
     pub(crate) fn start(variable: &str, told: String) -> Result<(Served, String), Error> {
         let mut process = Command::new(std::env::current_exe()?)
             .env(variable, told)
@@ -42,7 +43,7 @@ impl Served {
     fn line(&mut self) -> Result<String, Error> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
-            return Err(self.state().into());
+            return Err(format!("the child has closed its output; {}", self.state()).into());
         }
         Ok(line.trim().to_owned())
     }

@@ -18,7 +18,7 @@ use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, heard};
 use crate::posts::posted;
-use crate::{Error, Moves, timed};
+use crate::{Error, Moves, median, timed};
 
 /// The variable that tells the child the length of its region, and the metadata of its parent.
 const PEER: &str = "KV_BENCH_FABRIC_PEER";
@@ -189,11 +189,7 @@ fn medians(pair: &mut Pair, op: Op, descriptors: &[Descriptor], total: usize) ->
             pairs.push(took);
         }
     }
-    let median = |value: &dyn Fn(&[f64; 2]) -> f64| {
-        let mut values: Vec<f64> = pairs.iter().map(value).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
+    let median = |value: &dyn Fn(&[f64; 2]) -> f64| median(pairs.iter().map(value));
     let rate = |at: usize| total as f64 / median(&|pair| pair[at]) / 1e9;
     Ok([rate(0), rate(1), median(&|pair| pair[0] / pair[1])])
 }

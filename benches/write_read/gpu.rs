@@ -11,7 +11,7 @@ use kv_transfer::{MemoryKind, PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
 use crate::posts::posted;
-use crate::{Error, Moves, timed};
+use crate::{Error, Moves, median, timed};
 
 /// The variable that tells the child its library and its memory, the length of that, and the metadata of its parent.
 const PEER: &str = "KV_BENCH_GPU_PEER";
@@ -203,11 +203,7 @@ fn table(gpu: &'static Gpu, library: &str, region: usize) -> Result<(), Error> {
                         rounds = 1..=FEW_ROUNDS;
                     }
                 }
-                let median = |value: &dyn Fn(&[f64; 2]) -> f64| {
-                    let mut values: Vec<f64> = pairs.iter().map(value).collect();
-                    values.sort_by(f64::total_cmp);
-                    values[values.len() / 2]
-                };
+                let median = |value: &dyn Fn(&[f64; 2]) -> f64| median(pairs.iter().map(value));
                 let rate = |at: usize| region as f64 / median(&|pair| pair[at]) / 1e9;
                 println!(
                     "{here:>5} {} {there:<5} {:>6} KiB {:>10.2} {:>10.2} {:>10.2}",

@@ -186,11 +186,7 @@ fn ratios(pair: &mut Pair, copy: &mut Memcpy, region: usize) -> Result<(), Error
                 rounds.push([memcpy, write, read]);
             }
         }
-        let median = |value: &dyn Fn(&[f64; 3]) -> f64| {
-            let mut values: Vec<f64> = rounds.iter().map(value).collect();
-            values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        };
+        let median = |value: &dyn Fn(&[f64; 3]) -> f64| median(rounds.iter().map(value));
         let rate = |seconds: f64| region as f64 / seconds / 1e9;
         println!(
             "{:>5} KiB {:>12.2} {:>12.2} {:>12.2} {:>14.2} {:>14.2}",
@@ -209,6 +205,13 @@ fn timed(run: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     let start = Instant::now();
     run()?;
     Ok(start.elapsed().as_secs_f64())
+}
+
+/// The value in the middle; of an even number, the larger of the two.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Blocks to move, each with its destination.

@@ -1,21 +1,22 @@
 //! kv-tcp beside NIXL, UCX and libfabric over TCP: WRITE and READ of the same blocks between two processes of one host.
 //!
 //! Each transport has two processes of its own, because a process can have one copy of UCX, and NIXL brings another. All
-//! are there at once and measured in turn; while one is, the others wait. Its ends wait as a worker does: for as long as
-//! the transport says. Posts are like those of a session.
+//! are there at once (which takes 4 GiB of memory for four transports) and measured in turn; while one is, the others have
+//! nothing to do. Its ends wait as a worker does: for as long as the transport says. Posts are like those of a session.
 
 use std::io::{BufRead, Write};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use kv_benches::{bytes, hex};
 use kv_conformance::{boottime, rest};
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
-use kv_transfer::unstable::{Op, Transport, TransportEvent};
+use kv_transfer::unstable::{Op, Transport};
 use kv_transfer::{PeerId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::posts::in_posts;
-use crate::{Error, Moves, timed};
+use crate::posts::{REST, in_posts};
+use crate::{Error, Moves, median, timed};
 
 /// The variable that tells a process to measure a transport: its name, and the length of its region.
 const MEASURED: &str = "KV_BENCH_OVER_TCP";
@@ -33,10 +34,10 @@ const TRANSPORTS: &[&str] = &[
 ];
 const OTHER: PeerId = PeerId(1);
 const ROUNDS: usize = 9;
-/// Longest that an end waits.
-const REST: Duration = Duration::from_secs(1);
+/// How often a process that measures lets its transport work while it is asked nothing.
+const PAUSE: Duration = Duration::from_millis(10);
 
-/// Whether this process has a part in this table, in which no library may be loaded before its own is.
+/// Whether this process has a part in this table. Such a process loads one library only: ask before any is loaded.
 pub(crate) fn has_a_part() -> bool {
     [MEASURED, PEER].into_iter().any(|variable| std::env::var_os(variable).is_some())
 }
@@ -62,6 +63,21 @@ impl End {
     }
 }
 
+/// Looks for the library of a transport.
+fn look(name: &str) -> Result<(), Error> {
+    match name {
+        "kv-tcp" => {}
+        #[cfg(feature = "nixl")]
+        "NIXL" => drop(kv_transfer::nixl::Nixl::load(&kv_transfer::nixl::Search::default())?),
+        #[cfg(feature = "ucx")]
+        "UCX" => drop(kv_transfer::ucx::Ucx::load(None)?),
+        #[cfg(feature = "fabric")]
+        "libfabric" => drop(kv_transfer::fabric::installed()?),
+        other => return Err(format!("this bench was built without {other}").into()),
+    }
+    Ok(())
+}
+
 fn transport(name: &str, memory: &HostMemory) -> Result<Box<dyn Transport>, Error> {
     Ok(match name {
         "kv-tcp" => {
@@ -73,6 +89,7 @@ fn transport(name: &str, memory: &HostMemory) -> Result<Box<dyn Transport>, Erro
         "NIXL" => {
             use kv_transfer::nixl::{Nixl, NixlConfig, NixlTransport, Search};
             let config = NixlConfig::default().with(|config| {
+                config.devices = vec!["lo".to_owned()];
                 config.backend_params = vec![("engine_config".to_owned(), "TLS=tcp".to_owned())];
                 config.reads_over_tcp = true;
             });
@@ -118,37 +135,48 @@ fn serve() -> Result<(), Error> {
     let mut events = Vec::new();
     loop {
         end.transport.poll(boottime(), &mut events);
-        // The other process has ended, or sees the end of the way itself.
-        if let Some(TransportEvent::PeerGone { .. }) = events.pop() {
-            return Ok(());
-        }
+        // The end of the way is seen by the process that measures, whose end ends this one.
+        events.clear();
         rest(end.transport.as_ref(), REST);
     }
 }
 
 /// Measures one transport: for each line of standard input, the letter of an operation and the size of a block, a line
-/// with seconds. Before the first it prints an empty line, or why there is nothing to measure.
+/// with seconds. Before the first it prints an empty line, or why the library is not there.
 fn measure() -> Result<(), Error> {
     let told = std::env::var(MEASURED)?;
     let (name, len) = told.split_once(' ').ok_or("the parent has told too little")?;
+    if let Err(reason) = look(name) {
+        println!("{reason}");
+        return Ok(());
+    }
     let len = len.parse()?;
-    let mut pair = match Pair::start(name, len) {
-        Ok(pair) => pair,
-        Err(error) => {
-            println!("{error}");
-            return Ok(());
-        }
-    };
+    let mut pair = Pair::start(name, len)?;
     println!();
-    for line in std::io::stdin().lock().lines() {
-        let line = line?;
+    let (asked, questions) = mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = std::io::stdin().lock().lines();
+        lines.map_while(Result::ok).try_for_each(|line| asked.send(line).ok())
+    });
+    let mut events = Vec::new();
+    loop {
+        let line = match questions.recv_timeout(PAUSE) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                pair.end.transport.poll(boottime(), &mut events);
+                if let Some(event) = events.pop() {
+                    return Err(format!("{event:?} while nothing was asked").into());
+                }
+                continue;
+            }
+        };
         let (op, block) = line.split_once(' ').ok_or("the parent has asked too little")?;
         let block = block.parse()?;
         let moves = Moves::random(block, len / block, len);
         let op = if op == "w" { Op::Write } else { Op::Read };
         println!("{}", timed(|| pair.run(op, &moves))?);
     }
-    Ok(())
 }
 
 /// A process that measures, and its child.
@@ -167,7 +195,7 @@ impl Pair {
         end.transport.connect(OTHER, &bytes(&line)?)?;
         end.transport.permit(OTHER, Time::MAX);
         let mut pair = Pair { end, next: 0, _child: child };
-        // Opens the connections, which are not attended to until the first measurement.
+        // Opens the connections now, so that no measurement does.
         pair.run(Op::Write, &Moves::random(64 << 10, 16, len))?;
         Ok(pair)
     }
@@ -177,49 +205,52 @@ impl Pair {
     }
 }
 
-/// Prints the throughput of each transport, and how many times as fast kv-tcp is as the best of the others.
+/// Prints the throughput of each transport, and how many times as fast kv-tcp is as the fastest of the others.
 pub(crate) fn table(region: usize) -> Result<(), Error> {
+    if TRANSPORTS.len() == 1 {
+        println!("kv-tcp has no other transport beside it: --features nixl,ucx,fabric builds them in");
+        return Ok(());
+    }
     let mut measured = Vec::new();
     for &name in TRANSPORTS {
-        let (process, reason) = Served::start(MEASURED, format!("{name} {region}"))?;
+        let (process, reason) = Served::start(MEASURED, format!("{name} {region}"))
+            .map_err(|error| format!("{name} over TCP: {error}"))?;
         if reason.is_empty() {
             measured.push((name, process));
         } else {
             println!("{name} is not measured over TCP: {reason}");
         }
     }
-    if measured.len() < 2 {
-        println!("kv-tcp has no other transport beside it: --features nixl,ucx,fabric builds them in");
-        return Ok(());
-    }
     println!(
         "\nOver TCP: {} MiB in blocks at random places, GB/s, medians of {ROUNDS} rounds, in which each transport has its turn",
         region >> 20
     );
     let names: Vec<_> = measured.iter().map(|(name, _)| format!("{name:>10}")).collect();
-    println!("{:>9} {:>6} {} {:>16}", "block", "", names.join(" "), "kv-tcp/best");
+    println!("{:>9} {:>6} {} {:>20}", "block", "", names.join(" "), "kv-tcp / the fastest");
     for block in [16 << 10, 64 << 10, 256 << 10, 1 << 20] {
         for op in ["WRITE", "READ"] {
             let question = format!("{} {block}\n", if op == "WRITE" { "w" } else { "r" });
-            let mut took = vec![Vec::new(); measured.len()];
+            let mut rounds = Vec::new();
             for round in 0..=ROUNDS {
-                for ((_, process), took) in measured.iter_mut().zip(&mut took) {
-                    let seconds: f64 = process.ask(&question)?.parse()?;
-                    if round > 0 {
-                        took.push(seconds);
-                    }
+                let mut took = vec![f64::NAN; measured.len()];
+                for turn in 0..measured.len() {
+                    // Another one is the first in each round.
+                    let at = (turn + round) % measured.len();
+                    let (name, process) = &mut measured[at];
+                    let seconds = process.ask(&question).map_err(|error| format!("{name}: {error}"))?;
+                    took[at] = seconds.parse()?;
+                }
+                if round > 0 {
+                    rounds.push(took);
                 }
             }
-            let rates: Vec<f64> = took
-                .iter_mut()
-                .map(|took| {
-                    took.sort_by(f64::total_cmp);
-                    region as f64 / took[took.len() / 2] / 1e9
-                })
-                .collect();
-            let others = rates.iter().skip(1).copied().fold(0.0, f64::max);
-            let cells: Vec<_> = rates.iter().map(|rate| format!("{rate:>10.2}")).collect();
-            println!("{:>5} KiB {op:>6} {} {:>16.2}", block >> 10, cells.join(" "), rates[0] / others);
+            let rate =
+                |at: usize| region as f64 / median(rounds.iter().map(|took: &Vec<f64>| took[at])) / 1e9;
+            let cells: Vec<_> = (0..measured.len()).map(|at| format!("{:>10.2}", rate(at))).collect();
+            // Against whichever of the others was the fastest in the round.
+            let fastest = |took: &Vec<f64>| took.iter().skip(1).copied().fold(f64::INFINITY, f64::min);
+            let ratio = median(rounds.iter().map(|took| fastest(took) / took[0]));
+            println!("{:>5} KiB {op:>6} {} {ratio:>20.2}", block >> 10, cells.join(" "));
         }
     }
     Ok(())

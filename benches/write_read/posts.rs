@@ -8,9 +8,11 @@ use kv_transfer::{PeerId, PostId};
 
 use crate::Error;
 
-/// The number of descriptors in one post of a session, and of its posts in flight.
+/// Descriptors of one post, at most; and posts in flight, at most: those of a session, unless it is told others.
 const MAX_SGE: usize = 1024;
-const MAX_INFLIGHT: usize = 16;
+const MAX_INFLIGHT: usize = 64;
+/// How long an end waits at most, where its transport says no less.
+pub(crate) const REST: Duration = Duration::from_secs(1);
 
 /// Moves the blocks by posts like those of a session, and waits as a worker does: for as long as the transport says.
 /// `next` numbers the posts.
@@ -38,7 +40,7 @@ pub(crate) fn in_posts<T: Transport + ?Sized>(
         transport.poll(boottime(), &mut events);
         in_flight -= ended(&mut events)?;
         if in_flight > 0 {
-            rest(transport, Duration::from_secs(1));
+            rest(transport, REST);
         }
     }
 }

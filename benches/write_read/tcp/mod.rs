@@ -7,7 +7,6 @@ mod tls;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
 
 use kv_benches::{bytes, hex};
 use kv_conformance::{boottime, rest};
@@ -16,8 +15,8 @@ use kv_transfer::unstable::{Descriptor, Op, Transport, TransportEvent};
 use kv_transfer::{PeerId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
-use crate::posts::in_posts;
-use crate::{Error, Moves, timed};
+use crate::posts::{REST, in_posts};
+use crate::{Error, Moves, median, timed};
 
 /// The variable that tells the child the length of its region and the metadata of its parent.
 const PEER: &str = "KV_BENCH_TCP_PEER";
@@ -105,7 +104,7 @@ pub(crate) fn serve() -> Result<(), Error> {
         if let Some(TransportEvent::PeerGone { end, .. }) = events.pop() {
             return Err(format!("the child has lost its way to the parent: {end:?}").into());
         }
-        rest(&transport, Duration::from_secs(1));
+        rest(&transport, REST);
     }
 }
 
@@ -225,11 +224,7 @@ pub(crate) fn table(region: usize) -> Result<(), Error> {
             }
         }
         for ((name, _), rounds) in pairs.iter().zip(&rounds) {
-            let median = |value: &dyn Fn(&[f64; 4]) -> f64| {
-                let mut values: Vec<f64> = rounds.iter().map(value).collect();
-                values.sort_by(f64::total_cmp);
-                values[values.len() / 2]
-            };
+            let median = |value: &dyn Fn(&[f64; 4]) -> f64| median(rounds.iter().map(value));
             let rate = |at: usize| region as f64 / median(&|round| round[at]) / 1e9;
             println!(
                 "{name:>4}{:>5} KiB {:>14.2} {:>14.2} {:>11.2} {:>11.2} {:>12.2} {:>12.2}",

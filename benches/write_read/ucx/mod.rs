@@ -17,7 +17,7 @@ use kv_transfer::{PeerId, PostId, Region, RegionRole, Time};
 
 use crate::child::{Served, end_with_the_parent};
 use crate::posts::posted;
-use crate::{Error, Moves, timed};
+use crate::{Error, Moves, median, timed};
 use raw::Raw;
 
 /// The variable that tells the child its route, the length of its region, and the metadata of its parent.
@@ -183,11 +183,7 @@ fn table(ucx: Ucx, route: Route, region: usize) -> Result<(), Error> {
                     pairs.push([plain, ours]);
                 }
             }
-            let median = |value: &dyn Fn(&[f64; 2]) -> f64| {
-                let mut values: Vec<f64> = pairs.iter().map(value).collect();
-                values.sort_by(f64::total_cmp);
-                values[values.len() / 2]
-            };
+            let median = |value: &dyn Fn(&[f64; 2]) -> f64| median(pairs.iter().map(value));
             let rate = |at: usize| total as f64 / median(&|pair| pair[at]) / 1e9;
             println!(
                 "{:>5} MiB {:>5} KiB {:>12.2} {:>12.2} {:>12.2}",
