@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_all_devices_get_the_keepalive_once() {
+    fn connections_of_all_devices_get_the_keepalive_and_its_timer_rings_no_more() {
         let (_, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(2), config(2)]);
         for transport in [&mut here, &mut there] {
             transport.keep_alive_at = Some(Time::ZERO);

@@ -153,7 +153,8 @@ mod tests {
     use crate::transfer::Notify;
     use crate::way::WayId;
 
-    /// A post that the peer permits no write of, whose notify frame waits for room as if all bytes were in place.
+    /// A post of which no byte has moved, as the peer permits no write; its notify frame is put by hand among those that wait for
+    /// room.
     fn parked() -> (WayId, [FabricTransport; 2]) {
         let (id, [(mut here, _), (there, _)]) = connected();
         here.ways.get_mut(&id).unwrap().immediate = 0;
@@ -183,7 +184,9 @@ mod tests {
         let (id, [mut here, mut there]) = parked();
         assert_eq!(here.send(PEER, Bytes::from_static(b"later")), Err(TransportError::WouldBlock));
         here.stirred.insert(id);
+        let begun = Instant::now();
         while !here.ways.get(&id).unwrap().parked.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it waits for ever");
             here.poll(clock::now(), &mut Vec::new());
         }
         assert_eq!(heard(&mut here, &mut there), ["parked", "last"]);
@@ -204,6 +207,7 @@ mod tests {
         here.permit(PEER, Time::MAX);
         assert!(matches!(here.wait(), TransportWait::Now));
         assert!(here.stirred.contains(&id));
+        both_until([&mut here, &mut there], "the post", |_, _, events| !events.is_empty());
     }
 
     #[test]

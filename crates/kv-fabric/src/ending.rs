@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_has_died_leaves_its_room_as_a_guest_with_its_way() {
+    fn a_dead_peer_is_no_guest_any_more_once_its_way_has_ended() {
         let (_, [(mut here, _ours), (mut there, _theirs)]) = connected();
         connect_back(&mut here, &mut there);
         let (way, dead) = (*there.ways.keys().next().unwrap(), WayEnd::Dead { quiet_after: Duration::ZERO });
@@ -521,5 +521,23 @@ mod tests {
             here.probed(id, first, result);
             assert_eq!(probe(&here, first), after, "{result:?}");
         }
+        let links = here.ways.get(&id).unwrap().links.len();
+        let mut events = Vec::new();
+        for link in (0..links).filter(|&link| link != first) {
+            // No probe is under way on any of the others.
+            (link..links)
+                .filter(|&link| link != first)
+                .for_each(|link| here.probed(id, link, Err(libc::EIO)));
+            here.look_at(id, Time::ZERO);
+            here.poll(clock::now(), &mut events);
+            assert!(here.ways.contains_key(&id), "link {link} is not drained");
+            here.probed(id, link, Err(libc::ECANCELED));
+        }
+        while events.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "all are drained");
+            here.poll(clock::now(), &mut events);
+        }
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
 }

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_that_ends_leaves_its_room_at_the_peers_that_it_has_connected() {
+    fn a_transport_that_is_dropped_is_no_guest_of_its_peers_any_more() {
         let (_, [(here, _ours), (mut there, _theirs)]) = connected();
         assert_eq!(there.guests.all().count(), 1);
         drop(here);

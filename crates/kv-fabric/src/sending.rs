@@ -238,12 +238,13 @@ impl FabricTransport {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Time, Transport};
+    use kv_core::{Op, PostId, Time, Transport};
 
     use super::*;
     use crate::message::Immediate;
     use crate::metadata::Port;
-    use crate::pair::{PEER, both_until, config, connected, connected_with, worker, worker_with};
+    use crate::pair::{PEER, both_until, config, connected, connected_with, post, worker, worker_with};
+    use crate::transfer::Notify;
 
     #[test]
     fn a_peer_whose_answer_about_frames_was_lost_is_asked_again() {
@@ -262,8 +263,10 @@ mod tests {
         let mut metadata = Metadata::decode(&there.metadata().unwrap()).unwrap();
         metadata.immediate = 4;
         here.connect(PEER, &metadata.encode().unwrap()).unwrap();
-        let way = here.ways.values().next().unwrap();
-        assert!(way.immediate < Immediate::SURE && here.counts_writes());
+        assert!(here.ways.values().next().unwrap().immediate < Immediate::SURE && here.counts_writes());
+        here.post(PEER, post(Op::Write, 4096, Some(b"after its bytes"))).unwrap();
+        let transfer = here.posts.id_of(PostId(1)).unwrap();
+        assert!(matches!(here.posts.get(transfer).unwrap().notify, Notify::After(_)));
     }
 
     #[test]

@@ -265,24 +265,26 @@ mod tests {
     fn a_device_on_which_nothing_is_heard_gets_no_slices_until_it_is_heard_again() {
         let (id, [(mut here, _ours), (mut there, _theirs)]) = connected_with([config(2), config(2)]);
         here.permit(PEER, Time::MAX);
-        // Answers to earlier questions may be on their way.
-        let mut quiet = 0;
-        both_until([&mut here, &mut there], "rest", |here, there, _| {
-            let replies = there.guests.all().any(|(_, guest)| guest.replies > 0);
-            let asks = here.ways.get(&id).unwrap().asks;
-            quiet = if replies || asks > 0 || !there.unanswered.is_empty() { 0 } else { quiet + 1 };
-            quiet > 200
-        });
+        // An answer to an earlier question may be on its way: closed until two looks agree.
+        let mut looks = 0;
+        while looks < 2 {
+            lane(&mut here, id, 1).close();
+            let begun = std::time::Instant::now();
+            both_until([&mut here, &mut there], "rest", |_, _, _| {
+                begun.elapsed() > Duration::from_millis(20)
+            });
+            looks = if here.ways.get(&id).unwrap().lanes[1].is_fresh(here.now) { 0 } else { looks + 1 };
+        }
         let second = lane(&mut here, id, 1);
-        second.close();
         // A question is stuck.
         second.asked(true, clock::now());
         here.post(PEER, post(Op::Write, LEN, None)).unwrap();
         both_until([&mut here, &mut there], "the post", |_, _, events| !events.is_empty());
         assert_eq!(begun(&here, id), [LEN as u64, 0]);
         lane(&mut here, id, 1).has_asked();
-        let mut number = 1;
+        let (mut number, since) = (1, std::time::Instant::now());
         while begun(&here, id)[1] == 0 {
+            assert!(since.elapsed() < Duration::from_secs(60), "the second device is not used again");
             number += 1;
             here.post(PEER, Post { id: PostId(number), ..post(Op::Write, LEN, None) }).unwrap();
             both_until([&mut here, &mut there], "a post", |_, _, events| !events.is_empty());

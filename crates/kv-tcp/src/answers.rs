@@ -207,7 +207,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use bytes::Bytes;
-    use kv_core::{Descriptor, PeerId, Post, PostId, Time, Transport, TransportEvent};
+    use kv_core::{PeerId, PostId, Time, Transport, TransportEvent};
 
     use super::*;
     use crate::message::{Asked, Request};
@@ -319,12 +319,8 @@ mod tests {
     fn the_notify_frame_of_a_slice_that_came_too_late_follows_the_slice_that_comes_in_time() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 0);
-        let descriptor =
-            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 100 };
-        let notify = Some(Bytes::from_static(b"notify"));
-        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![descriptor], notify };
         transport.permit(PeerId(1), Time::MAX);
-        transport.post(PeerId(1), post).unwrap();
+        transport.post(PeerId(1), write_of(1, Some(Bytes::from_static(b"notify")))).unwrap();
         let (mut seen, mut events) = (Vec::new(), Vec::new());
         let deadline = Instant::now() + Duration::from_secs(60);
         while events.is_empty() || seen.len() < 3 {

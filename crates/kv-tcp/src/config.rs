@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_has_the_range_that_its_documentation_tells() {
+    fn each_limit_is_taken_and_what_is_beyond_it_is_refused() {
         type Set = fn(&mut TcpConfig, u64);
         let limits: [(Set, u64, u64); 13] = [
             (|config, value| config.data_connections = value as usize, 0, 16),

@@ -257,7 +257,7 @@ mod tests {
 
     use super::*;
     use crate::message::Request;
-    use crate::scripted::{LEN, Peer, fill_with_frames, reader, reader_with};
+    use crate::scripted::{LEN, Peer, fill_with_frames, opened, reader, reader_with};
 
     #[test]
     fn a_peer_that_hangs_up_and_answers_at_its_address_is_lost_and_not_dead() {
@@ -334,13 +334,9 @@ mod tests {
             config.slice_time = Duration::from_secs(60);
             config.outbound_bytes = 2 << 20;
         });
+        opened(&mut peer, &mut transport);
         let deadline = Instant::now() + Duration::from_secs(30);
-        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
-            assert!(Instant::now() < deadline);
-            peer.fill();
-            transport.poll(Time::ZERO, &mut Vec::new());
-        }
-        let sent = fill_with_frames(&mut transport, 64 << 10, &mut Vec::new());
+        let sent = fill_with_frames(&mut transport, &mut Vec::new());
         transport.disconnect(PeerId(1));
         let mut got = 0;
         while got < sent || !transport.ways.is_empty() {
@@ -358,12 +354,7 @@ mod tests {
     fn frames_that_were_taken_before_the_transport_is_dropped_are_written_as_the_last_thing() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 0);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while transport.ways.values().all(|way| way.clock.is_none()) {
-            assert!(Instant::now() < deadline);
-            peer.fill();
-            transport.poll(Time::ZERO, &mut Vec::new());
-        }
+        opened(&mut peer, &mut transport);
         transport.send(PeerId(1), Bytes::from_static(b"the last")).unwrap();
         drop(transport);
         let stream = peer.stream.as_mut().unwrap();

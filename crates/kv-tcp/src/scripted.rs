@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use kv_core::{
@@ -15,6 +15,7 @@ use crate::hello::{HELLO, Hello, Welcome};
 use crate::message::{Asked, Reply, Request, Verdict};
 use crate::metadata::{Identity, Metadata};
 use crate::transport::TcpTransport;
+use crate::way::Stage;
 
 pub(crate) const LEN: u64 = 1 << 20;
 
@@ -123,26 +124,40 @@ pub(crate) fn write_of(id: u64, notify: Option<Bytes>) -> Post {
     Post { id: PostId(id), op: Op::Write, descriptors: vec![descriptor], notify }
 }
 
-/// Sends frames that the peer does not read, until none fits any more, be it as short as this. Returns how many.
-pub(crate) fn fill_with_frames(
-    transport: &mut TcpTransport,
-    shortest: usize,
-    events: &mut Vec<TransportEvent>,
-) -> usize {
-    let mut sent = 0;
-    for len in [64 << 10, shortest] {
-        let frame = Bytes::from(vec![7; len]);
-        let mut refused = 0;
-        while refused < 100 {
-            match transport.send(PeerId(1), frame.clone()) {
-                Ok(()) => sent += 1,
-                Err(error) => {
-                    assert_eq!(error, TransportError::WouldBlock);
-                    refused += 1;
-                }
+/// Sends frames of 64 KiB that the peer does not read, until none fits any more. Returns how many.
+pub(crate) fn fill_with_frames(transport: &mut TcpTransport, events: &mut Vec<TransportEvent>) -> usize {
+    let (mut sent, mut refused, frame) = (0, 0, Bytes::from(vec![7; 64 << 10]));
+    while refused < 100 {
+        match transport.send(PeerId(1), frame.clone()) {
+            Ok(()) => (sent, refused) = (sent + 1, 0),
+            Err(error) => {
+                assert_eq!(error, TransportError::WouldBlock);
+                refused += 1;
             }
-            transport.poll(Time::ZERO, events);
         }
+        transport.poll(Time::ZERO, events);
     }
     sent
+}
+
+/// Polls until the way to the peer is open.
+pub(crate) fn opened(peer: &mut Peer, transport: &mut TcpTransport) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
+        assert!(Instant::now() < deadline, "the way does not open");
+        peer.fill();
+        transport.poll(Time::ZERO, &mut Vec::new());
+    }
+}
+
+/// Polls until the transport asks the peer for something.
+pub(crate) fn asked(peer: &mut Peer, transport: &mut TcpTransport) -> Request {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        assert!(Instant::now() < deadline, "nothing is asked for");
+        transport.poll(Time::ZERO, &mut Vec::new());
+        if let Some(request) = peer.next_request() {
+            return request;
+        }
+    }
 }

@@ -192,13 +192,13 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use bytes::Bytes;
-    use kv_core::{PeerId, PostId, Transport, TransportError, TransportEvent};
+    use kv_core::{PeerId, PostId, Transport, TransportError, TransportEvent, TransportWait};
     use kv_host::Arena;
 
     use super::*;
     use crate::config::TcpConfig;
     use crate::message::{Reply, Request, Verdict};
-    use crate::scripted::{Peer, fill_with_frames, reader, reader_with, write_of};
+    use crate::scripted::{Peer, asked, fill_with_frames, opened, reader, reader_with, write_of};
 
     #[test]
     fn ways_for_which_there_is_no_time_keep_their_turns_in_a_circle() {
@@ -219,15 +219,8 @@ mod tests {
         let mut peer = Peer { ahead: hour, ..Peer::new() };
         let (mut transport, _arena) = reader(&peer, 1);
         let slice_time = transport.config.slice_time;
-        let deadline = Instant::now() + Duration::from_secs(60);
         for number in 1..=20 {
-            let asked = loop {
-                assert!(Instant::now() < deadline);
-                transport.poll(Time::ZERO, &mut Vec::new());
-                if let Some(asked) = peer.next() {
-                    break asked;
-                }
-            };
+            let Request::Read(asked) = asked(&mut peer, &mut transport) else { panic!("no read") };
             let now = peer.clock();
             let until = asked.until;
             assert!(until > now && until <= now + slice_time, "slice {number}: {until:?}, and it is {now:?}");
@@ -272,20 +265,13 @@ mod tests {
         let permitted = clock::now() + Duration::from_secs(30);
         transport.permit(PeerId(1), permitted);
         transport.post(PeerId(1), write_of(1, None)).unwrap();
-        let asked = loop {
-            assert!(clock::now() < permitted);
-            transport.poll(Time::ZERO, &mut Vec::new());
-            if let Some(request) = peer.next_request() {
-                break request;
-            }
-        };
         // The clock of this peer is that of this host.
-        let Request::Write(asked, _) = asked else { panic!("{asked:?}") };
+        let Request::Write(asked, _) = asked(&mut peer, &mut transport) else { panic!("no write") };
         assert!(asked.until <= permitted, "{:?} is after {permitted:?}", asked.until);
     }
 
     #[test]
-    fn a_write_that_waits_is_sent_once_the_peer_permits_it_though_nothing_else_happens() {
+    fn a_write_that_waits_is_sent_once_the_peer_permits_it() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 0);
         transport.post(PeerId(1), write_of(1, None)).unwrap();
@@ -296,13 +282,8 @@ mod tests {
             transport.poll(Time::ZERO, &mut Vec::new());
         }
         transport.permit(PeerId(1), Time::MAX);
-        let asked = loop {
-            assert!(Instant::now() < deadline, "the write waits");
-            transport.poll(Time::ZERO, &mut Vec::new());
-            if let Some(request) = peer.next_request() {
-                break request;
-            }
-        };
+        assert_eq!(transport.wait(), TransportWait::Now);
+        let asked = asked(&mut peer, &mut transport);
         assert!(matches!(asked, Request::Write(..)), "{asked:?}");
     }
 
@@ -323,12 +304,7 @@ mod tests {
     fn frames_for_a_peer_that_reads_nothing_are_refused_beyond_their_bound() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 0);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
-            assert!(Instant::now() < deadline);
-            peer.fill();
-            transport.poll(Time::ZERO, &mut Vec::new());
-        }
+        opened(&mut peer, &mut transport);
         let (mut refused, frame) = (0, Bytes::from(vec![7; 64 << 10]));
         for _ in 0..1000 {
             refused += u32::from(transport.send(PeerId(1), frame.clone()) == Err(TransportError::WouldBlock));
@@ -343,7 +319,7 @@ mod tests {
     fn frames_for_a_peer_whose_way_is_not_open_yet_are_refused_beyond_their_bound() {
         let peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 0);
-        let taken = fill_with_frames(&mut transport, 64 << 10, &mut Vec::new());
+        let taken = fill_with_frames(&mut transport, &mut Vec::new());
         assert!(
             taken > 0 && taken * (64 << 10) <= transport.config.outbound_bytes,
             "{taken} frames are kept"
@@ -356,37 +332,37 @@ mod tests {
         let (mut transport, arena) = reader(peer, 0);
         transport.config.outbound_bytes = 1 << 20;
         transport.permit(PeerId(1), Time::MAX);
-        transport.post(PeerId(1), write_of(1, Some(Bytes::from(vec![5; 20 << 10])))).unwrap();
-        let (mut number, mut events) = (None, Vec::new());
+        transport.post(PeerId(1), write_of(1, Some(Bytes::from(vec![NOTIFY; 20 << 10])))).unwrap();
+        let Request::Write(Asked { number, .. }, 0) = asked(peer, &mut transport) else { panic!("no write") };
+        let mut events = Vec::new();
+        fill_with_frames(&mut transport, &mut events);
+        peer.answer(number, Verdict::Done);
         let deadline = Instant::now() + Duration::from_secs(60);
-        while number.is_none() {
+        let way = *transport.ways.keys().next().unwrap();
+        while transport.ways.get(&way).unwrap().parked.is_empty() {
             assert!(Instant::now() < deadline);
-            transport.poll(Time::ZERO, &mut events);
-            number = peer.next_request().map(|request| match request {
-                Request::Write(asked, 0) => asked.number,
-                other => panic!("{other:?}"),
-            });
-        }
-        fill_with_frames(&mut transport, 8 << 10, &mut events);
-        peer.answer(number.unwrap(), Verdict::Done);
-        while transport.ways.values().all(|way| way.parked.is_empty()) {
-            assert!(Instant::now() < deadline);
+            transport.config.outbound_bytes = transport.frame_bytes(way) + (10 << 10);
             transport.poll(Time::ZERO, &mut events);
         }
         assert_eq!(events, []);
         (transport, arena)
     }
 
-    /// Lets the peer read until the transport has nothing left to write. Returns the first byte of each frame.
+    /// The first byte of the notify frame, and of the frame that is sent last.
+    const NOTIFY: u8 = 5;
+    const LAST: u8 = 6;
+
+    /// Sends another frame as soon as it is taken, and lets the peer read up to that. Returns the first byte of each frame.
     fn frames_read(
         peer: &mut Peer,
         transport: &mut TcpTransport,
         events: &mut Vec<TransportEvent>,
     ) -> Vec<u8> {
-        let (mut frames, mut idle, mut is_begun) = (Vec::new(), 0, false);
+        let (mut frames, mut is_sent, mut is_begun) = (Vec::new(), false, false);
         let deadline = Instant::now() + Duration::from_secs(60);
-        while idle < 100 {
+        while frames.last() != Some(&LAST) {
             assert!(Instant::now() < deadline, "{} frames", frames.len());
+            is_sent = is_sent || transport.send(PeerId(1), Bytes::from_static(&[LAST; 10])).is_ok();
             transport.poll(Time::ZERO, events);
             let kept: usize = transport.connections.values().map(|it| it.outbound.encoded()).sum();
             assert!(kept <= transport.config.outbound_bytes, "{kept} bytes are kept");
@@ -397,14 +373,9 @@ mod tests {
                 drop(peer.got.split_to(if is_begun { 101 } else { 0 }));
                 continue;
             }
-            idle += 1;
             while let Some(request) = peer.next_request() {
                 let Request::Frame(frame) = request else { panic!("{request:?}") };
                 frames.push(frame[0]);
-                idle = 0;
-            }
-            if !peer.got.is_empty() || kept > 0 {
-                idle = 0;
             }
         }
         frames
@@ -414,18 +385,12 @@ mod tests {
     fn a_notify_frame_that_waits_for_room_goes_before_all_later_frames() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = parked(&mut peer);
-        let way = *transport.ways.keys().next().unwrap();
         let later = Bytes::from_static(b"later");
-        assert!(
-            transport.frame_bytes(way) + 100 < transport.config.outbound_bytes,
-            "there is no room at all"
-        );
-        assert_eq!(transport.send(PeerId(1), later.clone()), Err(TransportError::WouldBlock));
+        assert_eq!(transport.send(PeerId(1), later), Err(TransportError::WouldBlock));
         let mut events = Vec::new();
         let frames = frames_read(&mut peer, &mut transport, &mut events);
         assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
-        assert_eq!(frames.iter().position(|first| *first == 5), Some(frames.len() - 1));
-        transport.send(PeerId(1), later).unwrap();
+        assert!(frames.ends_with(&[NOTIFY, LAST]), "{frames:?}");
     }
 
     #[test]
@@ -437,6 +402,6 @@ mod tests {
         let frames = frames_read(&mut peer, &mut transport, &mut events);
         let result = Err(TransportError::Cancelled);
         assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result }]);
-        assert!(!frames.is_empty() && frames.iter().all(|first| *first == 7));
+        assert!(frames.len() > 1 && !frames.contains(&NOTIFY), "{frames:?}");
     }
 }

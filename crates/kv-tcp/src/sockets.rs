@@ -20,7 +20,7 @@ use crate::watch::Woken;
 const TURN: Duration = Duration::from_micros(500);
 /// Most bytes of messages that are read at once. Pages do not pass through this buffer, but for those that come
 /// with their message.
-const MESSAGES: usize = 16 << 10;
+pub(crate) const MESSAGES: usize = 16 << 10;
 /// The number of events for the owner after which a call of `poll` reads no more.
 pub(crate) const EVENTS: usize = 1024;
 
