@@ -387,6 +387,32 @@ mod tests {
     }
 
     #[test]
+    fn each_slice_that_comes_too_late_halves_what_may_be_under_way_down_to_a_least_window() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 1);
+        let window = |transport: &TcpTransport| transport.ways.values().next().unwrap().lanes[0].window;
+        let mut wanted = window(&transport);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for late in 1..=10 {
+            let asked = loop {
+                assert!(Instant::now() < deadline);
+                transport.poll(Time::ZERO, &mut Vec::new());
+                if let Some(asked) = peer.next() {
+                    break asked;
+                }
+            };
+            peer.answer(asked.number, Verdict::Late);
+            while transport.stats().late < late {
+                assert!(Instant::now() < deadline);
+                transport.poll(Time::ZERO, &mut Vec::new());
+            }
+            wanted = (wanted / 2).max(LEAST_WINDOW);
+            assert_eq!(window(&transport), wanted, "after {late} late slices");
+        }
+        assert_eq!(wanted, LEAST_WINDOW);
+    }
+
+    #[test]
     fn cancelled_writes_leave_nothing_behind_though_the_peer_permits_none() {
         let peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 0);

@@ -279,6 +279,33 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_whose_connection_is_reset_and_whose_address_refuses_is_dead() {
+        let mut peer = Peer::new();
+        let (mut transport, _arena) = reader(&peer, 0);
+        let mut events = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Open)) {
+            assert!(Instant::now() < deadline);
+            peer.fill();
+            transport.poll(Time::ZERO, &mut events);
+        }
+        transport.send(PeerId(1), Bytes::from_static(b"what the peer does not read")).unwrap();
+        let Peer { listener, stream: Some(stream), .. } = peer else { panic!("no connection") };
+        while stream.peek(&mut [0]).is_err() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        // The kernel of a process that has bytes to read at its end resets the connection.
+        drop((listener, stream));
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        let dead = kv_core::WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PeerId(1), end: dead }]);
+    }
+
+    #[test]
     fn posts_to_a_peer_that_is_left_end_when_the_peer_may_touch_memory_no_more() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 1);
@@ -324,6 +351,36 @@ mod tests {
         assert!(until.unwrap() <= clock::now(), "until then, the peer may touch memory");
         let result = Err(TransportError::PeerGone);
         assert_eq!(events, [TransportEvent::Posted { post: PostId(0), result }]);
+    }
+
+    #[test]
+    fn posts_to_a_lost_peer_end_when_their_slices_are_over_though_its_death_was_asked_for() {
+        for answers in [true, false] {
+            let mut peer = Peer::new();
+            let (mut transport, _arena) = reader(&peer, 1);
+            transport.config.slice_time = Duration::from_millis(600);
+            let (mut until, mut events) = (None, Vec::new());
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while events.is_empty() {
+                assert!(Instant::now() < deadline);
+                transport.poll(Time::ZERO, &mut events);
+                if until.is_none() {
+                    until = peer.next().map(|asked| asked.until);
+                    if until.is_some() {
+                        // The peer hangs up. Its address is asked for this long, and answers or is silent.
+                        transport.config.handshake_timeout = Duration::from_millis(50);
+                        peer.stream = None;
+                    }
+                } else if answers {
+                    peer.fill();
+                }
+            }
+            assert!(until.unwrap() <= clock::now(), "until then, the peer may touch memory: {answers}");
+            let result = Err(TransportError::PeerGone);
+            let posted = TransportEvent::Posted { post: PostId(0), result };
+            let lost = TransportEvent::PeerGone { peer: PeerId(1), end: kv_core::WayEnd::Lost };
+            assert_eq!(events, [posted, lost], "{answers}");
+        }
     }
 
     #[test]

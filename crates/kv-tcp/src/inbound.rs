@@ -261,6 +261,11 @@ mod tests {
             while !inbound.settle(&regions).unwrap() {
                 let got = inbound.receive(ours.as_fd(), &regions, &mut scratch, most).unwrap();
                 assert!(matches!(got, Received::Bytes(_) | Received::Last(_)));
+                let left = inbound.landing.as_ref().map_or(0, |landing| landing.left);
+                assert!(
+                    left == 0 || inbound.bytes.is_empty(),
+                    "pages take the way of messages, with {left} left"
+                );
             }
             inbound.landing = None;
             while inbound.bytes.len() < 12 {

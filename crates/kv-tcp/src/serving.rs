@@ -140,6 +140,7 @@ mod tests {
     use crate::message::{self, HEADER, MAX_RANGES, Range};
     use crate::metadata::{Identity, Metadata};
     use crate::sockets::MESSAGES;
+    use crate::way::Stage;
 
     /// Reads that are asked for, and the bytes of each of their ranges: more than the kernel's buffers hold.
     const READS: u32 = 200;
@@ -194,6 +195,32 @@ mod tests {
         let mut rest = Vec::new();
         guest.read_to_end(&mut rest).unwrap();
         assert_eq!(rest.len(), WELCOME, "nothing but the welcome, and the end");
+    }
+
+    #[test]
+    fn frames_of_a_dead_transport_that_are_not_read_yet_are_told_before_its_end() {
+        let arena = Arena::new(4096).unwrap();
+        let (mut transport, mut guest, token) = served(&arena);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.guests.len() == 0 {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let from = Origin(transport.guests.of(token)[0]);
+        let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let metadata = Metadata { token, addresses: vec![nowhere], regions: vec![4096], tls: false };
+        transport.connect(PeerId(1), &metadata.encode().unwrap()).unwrap();
+        while !transport.ways.values().any(|way| matches!(way.stage, Stage::Ending { .. })) {
+            assert!(Instant::now() < deadline);
+            transport.serve_sockets();
+        }
+        guest.write_all(&[&message::frame(8)[..], b"the last"].concat()).unwrap();
+        transport.serve_timers();
+        let mut events = Vec::new();
+        transport.poll(Time::ZERO, &mut events);
+        let frame = TransportEvent::Frame { from, frame: bytes::Bytes::from_static(b"the last") };
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [frame, TransportEvent::PeerGone { peer: PeerId(1), end }]);
     }
 
     #[test]

@@ -229,6 +229,55 @@ mod tests {
     }
 
     #[test]
+    fn slices_end_by_the_clock_of_their_peer_also_after_that_clock_has_stood_still() {
+        let hour = Duration::from_secs(3600);
+        let mut peer = Peer { ahead: hour, ..Peer::new() };
+        let (mut transport, _arena) = reader(&peer, 1);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut asked = Vec::new();
+        while asked.len() < FLIGHTS {
+            assert!(Instant::now() < deadline, "{} slices", asked.len());
+            transport.poll(Time::ZERO, &mut Vec::new());
+            asked.extend(peer.next());
+        }
+        peer.ahead = hour / 2;
+        peer.answer(asked[0].number, Verdict::Late);
+        let asked = loop {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+            if let Some(asked) = peer.next() {
+                break asked;
+            }
+        };
+        let (until, latest) = (asked.until, peer.clock() + transport.config.slice_time);
+        assert!(until <= latest, "{until:?} is after {latest:?}");
+    }
+
+    #[test]
+    fn pages_do_not_travel_with_frames_where_there_is_a_connection_for_pages() {
+        let mut frames = Peer::new();
+        let (mut transport, _arena) = reader_with(&frames, 1, |config| config.data_connections = 1);
+        let (listener, metadata) = (frames.listener.try_clone().unwrap(), frames.metadata.clone());
+        let mut pages = Peer { listener, metadata, ..Peer::new() };
+        transport.send(PeerId(1), Bytes::from_static(b"a frame")).unwrap();
+        let (mut frame, mut asked) = (None, None);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while frame.is_none() || asked.is_none() {
+            assert!(Instant::now() < deadline, "{frame:?}, {asked:?}");
+            transport.poll(Time::ZERO, &mut Vec::new());
+            match frames.next_request() {
+                Some(Request::Frame(bytes)) => frame = Some(bytes),
+                other => assert_eq!(other, None),
+            }
+            // The first connection is that for frames.
+            if frame.is_some() && asked.is_none() {
+                asked = pages.next();
+            }
+        }
+        assert_eq!(frame.unwrap(), "a frame");
+    }
+
+    #[test]
     fn slices_and_what_is_under_way_stay_within_their_configured_bounds() {
         let (slice, window) = (4096, 32 << 10);
         let mut peer = Peer::new();

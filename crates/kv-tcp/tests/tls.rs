@@ -170,6 +170,34 @@ fn a_name_that_all_workers_share_stands_for_their_addresses() {
     exchange(&mut worker(six(ours.tls()), &[LEN]), &mut worker(six(ours.tls()), &[LEN]));
 }
 
+#[test]
+fn frames_that_come_at_once_are_all_told_to_an_owner_that_takes_some_at_a_time() {
+    // More than are told at once, and fewer bytes than are read at once.
+    const FRAMES: usize = 1700;
+    let ours = Authority::new();
+    let (mut from, mut to) = (worker(over(ours.tls()), &[LEN]), worker(over(ours.tls()), &[LEN]));
+    connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
+    from.transport.send(PEER, Bytes::from_static(b"first")).unwrap();
+    let first = |events: &[Vec<TransportEvent>]| heard(&events[1], b"first");
+    until("the first frame", &mut [&mut from, &mut to], &mut Vec::new(), first);
+    for batch in 1..=3 {
+        for _ in 0..FRAMES {
+            from.transport.send(PEER, Bytes::from_static(b"1")).unwrap();
+        }
+        // They have all come when the other side begins to read.
+        for _ in 0..100 {
+            from.transport.poll(boottime(), &mut Vec::new());
+        }
+        let mut events = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while events.len() < FRAMES {
+            assert!(Instant::now() < deadline, "{} of {FRAMES} frames of batch {batch}", events.len());
+            to.transport.poll(boottime(), &mut events);
+        }
+        assert!(events.iter().all(|event| matches!(event, TransportEvent::Frame { .. })));
+    }
+}
+
 /// A configuration that a careless author might give: neither side asks for certificates of clients.
 fn careless(authority: &Authority) -> Tls {
     let Signed { certificate, key } = authority.sign(&["127.0.0.1"]);
