@@ -266,16 +266,18 @@ impl FabricTransport {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
     use std::time::Instant;
 
     use kv_core::{Op, Post, PostId, Transport};
-    use kv_host::clock;
+    use kv_host::{Process, clock};
 
     use super::*;
     use crate::message::{Immediate, SEQUENCE_BITS};
     use crate::metadata::Place;
     use crate::pair::{
-        LEN, PEER, both_until, config, connect_back, connected, connected_with, frames_of, poll, post, worker,
+        LEN, PEER, both_until, config, connect_back, connected, connected_with, frames_of, poll, post, until,
+        worker,
     };
     use crate::silence::Looks;
 
@@ -498,6 +500,35 @@ mod tests {
         });
         let result = Err(TransportError::Cancelled);
         assert_eq!(events, [TransportEvent::Posted { post: PostId(1), result }]);
+    }
+
+    /// The end of a process is reported after that of its connections.
+    #[test]
+    fn a_peer_whose_process_ends_after_its_connection_has_failed_is_dead_and_not_lost() {
+        let (id, [(mut here, _ours), (_there, _theirs)]) = connected();
+        let mut child =
+            Command::new("sleep").arg("60").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let process = Process::open(i32::try_from(child.id()).unwrap()).unwrap();
+        here.watch.watch(id, &process).unwrap();
+        here.ways.get_mut(&id).unwrap().life = Life::Watched(process);
+        here.break_way(id, None);
+        let (way, now) = (here.ways.get_mut(&id).unwrap(), here.now);
+        let Stage::Broken { until: wait, .. } = &mut way.stage else { panic!("{:?}", way.stage) };
+        assert!(*wait > now, "its end is not awaited");
+        // However busy this machine is.
+        *wait = Time::MAX;
+        way.links.iter_mut().for_each(|link| link.probe = Probe::Drained);
+        let mut events = Vec::new();
+        for _ in 0..3 {
+            here.look_at(id, Time::ZERO);
+            here.poll(clock::now(), &mut events);
+        }
+        assert_eq!(events, []);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let events = until(&mut here, "the end", |events| !events.is_empty());
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
 
     /// It has been reported as ended, but its kernel still holds the connections.

@@ -238,12 +238,14 @@ impl FabricTransport {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::{Op, PostId, Time, Transport};
+    use std::time::Duration;
+
+    use kv_core::{Op, PostId, Time, Transport, TransportEvent, WayEnd};
 
     use super::*;
     use crate::message::Immediate;
     use crate::metadata::Port;
-    use crate::pair::{PEER, both_until, config, connected, connected_with, post, worker, worker_with};
+    use crate::pair::{PEER, both_until, config, connected, connected_with, post, until, worker, worker_with};
     use crate::transfer::Notify;
 
     #[test]
@@ -295,6 +297,21 @@ mod tests {
         let more = here.connect(PeerId(2), &second.metadata().unwrap());
         assert_eq!(more, Err(TransportError::WouldBlock));
         assert_eq!((here.devices.first().addresses.len(), here.ways.len(), here.peers.len()), (1, 1, 1));
+    }
+
+    /// Another process has its number now.
+    #[test]
+    fn a_peer_whose_process_has_ended_before_the_connect_takes_nothing_and_is_dead() {
+        let ((mut here, _ours), (there, _theirs)) = (worker(), worker());
+        let mut metadata = Metadata::decode(&there.metadata().unwrap()).unwrap();
+        (metadata.process.inode, metadata.process.started) = (0, metadata.process.started - 1);
+        let metadata = metadata.encode().unwrap();
+        drop(there);
+        here.connect(PEER, &metadata).unwrap();
+        assert_eq!(here.send(PEER, Bytes::from_static(b"hello")), Err(TransportError::PeerGone));
+        let events = until(&mut here, "the end", |events| !events.is_empty());
+        let end = WayEnd::Dead { quiet_after: Duration::ZERO };
+        assert_eq!(events, [TransportEvent::PeerGone { peer: PEER, end }]);
     }
 
     #[test]
