@@ -245,7 +245,9 @@ mod tests {
     use super::*;
     use crate::message::Immediate;
     use crate::metadata::Port;
-    use crate::pair::{PEER, both_until, config, connected, connected_with, post, until, worker, worker_with};
+    use crate::pair::{
+        PEER, both_until, config, connected, connected_with, post, until, worker, worker_with,
+    };
     use crate::transfer::Notify;
 
     #[test]

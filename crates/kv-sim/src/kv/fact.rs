@@ -72,12 +72,12 @@ pub(crate) struct View<'a> {
 }
 
 impl View<'_> {
-    /// True if a bootstrap server has told the host of an open session that an engine drains, since the session was opened.
+    /// True if a bootstrap server has told the host of an open session that an engine drains, since the session was opened; where
+    /// the loop of a worker takes answers and commands later, also before.
     pub(crate) fn was_told_of_a_drain(&self, leg: LegId) -> bool {
         let known = &self.ledger.legs[leg];
-        let life = known.life.map(|life| &self.lives[life]);
-        let since_then = known.opened_at..=self.now;
-        life.is_some_and(|life| life.told_of_drains.iter().any(|at| since_then.contains(at)))
+        let told = known.life.and_then(|life| self.lives[life].told_of_a_drain);
+        told.is_some_and(|at| at >= known.opened_at || self.params.physics.driven)
     }
 
     /// True if a half of this request was never opened, because its host drains or has drained.

@@ -41,8 +41,8 @@ pub struct LifeRecord {
     pub left: Option<u64>,
     /// Since when the bootstrap server does not name the host any more, because the whole replica has left.
     pub withdrawn: Option<u64>,
-    /// When answers of bootstrap servers reach the host that say that an engine drains, in global time.
-    pub told_of_drains: Vec<u64>,
+    /// When a bootstrap server has told the host last that an engine drains, in global time.
+    pub told_of_a_drain: Option<u64>,
     /// When the host, which drains, was empty, in global time.
     pub emptied: Option<u64>,
     /// Until when the host is or was paused the last time, in global time.
@@ -67,7 +67,7 @@ impl LifeRecord {
             draining: None,
             left: None,
             withdrawn: None,
-            told_of_drains: Vec::new(),
+            told_of_a_drain: None,
             emptied: None,
             paused_until: 0,
             posts_failed: 0,

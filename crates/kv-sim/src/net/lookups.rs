@@ -7,7 +7,6 @@ use crate::net::calendar::{Event, Report, Strike};
 use crate::net::lives::{LifeId, life_of};
 use crate::net::service::Service;
 use crate::net::world::World;
-use crate::planted::Planted;
 
 impl<S: Service> World<S> {
     pub(crate) fn publish_later(&mut self, life: LifeId) {
@@ -41,10 +40,7 @@ impl<S: Service> World<S> {
         let mut delay = delay + US;
         if !healthy && self.rng.chance(params.fail) {
             self.counters.lookup_failures += 1;
-            let error = match self.planted {
-                Some(Planted::DrainInvented) => BootstrapError::Draining,
-                _ => BootstrapError::TimedOut,
-            };
+            let error = BootstrapError::TimedOut;
             return self.report_later(delay, life, Report::LookupFailed { lookup, error });
         }
         let answer = self.servers.lookup(self.now, addr, query);
@@ -67,9 +63,6 @@ impl<S: Service> World<S> {
             }
             Err(error) => {
                 self.counters.lookup_failures += 1;
-                if error == BootstrapError::Draining {
-                    self.lives[life].told_of_drains.push(self.now + delay);
-                }
                 Report::LookupFailed { lookup, error }
             }
         };

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use kv_core::machine::{Input, Machine, Output};
-use kv_core::{Origin, Time, TransportEvent};
+use kv_core::{BootstrapError, Origin, Time, TransportEvent};
 
 use crate::net::calendar::{Event, Report};
 use crate::net::cost::Cost;
@@ -247,6 +247,11 @@ impl<S: Service> World<S> {
                 self.feed(life, "found", Input::Found { lookup, ranks });
             }
             Report::LookupFailed { lookup, error } => {
+                if error == BootstrapError::Draining {
+                    self.lives[life].told_of_a_drain = Some(self.now);
+                }
+                let invented = self.planted == Some(Planted::DrainInvented);
+                let error = if invented { BootstrapError::Draining } else { error };
                 self.feed(life, "lookup failed", Input::LookupFailed { lookup, error });
             }
             Report::SpuriousTimeout => {
