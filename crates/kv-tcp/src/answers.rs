@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
     use crate::message::{Asked, Request};
-    use crate::scripted::{LEN, Peer, reader, write_of};
+    use crate::scripted::{LEN, Peer, asked, reader, write_of};
 
     #[test]
     fn a_reply_that_was_not_asked_for_ends_the_way_and_touches_no_memory() {
@@ -394,13 +394,7 @@ mod tests {
         let mut wanted = window(&transport);
         let deadline = Instant::now() + Duration::from_secs(60);
         for late in 1..=10 {
-            let asked = loop {
-                assert!(Instant::now() < deadline);
-                transport.poll(Time::ZERO, &mut Vec::new());
-                if let Some(asked) = peer.next() {
-                    break asked;
-                }
-            };
+            let Request::Read(asked) = asked(&mut peer, &mut transport) else { panic!("no read") };
             peer.answer(asked.number, Verdict::Late);
             while transport.stats().late < late {
                 assert!(Instant::now() < deadline);

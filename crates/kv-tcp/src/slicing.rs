@@ -234,21 +234,15 @@ mod tests {
         let mut peer = Peer { ahead: hour, ..Peer::new() };
         let (mut transport, _arena) = reader(&peer, 1);
         let deadline = Instant::now() + Duration::from_secs(60);
-        let mut asked = Vec::new();
-        while asked.len() < FLIGHTS {
-            assert!(Instant::now() < deadline, "{} slices", asked.len());
+        let mut slices = Vec::new();
+        while slices.len() < FLIGHTS {
+            assert!(Instant::now() < deadline, "{} slices", slices.len());
             transport.poll(Time::ZERO, &mut Vec::new());
-            asked.extend(peer.next());
+            slices.extend(peer.next());
         }
         peer.ahead = hour / 2;
-        peer.answer(asked[0].number, Verdict::Late);
-        let asked = loop {
-            assert!(Instant::now() < deadline);
-            transport.poll(Time::ZERO, &mut Vec::new());
-            if let Some(asked) = peer.next() {
-                break asked;
-            }
-        };
+        peer.answer(slices[0].number, Verdict::Late);
+        let Request::Read(asked) = asked(&mut peer, &mut transport) else { panic!("no read") };
         let (until, latest) = (asked.until, peer.clock() + transport.config.slice_time);
         assert!(until <= latest, "{until:?} is after {latest:?}");
     }
