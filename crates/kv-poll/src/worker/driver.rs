@@ -27,8 +27,8 @@ use super::sessions::Sessions;
 use super::setup::{Setup, StartError};
 use super::shared::{Message, Publication, Shared};
 
-/// Most commands, and most answers of the bootstrap client, of one turn: enough to be efficient, few enough
-/// that frames and deadlines are served beside a scheduler that opens sessions without a pause.
+/// Most commands that a turn takes before it asks the transport, and most answers of the bootstrap client: enough to be
+/// efficient, few enough that frames and deadlines are served beside a scheduler that opens sessions without a pause.
 const PER_TURN: usize = 256;
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
 /// suspended, and deadlines do: a deadline that passes while the host is suspended is late by this much at
@@ -46,6 +46,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 ///   taken** from the transport, the client or a handle. A lease or a permission is thus never judged, nor
 ///   given, as of a time before the event that the decision depends on, however long the process was stopped
 ///   in between.
+/// * **Every command that was given before an event was taken from the transport is handed to the machine before the
+///   event.** A peer may act upon a command that this worker has not looked at yet: a reader asks for the lease of a sender
+///   as soon as the caller of [`KvManager::sender`](kv_core::KvManager::sender) has passed the lease's number on.
 /// * Dropping the driver is the death of the worker: sessions that have not ended fail.
 pub struct Driver<M: Machine> {
     /// The first field, and so the first to be dropped: sessions end before the transport is closed.
@@ -170,7 +173,7 @@ impl<M: Machine> Driver<M> {
             self.client.publish(self.clock.now(), &addr, record);
         }
         self.shared.counters.turns.add_one();
-        self.take_commands();
+        self.take_commands(PER_TURN);
         self.take_events();
         // The messages of the commands are on their way.
         let had_signalled = std::mem::replace(&mut self.has_signalled, self.shared.poll_set.signal_noted());
@@ -199,7 +202,8 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    fn take_commands(&mut self) {
+    /// Takes the aborts that wait, and at most so many of the commands.
+    fn take_commands(&mut self, most: usize) {
         for _ in 0..self.shared.aborts_waiting() {
             let Some(cell) = self.shared.next_abort() else { break };
             // If the session is not open yet, `take_command` looks into the cell when the session is opened.
@@ -208,7 +212,7 @@ impl<M: Machine> Driver<M> {
             }
         }
         let mut taken = 0;
-        while taken < PER_TURN
+        while taken < most
             && let Some(message) = self.shared.next_command()
         {
             taken += 1;
@@ -220,6 +224,11 @@ impl<M: Machine> Driver<M> {
         if taken > 0 {
             self.shared.made_room();
         }
+    }
+
+    /// Takes every command that was given before this call: as many as the ring has room for, at most.
+    fn take_commands_so_far(&mut self) {
+        self.take_commands(self.shared.commands_waiting());
     }
 
     fn take_command(&mut self, message: Message<M>) {
@@ -247,6 +256,9 @@ impl<M: Machine> Driver<M> {
     fn take_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         self.transport.poll(self.clock.now(), &mut events);
+        if !events.is_empty() {
+            self.take_commands_so_far();
+        }
         for event in events.drain(..) {
             let input = match event {
                 TransportEvent::Frame { from, frame } => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kv_core::Time;
 use kv_core::machine::{Input, Machine, SessionCommand};
 
-use super::{Driver, Ended, PER_TURN};
+use super::{Driver, Ended};
 use crate::worker::ebb::Ebb;
 use crate::worker::shared::Publication;
 
@@ -27,9 +27,7 @@ impl<M: Machine> Driver<M> {
     pub(super) fn drain(&mut self, now: Time) {
         if self.ebb.is_none() && self.shared.is_draining() {
             // Sessions that were opened before are served.
-            for _ in 0..self.shared.commands_waiting().div_ceil(PER_TURN) {
-                self.take_commands();
-            }
+            self.take_commands_so_far();
             self.ebb = Some(Ebb::new());
             if let Some(drain) = M::Command::drain() {
                 self.feed(Input::Command(drain));
@@ -72,9 +70,7 @@ impl<M: Machine> Driver<M> {
             && let Some(grace) = self.shared.stop_requested()
         {
             // Sessions that were opened before the stop was asked for are counted, and told of it.
-            for _ in 0..self.shared.commands_waiting().div_ceil(PER_TURN) {
-                self.take_commands();
-            }
+            self.take_commands_so_far();
             self.client.withdraw(now);
             self.client_stirred = true;
             self.stopping = Some(Stopping {

@@ -86,6 +86,9 @@ impl Transport for FakeTransport {
 
     fn poll(&mut self, _: Time, events: &mut Vec<TransportEvent>) {
         let _ = rustix::io::read(&self.wire.event, &mut [0; 8]);
+        if let Some(act) = self.wire.during_poll.lock().unwrap().take() {
+            act();
+        }
         events.append(&mut self.ended);
         events.append(&mut self.wire.events.lock().unwrap());
     }
@@ -113,6 +116,8 @@ impl Drop for FakeTransport {
 pub(super) struct Wire {
     event: OwnedFd,
     events: Mutex<Vec<TransportEvent>>,
+    /// Done once on the worker's thread, before the transport reports the events that it has.
+    pub(super) during_poll: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Done once on the worker's thread, between its last look at the commands and its sleep.
     pub(super) before_sleep: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Done when the transport is dropped.
@@ -125,6 +130,7 @@ impl Wire {
         Arc::new(Wire {
             event,
             events: Mutex::default(),
+            during_poll: Mutex::default(),
             before_sleep: Mutex::default(),
             at_close: Mutex::default(),
         })

@@ -107,6 +107,27 @@ fn the_peer_of_the_last_command_that_waits_is_roused_before_the_command_is_carri
     assert_eq!(log.lock().unwrap()[..3], [Seen::Sent(0), Seen::Roused(1, 3), Seen::Sent(1)]);
 }
 
+/// A peer may have been told of these commands, and the frame may be what the peer makes of them.
+#[test]
+fn commands_of_the_time_before_a_frame_is_taken_go_before_the_frame() {
+    let (mut driver, log, wire) = scripted();
+    let (manager, kept) = (manager(&driver), Arc::new(Mutex::new(Vec::new())));
+    let (opened, end) = (Arc::clone(&kept), Arc::clone(&wire));
+    *wire.during_poll.lock().unwrap() = Some(Box::new(move || {
+        // More than a turn takes before it asks the transport.
+        let open = |_| manager.sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
+        let mut opened = opened.lock().unwrap();
+        opened.extend((0..300).map(open));
+        opened[0].abort();
+        end.say("done");
+    }));
+    driver.turn();
+    let mut expected: Vec<Seen> = (0..300).map(Seen::Opened).collect();
+    expected.insert(1, Seen::Aborted(0));
+    expected.push(Seen::Frame("done"));
+    assert_eq!(*log.lock().unwrap(), expected);
+}
+
 #[test]
 fn the_bootstrap_client_is_heard_in_every_second_turn_however_often_the_scheduler_is_told() {
     let (mut driver, log, wire) = scripted();
