@@ -119,7 +119,7 @@ impl Sending {
         }
         let failed = cx.rendezvous.failed_sender_for(&registration.named, registration.ranks);
         if let Some(cause) = failed {
-            return self.refuse_attempt(cx, id, attempt, cause);
+            return self.attempt_failed(cx, id, attempt, (cause, registration.named), false);
         }
         if cx.admits == Admits::OpenRooms {
             return self.refuse_attempt(cx, id, attempt, PeerCause::WorkerStopped);
@@ -257,7 +257,7 @@ impl Sending {
         cause: PeerCause,
     ) {
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone() });
+            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone(), room: None });
         }
         cx.watch_peer(id);
         cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
@@ -369,7 +369,7 @@ impl Sending {
                 total: Some(*total),
                 skipped: skipped.clone(),
             }),
-            Some(Incoming::Failed { cause }) => {
+            Some(Incoming::Failed { cause, .. }) => {
                 Body::Failed(Failed { attempt, cause: cause.clone(), quiet: true })
             }
             None if cx.peers.lingers(id) => return,
@@ -378,13 +378,13 @@ impl Sending {
         cx.send(id, body);
     }
 
-    /// A failed attempt is quiet: the receiver may use its pages again.
+    /// A failed attempt is quiet: the receiver may use its pages again. `named` is the room of the sender that has failed.
     pub(super) fn attempt_failed(
         &mut self,
         cx: &mut Context,
         id: PeerId,
         attempt: Attempt,
-        cause: PeerCause,
+        (cause, named): (PeerCause, Named),
         abort_asked: bool,
     ) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
@@ -393,7 +393,8 @@ impl Sending {
             return cx.send(id, Body::AbortAck(AbortAck { attempt }));
         }
         if !peer.incoming().is_closed(attempt) {
-            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone() });
+            let room = Some(Box::new(named));
+            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone(), room });
         }
         cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
     }
