@@ -142,8 +142,13 @@ pub trait Transport {
     /// Makes progress, and appends to `events` what has happened since the last call.
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>);
 
+    /// The owner begins to handle the events of the last call of [`poll`](Transport::poll), and has done other work since
+    /// that call: no peer has caused that work by its frames. Not called where the owner begins at once.
+    fn begin_handling(&mut self) {}
+
     /// How the owner may sleep until there is something to poll. Asked once the events of each call of
-    /// [`poll`](Transport::poll) are handled: the time in between is what they have cost.
+    /// [`poll`](Transport::poll) are handled: the time since that call, or since
+    /// [`begin_handling`](Transport::begin_handling), is what they have cost.
     fn wait(&self) -> TransportWait;
 
     /// The directions that are worth using with this peer. For `None`, and for a peer that is not

@@ -138,6 +138,10 @@ impl Transport for LocalTransport {
         self.pacing.hand_over();
     }
 
+    fn begin_handling(&mut self) {
+        self.pacing.hand_over();
+    }
+
     fn wait(&self) -> TransportWait {
         self.pacing.handled();
         let busy = self.posts.is_busy()

@@ -39,7 +39,7 @@ pub(crate) struct Pacing {
     counts: bool,
     /// The processor time when reading began.
     begun: Duration,
-    /// The processor time when the owner was given the events.
+    /// The processor time when the owner began to handle the events.
     handed: Duration,
     /// Processor time that reading took.
     reading: Duration,
@@ -129,7 +129,7 @@ impl Pacing {
         }
     }
 
-    /// Notes that the owner is given the events now.
+    /// Notes that the owner begins to handle the events now.
     pub(crate) fn hand_over(&mut self) {
         if !self.read.is_empty() {
             self.handed = self.time();

@@ -127,6 +127,13 @@ impl Transport for Ways {
         self.served.set(self.served.get().saturating_add(1));
     }
 
+    fn begin_handling(&mut self) {
+        let last = self.turn.checked_sub(1).and_then(|last| self.members.get_mut(last));
+        if let Some(member) = last {
+            member.transport.begin_handling();
+        }
+    }
+
     /// Allows the owner to sleep only after every member has been polled since the last sleep.
     fn wait(&self) -> TransportWait {
         // The member that was polled last measures the cost of its events until this call of `wait`.

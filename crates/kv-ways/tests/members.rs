@@ -73,6 +73,19 @@ fn every_call_about_a_peer_goes_to_the_one_member_of_its_way() {
 }
 
 #[test]
+fn the_member_that_was_polled_last_is_told_that_its_events_are_handled() {
+    let (mut ways, [a, b]) = pair();
+    ways.begin_handling();
+    assert_eq!((a.calls(), b.calls()), (vec![], vec![]), "none was polled");
+    ways.poll(Time::ZERO, &mut Vec::new());
+    ways.begin_handling();
+    assert_eq!((a.calls(), b.calls()), (vec!["begin handling".to_owned()], vec![]));
+    ways.poll(Time::ZERO, &mut Vec::new());
+    ways.begin_handling();
+    assert_eq!(b.calls(), ["begin handling"]);
+}
+
+#[test]
 fn a_lost_way_with_possible_writes_is_not_replaced_by_another_member() {
     let (mut ways, [a, b]) = pair();
     let other = TransportError::Unsupported("a second member to a peer before the first has ended");

@@ -27,8 +27,8 @@ use super::sessions::Sessions;
 use super::setup::{Setup, StartError};
 use super::shared::{Message, Publication, Shared};
 
-/// Most commands that a turn takes before it asks the transport, and most answers of the bootstrap client: enough to be
-/// efficient, few enough that frames and deadlines are served beside a scheduler that opens sessions without a pause.
+/// Most commands of a turn in which no frame has come, and most answers of the bootstrap client: enough to be efficient,
+/// few enough that deadlines are served, and the transport is asked, beside a scheduler that opens sessions without a pause.
 const PER_TURN: usize = 256;
 /// Longest sleep with a deadline in sight. The kernel's sleep does not count the time that the host is
 /// suspended, and deadlines do: a deadline that passes while the host is suspended is late by this much at
@@ -46,9 +46,10 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 ///   taken** from the transport, the client or a handle. A lease or a permission is thus never judged, nor
 ///   given, as of a time before the event that the decision depends on, however long the process was stopped
 ///   in between.
-/// * **Every command that was given before an event was taken from the transport is handed to the machine before the
-///   event.** A peer may act upon a command that this worker has not looked at yet: a reader asks for the lease of a sender
-///   as soon as the caller of [`KvManager::sender`](kv_core::KvManager::sender) has passed the lease's number on.
+/// * **A frame is handed to the machine after every command that a handle had taken before the frame was taken from the
+///   transport**, but for commands that wait for a ready event. A frame may be a peer's answer to such a command: a reader
+///   asks for the lease of a sender as soon as the caller of [`KvManager::sender`](kv_core::KvManager::sender) has passed
+///   the lease's number on.
 /// * Dropping the driver is the death of the worker: sessions that have not ended fail.
 pub struct Driver<M: Machine> {
     /// The first field, and so the first to be dropped: sessions end before the transport is closed.
@@ -175,7 +176,7 @@ impl<M: Machine> Driver<M> {
         self.shared.counters.turns.add_one();
         self.take_commands(PER_TURN);
         self.take_events();
-        // The messages of the commands are on their way.
+        // The messages of the commands that came before the transport was asked are on their way.
         let had_signalled = std::mem::replace(&mut self.has_signalled, self.shared.poll_set.signal_noted());
         if self.has_signalled && !had_signalled && self.is_quiet() {
             // The scheduler may wait for this very CPU, and nothing else is under way that could not wait for one turn.
@@ -202,7 +203,7 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Takes the aborts that wait, and at most so many of the commands.
+    /// Takes the aborts that wait, and at most `most` other commands.
     fn take_commands(&mut self, most: usize) {
         for _ in 0..self.shared.aborts_waiting() {
             let Some(cell) = self.shared.next_abort() else { break };
@@ -226,7 +227,7 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Takes every command that was given before this call: as many as the ring has room for, at most.
+    /// Takes every command that was given before this call. The capacity of the ring bounds their number.
     fn take_commands_so_far(&mut self) {
         self.take_commands(self.shared.commands_waiting());
     }
@@ -256,8 +257,10 @@ impl<M: Machine> Driver<M> {
     fn take_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         self.transport.poll(self.clock.now(), &mut events);
-        if !events.is_empty() {
+        let has_frame = events.iter().any(|event| matches!(event, TransportEvent::Frame { .. }));
+        if has_frame && self.shared.has_commands() {
             self.take_commands_so_far();
+            self.transport.begin_handling();
         }
         for event in events.drain(..) {
             let input = match event {

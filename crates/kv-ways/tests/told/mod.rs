@@ -123,6 +123,10 @@ impl Transport for Told {
         self.0.note(format!("rouse {bytes}"));
     }
 
+    fn begin_handling(&mut self) {
+        self.0.note("begin handling".to_owned());
+    }
+
     fn post(&mut self, _: PeerId, post: Post) -> Result<(), TransportError> {
         if let Some(error) = self.0.open().refused_posts.clone() {
             return Err(error);

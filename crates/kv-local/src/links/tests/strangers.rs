@@ -191,14 +191,19 @@ fn frames_of_a_flooding_peer_do_not_delay_other_peers() {
     }
 }
 
+/// Spends much processor time.
+fn work() {
+    let begun = clock::thread_time();
+    while clock::thread_time() - begun < Duration::from_millis(10) {
+        std::hint::spin_loop();
+    }
+}
+
 /// Polls the transport, and spends much processor time on the events.
 fn handle_slowly(transport: &mut LocalTransport) -> usize {
     let mut events = Vec::new();
     transport.poll(Time::ZERO, &mut events);
-    let begun = clock::thread_time();
-    while clock::thread_time() - begun < Duration::from_millis(10) {
-        std::hint::black_box(&events);
-    }
+    work();
     // The call of `wait` ends the time that the owner spends on the frames.
     assert_eq!(transport.wait(), TransportWait::Now, "there are others in the buffer");
     events.len()
@@ -247,6 +252,33 @@ fn a_peer_that_uses_up_its_time_waits_while_other_peers_are_heard() {
     }
     assert_eq!(transport.pacing.next(), None);
     assert_serves(&mut transport, &arena);
+}
+
+#[test]
+fn work_that_the_owner_does_before_it_handles_the_events_is_charged_to_no_peer() {
+    let (mut transport, _arena) = transport();
+    let mut clients = [(); 2].map(|()| {
+        let (_, hello) = forged(&transport, Vec::new());
+        let client = dial_raw(&transport);
+        greet(&client, &hello, &[]);
+        poll_at(&mut transport, Duration::ZERO);
+        client
+    });
+    let mut rests = |owner_is_busy: bool| {
+        clients[0].write_all(&message(2, b"one frame")).unwrap();
+        let mut events = Vec::new();
+        transport.poll(Time::ZERO, &mut events);
+        assert!(heard(&events, b"one frame"));
+        work();
+        if owner_is_busy {
+            transport.begin_handling();
+        }
+        let _ = transport.wait();
+        transport.poll(Time::ZERO, &mut events);
+        transport.pacing.next().is_some()
+    };
+    assert!(!rests(true));
+    assert!(rests(false));
 }
 
 /// Descriptors of this process that are memory files of this test.

@@ -81,6 +81,8 @@ enum Seen {
     TransportSend,
     /// The transport was told of so many bytes for the peer.
     Roused(u64, u64),
+    /// The transport was told that its events are handled from now on.
+    BegunHandling,
     /// A hello has reached the machine.
     Hello(u64),
     Cancelled,

@@ -93,6 +93,10 @@ impl Transport for FakeTransport {
         events.append(&mut self.wire.events.lock().unwrap());
     }
 
+    fn begin_handling(&mut self) {
+        self.log.lock().unwrap().push(Seen::BegunHandling);
+    }
+
     fn wait(&self) -> TransportWait {
         if let Some(act) = self.wire.before_sleep.lock().unwrap().take() {
             act();

@@ -107,14 +107,14 @@ fn the_peer_of_the_last_command_that_waits_is_roused_before_the_command_is_carri
     assert_eq!(log.lock().unwrap()[..3], [Seen::Sent(0), Seen::Roused(1, 3), Seen::Sent(1)]);
 }
 
-/// A peer may have been told of these commands, and the frame may be what the peer makes of them.
+/// The frame may be a peer's answer to these commands.
 #[test]
-fn commands_of_the_time_before_a_frame_is_taken_go_before_the_frame() {
+fn a_frame_is_handled_after_the_commands_that_were_given_while_the_transport_was_asked() {
     let (mut driver, log, wire) = scripted();
     let (manager, kept) = (manager(&driver), Arc::new(Mutex::new(Vec::new())));
     let (opened, end) = (Arc::clone(&kept), Arc::clone(&wire));
     *wire.during_poll.lock().unwrap() = Some(Box::new(move || {
-        // More than a turn takes before it asks the transport.
+        // More than a turn takes without a frame.
         let open = |_| manager.sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
         let mut opened = opened.lock().unwrap();
         opened.extend((0..300).map(open));
@@ -124,8 +124,16 @@ fn commands_of_the_time_before_a_frame_is_taken_go_before_the_frame() {
     driver.turn();
     let mut expected: Vec<Seen> = (0..300).map(Seen::Opened).collect();
     expected.insert(1, Seen::Aborted(0));
-    expected.push(Seen::Frame("done"));
+    expected.extend([Seen::BegunHandling, Seen::Frame("done")]);
     assert_eq!(*log.lock().unwrap(), expected);
+}
+
+#[test]
+fn a_transport_is_not_told_of_work_before_its_events_where_there_was_none() {
+    let (mut driver, log, wire) = scripted();
+    wire.say("done");
+    driver.turn();
+    assert_eq!(*log.lock().unwrap(), [Seen::Frame("done")]);
 }
 
 #[test]
