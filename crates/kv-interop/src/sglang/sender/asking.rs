@@ -217,12 +217,14 @@ impl Sending {
         }
     }
 
-    /// A room for which no sender has come is given up; its decode ranks are told.
-    pub(super) fn give_up_room(&mut self, effects: &mut Effects, number: u64, reason: &str) {
-        let Some(room) = self.rooms.forget(number) else { return };
+    /// A room for which no sender has come is given up; its decode ranks are told. False if there were none.
+    pub(super) fn give_up_room(&mut self, effects: &mut Effects, number: u64, reason: &str) -> bool {
+        let Some(room) = self.rooms.forget(number) else { return false };
+        let was_asked = !room.requests.is_empty();
         for request in room.requests.into_values().filter(|request| !request.dummy) {
             self.refuse(effects, &(request.ip, request.port), number, reason);
         }
+        was_asked
     }
 
     /// The sessions that write, or wrote, to an agent.

@@ -24,7 +24,7 @@ mod writing;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::layout::HeldLayers;
-use kv_core::{Cause, KvArgs, Obstacle, Phase, Quarantine, SessionId, Time};
+use kv_core::{Cause, KvArgs, Obstacle, PeerCause, Phase, Quarantine, SessionId, Time};
 
 use super::cache::OurCache;
 use super::config::{SglangLimits, SglangTiming};
@@ -104,7 +104,11 @@ impl Sending {
             }
         }
         while let Some(room) = self.rooms.overdue(now) {
-            self.give_up_room(effects, room, "no sender has opened the room");
+            if self.give_up_room(effects, room, "no sender has opened the room") {
+                // A sender that comes later would wait in vain.
+                let refusal = (None, Cause::ByPeer(PeerCause::DeadlineExceeded));
+                self.rooms.refuse(now + self.timing.unclaimed, room, refusal);
+            }
         }
     }
 

@@ -386,6 +386,12 @@ fn requests_without_a_sender_are_bounded_and_forgotten_in_time() {
     rig.wait(Duration::from_secs(300));
     assert_eq!(rig.words(), ["KV_STATUS 9 0 0 no sender has opened the room"]);
     let session = rig.sender(1, 9);
+    assert_eq!(rig.cause(session), "ended by the peer: its deadline passed");
+    rig.take(request("d", DECODE.1, 10, &[20]).encode());
+    rig.wait(Duration::from_secs(300));
+    assert_eq!(rig.words(), ["KV_STATUS 10 0 0 no sender has opened the room"]);
+    rig.wait(Duration::from_secs(300));
+    let session = rig.sender(2, 10);
     assert_eq!(rig.states(session), "", "nothing is left of the request");
     let config = SglangConfig::new(WorkerRole::Prefill);
     rig.machine = SglangMachine::new(
