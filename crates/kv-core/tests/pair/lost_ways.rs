@@ -45,19 +45,3 @@ fn a_receiver_is_told_in_mid_transfer_that_its_sender_lost_the_way() {
     pair.run_for(SECOND * 60);
     assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "its sender has failed a minute ago");
 }
-
-/// A connection that breaks fails what is in flight first, and nothing that is said over it from then on arrives.
-#[test]
-fn a_receiver_is_told_of_a_sender_that_failed_by_a_post_when_the_way_was_already_broken() {
-    let mut pair = Pair::new();
-    let (sender, receiver) = pair.transferring(ROOM, &[1, 2], &[20, 21]);
-    pair.lose(|_| true);
-    for (node, post) in pair.take_posts() {
-        pair.complete(node, post, Err(kv_core::TransportError::PeerGone));
-    }
-    assert_eq!(pair.failure(P, sender), Cause::Post(kv_core::TransportError::PeerGone));
-    pair.lose(|_| false);
-    pair.lose_way(P);
-    pair.run_for(SECOND * 10);
-    assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "its sender has failed ten seconds ago");
-}

@@ -9,7 +9,6 @@ use crate::id::{Attempt, SessionId};
 use crate::in_order::InOrder;
 use crate::meter::{each, step};
 use crate::proto::conversation::Registration;
-use crate::proto::rendezvous::Named;
 use crate::proto::run_set::RunSet;
 use crate::time::Time;
 
@@ -62,8 +61,6 @@ pub(in crate::proto) enum Incoming {
     Failed {
         /// The cause, as the peer is told it.
         cause: PeerCause,
-        /// The room of the sender that has failed, if the peer may register in it again.
-        room: Option<Box<Named>>,
     },
 }
 
@@ -208,14 +205,6 @@ impl Attempts {
         self.live.len() + self.reading.len()
     }
 
-    /// The rooms of senders that have failed, and of which the peer may not know yet that they have.
-    pub(in crate::proto) fn failed_senders(&self) -> impl Iterator<Item = (&Named, &PeerCause)> {
-        each(self.results.values()).filter_map(|result| match result {
-            Incoming::Failed { cause, room } => Some((room.as_deref()?, cause)),
-            _ => None,
-        })
-    }
-
     /// How many results are kept.
     pub(in crate::proto) fn results_len(&self) -> usize {
         self.results.len()
@@ -237,7 +226,7 @@ mod tests {
     use super::*;
 
     fn failed() -> Incoming {
-        Incoming::Failed { cause: PeerCause::Aborted, room: None }
+        Incoming::Failed { cause: PeerCause::Aborted }
     }
 
     #[test]

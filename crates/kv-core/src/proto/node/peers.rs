@@ -308,11 +308,11 @@ impl Node {
             self.cx.note_fault(id, WayFault::Lost);
         }
         let cause = self.cx.loss(id, Cause::WayLost);
-        let lost = self.sending.lost_rooms(&self.cx, id, &cause.for_peer());
+        let served = self.sending.served(&self.cx, id);
         self.fail_peer_sessions(id, &cause, None);
-        for (named, told) in lost {
+        for named in served {
             // The receiver cannot be told now. It will greet anew, and register again.
-            let with = (&mut self.cx.fx, &self.cx.config);
+            let (with, told) = ((&mut self.cx.fx, &self.cx.config), cause.for_peer());
             self.cx.rendezvous.sender_failed(with, named, told, Latecomers::Left(1));
         }
         if !self.cx.lose_way(id) {

@@ -119,7 +119,7 @@ impl Sending {
         }
         let failed = cx.rendezvous.failed_sender_for(&registration.named, registration.ranks);
         if let Some(cause) = failed {
-            return self.attempt_failed(cx, id, attempt, (cause, registration.named), false);
+            return self.refuse_attempt(cx, id, attempt, cause);
         }
         if cx.admits == Admits::OpenRooms {
             return self.refuse_attempt(cx, id, attempt, PeerCause::WorkerStopped);
@@ -257,7 +257,7 @@ impl Sending {
         cause: PeerCause,
     ) {
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone(), room: None });
+            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
         cx.watch_peer(id);
         cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
@@ -369,7 +369,7 @@ impl Sending {
                 total: Some(*total),
                 skipped: skipped.clone(),
             }),
-            Some(Incoming::Failed { cause, .. }) => {
+            Some(Incoming::Failed { cause }) => {
                 Body::Failed(Failed { attempt, cause: cause.clone(), quiet: true })
             }
             None if cx.peers.lingers(id) => return,
@@ -378,13 +378,13 @@ impl Sending {
         cx.send(id, body);
     }
 
-    /// A failed attempt is quiet: the receiver may use its pages again. `named` is the room of the sender that has failed.
+    /// A failed attempt is quiet: the receiver may use its pages again.
     pub(super) fn attempt_failed(
         &mut self,
         cx: &mut Context,
         id: PeerId,
         attempt: Attempt,
-        (cause, named): (PeerCause, Named),
+        cause: PeerCause,
         abort_asked: bool,
     ) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
@@ -393,8 +393,7 @@ impl Sending {
             return cx.send(id, Body::AbortAck(AbortAck { attempt }));
         }
         if !peer.incoming().is_closed(attempt) {
-            let room = Some(Box::new(named));
-            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone(), room });
+            peer.incoming_mut().insert(attempt, Incoming::Failed { cause: cause.clone() });
         }
         cx.send(id, Body::Failed(Failed { attempt, cause, quiet: true }));
     }

@@ -116,7 +116,6 @@ impl Sending {
     pub(super) fn target_advanced(&mut self, cx: &mut Context, session: SessionId, index: usize) {
         let Some(sender) = self.sessions.get_mut(&session) else { return };
         let failure = sender.standing.failure().cloned();
-        let named = &sender.named;
         let Some(target) = sender.targets.get_mut(index) else { return };
         if target.is_over() || target.is_held(cx.fx.now()) {
             return;
@@ -124,9 +123,9 @@ impl Sending {
         let (id, attempt) = (target.peer, target.attempt);
         match failure {
             Some(cause) => {
-                let (abort_asked, named) = (target.is_abort_asked(), named.clone());
+                let abort_asked = target.is_abort_asked();
                 target.end();
-                self.attempt_failed(cx, id, attempt, (cause, named), abort_asked);
+                self.attempt_failed(cx, id, attempt, cause, abort_asked);
             }
             None => {
                 let Some(written) = target.written() else { return };

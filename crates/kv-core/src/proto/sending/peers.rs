@@ -1,6 +1,6 @@
 //! What becomes of the attempts of a peer when the peer fails or falls silent.
 
-use crate::error::{Cause, PeerCause};
+use crate::error::Cause;
 use crate::id::{PeerId, SessionId};
 use crate::meter::each;
 use crate::proto::context::Context;
@@ -8,7 +8,6 @@ use crate::proto::conversation::Incoming;
 use crate::proto::ending::Ending;
 use crate::proto::rendezvous::Named;
 use crate::proto::sending::Sending;
-use crate::proto::sending::target::Target;
 use crate::trace::KvWhat;
 use crate::wire::Delivery;
 
@@ -33,30 +32,15 @@ impl Sending {
         }
     }
 
-    /// The rooms in which the peer may look for a sender again when the way to it is lost, and why it finds none: senders
-    /// that write to the peer, or let the peer read, fail of `loss`, and others have failed before, of which the peer may
-    /// not have heard.
-    pub(in crate::proto) fn lost_rooms(
-        &self,
-        cx: &Context,
-        id: PeerId,
-        loss: &PeerCause,
-    ) -> Vec<(Named, PeerCause)> {
+    /// The rooms in which this worker writes to the peer, or lets the peer read.
+    pub(in crate::proto) fn served(&self, cx: &Context, id: PeerId) -> Vec<Named> {
         let Some(peer) = cx.peers.get(id) else { return Vec::new() };
-        let serving = peer.incoming().live().filter_map(|(_, incoming)| {
-            let (session, target) = match incoming {
-                Incoming::Active(session, target) | Incoming::Reading { session, target, .. } => {
-                    (session, target)
-                }
-                _ => return None,
-            };
-            let sender = self.sessions.get(session)?;
-            let ends = sender.targets.get(*target).is_none_or(Target::is_abort_asked);
-            let cause = sender.standing.failure().unwrap_or(loss);
-            (!ends).then(|| (sender.named.clone(), cause.clone()))
+        let sessions = peer.incoming().live().filter_map(|(_, incoming)| match incoming {
+            Incoming::Active(session, _) | Incoming::Reading { session, .. } => Some(session),
+            _ => None,
         });
-        let failed = peer.incoming().failed_senders();
-        serving.chain(failed.map(|(named, cause)| (named.clone(), cause.clone()))).collect()
+        let senders = sessions.filter_map(|session| self.sessions.get(session));
+        senders.filter(|sender| sender.standing.is_going()).map(|sender| sender.named.clone()).collect()
     }
 
     /// The peer has failed all its sessions that read from here: they rely on no lease any more.
