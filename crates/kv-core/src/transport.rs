@@ -142,8 +142,9 @@ pub trait Transport {
     /// Makes progress, and appends to `events` what has happened since the last call.
     fn poll(&mut self, now: Time, events: &mut Vec<TransportEvent>);
 
-    /// The owner begins to handle the events of the last call of [`poll`](Transport::poll), and has done other work since
-    /// that call: no peer has caused that work by its frames. Not called where the owner begins at once.
+    /// Called when the owner has done other work since the last call of [`poll`](Transport::poll), and begins to handle the
+    /// events of that call only now. A transport that counts for each peer what its frames cost begins to count here. Not
+    /// called if the owner handles the events at once.
     fn begin_handling(&mut self) {}
 
     /// How the owner may sleep until there is something to poll. Asked once the events of each call of

@@ -31,7 +31,7 @@ pub struct WorkerConfig {
     /// Most sessions open at once (default 131 072).
     pub max_sessions: usize,
     /// Commands that wait for the worker before session handles see backpressure (default 4096). A frame of a peer waits
-    /// until those that came before it are carried out.
+    /// until the commands that came before the frame are carried out.
     pub command_queue: usize,
     /// Seed of the protocol's own random numbers; `None` draws a seed. The incarnation is drawn in either case,
     /// because a restarted worker must have another incarnation.

@@ -47,7 +47,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 ///   given, as of a time before the event that the decision depends on, however long the process was stopped
 ///   in between.
 /// * **A frame is handed to the machine after every command that a handle had taken before the frame was taken from the
-///   transport**, but for commands that wait for a ready event. A frame may be a peer's answer to such a command: a reader
+///   transport**, except commands that wait for a ready event. A frame may be a peer's answer to such a command: a reader
 ///   asks for the lease of a sender as soon as the caller of [`KvManager::sender`](kv_core::KvManager::sender) has passed
 ///   the lease's number on.
 /// * Dropping the driver is the death of the worker: sessions that have not ended fail.

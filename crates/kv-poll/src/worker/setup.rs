@@ -25,7 +25,7 @@ pub struct Setup<W> {
     /// Most sessions open at once: 1 to 16 777 216 (default 131 072).
     pub max_sessions: usize,
     /// Most commands that wait for the worker before session handles see backpressure: 1 to 16 777 216
-    /// (default 4096). A frame of a peer waits until those that came before it are carried out.
+    /// (default 4096). A frame of a peer waits until the commands that came before the frame are carried out.
     pub command_queue: usize,
 }
 
