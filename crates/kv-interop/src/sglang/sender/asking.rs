@@ -217,14 +217,15 @@ impl Sending {
         }
     }
 
-    /// A room for which no sender has come is given up; its decode ranks are told. False if there were none.
+    /// A room for which no sender has come is given up; its decode ranks are told, all but dummies. False if none is told.
     pub(super) fn give_up_room(&mut self, effects: &mut Effects, number: u64, reason: &str) -> bool {
         let Some(room) = self.rooms.forget(number) else { return false };
-        let was_asked = !room.requests.is_empty();
+        let mut is_told = false;
         for request in room.requests.into_values().filter(|request| !request.dummy) {
             self.refuse(effects, &(request.ip, request.port), number, reason);
+            is_told = true;
         }
-        was_asked
+        is_told
     }
 
     /// The sessions that write, or wrote, to an agent.

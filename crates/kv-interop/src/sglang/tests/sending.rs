@@ -441,6 +441,17 @@ fn an_agent_that_the_transport_refuses_fails_its_requests_with_the_transports_wo
 }
 
 #[test]
+fn a_room_for_which_only_a_dummy_has_asked_is_given_up_without_a_word() {
+    let mut rig = Rig::prefill();
+    rig.take(registration("d", DECODE.1).encode());
+    rig.take(Request { dummy: true, pages: vec![], ..request("d", DECODE.1, 9, &[]) }.encode());
+    rig.wait(Duration::from_secs(300));
+    assert_eq!(rig.words(), [""; 0]);
+    let session = rig.sender(1, 9);
+    assert_eq!(rig.states(session), "", "nobody was told that it has failed");
+}
+
+#[test]
 fn a_dummy_counts_as_a_decode_rank_and_gets_nothing() {
     let mut rig = Rig::prefill();
     rig.take(registration("d", DECODE.1).encode());
