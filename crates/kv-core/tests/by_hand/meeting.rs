@@ -471,6 +471,8 @@ fn a_refused_peer_may_greet_again_and_be_accepted() {
     solo.found(lookup, vec![record(1)]);
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.hello(first_hello());
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping, "the peer may go on in an earlier conversation");
+    solo.welcome(1, 1);
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     solo.run_for(SECOND * 2);
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);

@@ -168,7 +168,8 @@ fn a_peer_that_has_come_by_another_transport_is_met_there() {
     solo.greet_with(came);
     assert_eq!(connects(&solo), [(PeerId(0), theirs("far"))]);
     let session = meets(&mut solo, &["near", "far"]);
-    assert_eq!((connects(&solo), greets(&solo)), (vec![], vec![]), "one conversation, one way");
+    assert_eq!((connects(&solo), greets(&solo)), (vec![], vec![ours("far")]), "one conversation, one way");
+    solo.welcome(1, 1);
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
 }
 
@@ -646,6 +647,7 @@ fn a_session_goes_on_where_the_peer_has_come_itself_and_a_better_way_is_tried_la
     solo.greet_with(came);
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
+    solo.welcome(1, 1);
     assert_eq!((solo.poll(session), solo.node().gauges().peers), (KvPoll::WaitingForInput, 1));
     assert!(meets_again(&mut solo).1);
     pass(&mut solo, 2);

@@ -1,8 +1,10 @@
-//! What a receiver is told of a sender that has lost the way to it.
+//! What either half of a request is told of the other over ways that are lost.
 
 use std::time::Duration;
 
-use kv_core::{Cause, KvPoll, Room};
+use kv_core::proto::Input;
+use kv_core::wire::Body;
+use kv_core::{Cause, KvPoll, PeerCause, Room, SessionId, TransportError, WriteFence};
 
 use crate::pair::*;
 
@@ -16,7 +18,7 @@ fn a_receiver_is_told_when_its_sender_has_lost_the_way_to_it() {
     let mut pair = Pair::new();
     let (sender, receiver) = pair.transferring(ROOM, &[1, 2], &[20, 21]);
     for (node, post) in pair.take_posts() {
-        pair.complete(node, post, Err(kv_core::TransportError::PeerGone));
+        pair.complete(node, post, gone());
     }
     // The same without a post that fails.
     let other = Room::Number(6);
@@ -44,4 +46,143 @@ fn a_receiver_is_told_in_mid_transfer_that_its_sender_lost_the_way() {
     assert_eq!(pair.failure(P, sender), Cause::WayLost);
     pair.run_for(SECOND * 60);
     assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "its sender has failed a minute ago");
+}
+
+fn gone() -> Result<(), TransportError> {
+    Err(TransportError::PeerGone)
+}
+
+/// A request whose sender fails in mid-write, because the way is broken: the messages for which `lose` says true are lost.
+/// Returns the receiver.
+fn failed_by_a_post(pair: &mut Pair, lose: impl FnMut(&Body) -> bool + 'static) -> SessionId {
+    let (sender, receiver) = pair.transferring(ROOM, &[1, 2], &[20, 21]);
+    pair.lose(lose);
+    for (node, post) in pair.take_posts() {
+        pair.complete(node, post, gone());
+    }
+    assert_eq!(pair.failure(P, sender), Cause::Post(TransportError::PeerGone));
+    pair.lose(|_| false);
+    receiver
+}
+
+/// The same room once more, first at the receiver.
+fn serves_again(pair: &mut Pair) {
+    let receiver = pair.open_receiver(ROOM);
+    pair.init_receiver(receiver, &[24, 25], None);
+    pair.run_for(SECOND * 5);
+    let sender = pair.open_sender(ROOM, 1);
+    pair.init_sender(sender, 2, None);
+    pair.send(sender, &[3, 4]);
+    for _ in 0..20 {
+        pair.complete_posts();
+        pair.run_for(SECOND / 2);
+    }
+    assert_eq!([pair.poll(P, sender), pair.poll(D, receiver)], [KvPoll::Success; 2]);
+}
+
+#[test]
+fn a_receiver_is_told_of_a_sender_that_failed_by_a_post_when_the_way_was_already_broken() {
+    let mut pair = Pair::new();
+    let receiver = failed_by_a_post(&mut pair, |_| true);
+    pair.lose_way(P);
+    pair.run_for(SECOND * 10);
+    assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "its sender has failed ten seconds ago");
+    serves_again(&mut pair);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_receiver_is_told_of_the_failure_although_the_way_is_lost_again_and_again() {
+    let mut pair = Pair::new();
+    let receiver = failed_by_a_post(&mut pair, |_| true);
+    pair.lose(|body| matches!(body, Body::Failed(_)));
+    for _ in 0..3 {
+        pair.lose_way(P);
+        pair.run_for(SECOND * 4);
+    }
+    assert_eq!(pair.poll(D, receiver), KvPoll::Transferring, "it has heard nothing");
+    pair.lose(|_| false);
+    pair.lose_way(P);
+    pair.run_for(SECOND * 10);
+    assert_eq!(pair.poll(D, receiver), KvPoll::Failed);
+    serves_again(&mut pair);
+    pair.assert_empty();
+}
+
+#[test]
+fn a_receiver_succeeds_whose_last_part_was_announced_on_a_way_that_broke() {
+    let mut pair = Pair::new();
+    let (sender, receiver) = pair.transferring(ROOM, &[1, 2], &[20, 21]);
+    pair.lose(|_| true);
+    pair.complete_posts();
+    assert_eq!(pair.poll(P, sender), KvPoll::Success);
+    pair.lose(|_| false);
+    pair.lose_way(P);
+    pair.run_for(SECOND * 10);
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success, "all its bytes are in place");
+    pair.assert_empty();
+}
+
+/// Nothing is remembered of a failure that the receiver knows: a request of the same room is not refused.
+#[test]
+fn a_request_is_served_in_a_room_whose_failure_was_heard_before_the_way_was_lost() {
+    for lost in [&[P][..], &[D, P], &[P, D]] {
+        let mut pair = Pair::new();
+        let receiver = failed_by_a_post(&mut pair, |body| !matches!(body, Body::Failed(_)));
+        assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "heard");
+        lost.iter().for_each(|&node| pair.lose_way(node));
+        serves_again(&mut pair);
+        pair.assert_empty();
+    }
+}
+
+/// The decode worker is gone, and its death is not proven: the prefill worker gives up to tell it anything.
+#[test]
+fn a_way_for_a_receiver_that_is_not_heard_is_opened_again_for_a_while_only() {
+    let mut pair = Pair::new();
+    failed_by_a_post(&mut pair, |_| true);
+    pair.lose(|_| true);
+    pair.lose_way(P);
+    assert!(pair.node(P).gauges().timers > 0);
+    pair.pass_without(D, SECOND * 60);
+    assert_eq!(pair.node(P).gauges().timers, 0, "for no longer than a peer may be silent");
+}
+
+/// The prefill worker has lost the way and has forgotten the conversation, in which the decode worker registers, and fails.
+#[test]
+fn a_sender_is_told_of_a_receiver_that_registered_and_failed_in_a_forgotten_conversation() {
+    let mut pair = Pair::new();
+    let warm = pair.transferring(Room::Number(4), &[1], &[20]);
+    pair.complete_posts();
+    assert_eq!([pair.poll(P, warm.0), pair.poll(D, warm.1)], [KvPoll::Success; 2]);
+    pair.lose_way(P);
+    assert_eq!(pair.node(P).gauges().peers, 0, "nothing is to be told");
+    let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
+    pair.init_receiver(receiver, &[21], None);
+    pair.abort(D, receiver);
+    pair.run_for(SECOND * 10);
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted), "it waits for nobody");
+    assert_eq!(pair.released(D, receiver), [list(&[21])]);
+    pair.assert_empty();
+}
+
+/// The decode worker loses its way while a receiver has yet to register. Its pages come back at once, because nothing was
+/// permitted, and with them ends the conversation in which the sender was to be told.
+#[test]
+fn a_sender_is_told_of_a_receiver_that_lost_the_way_before_it_registered() {
+    for fence in [WriteFence::AtDeath, WriteFence::Within(SECOND), WriteFence::Revocable] {
+        let mut pair = Pair::new();
+        pair.fence = fence;
+        let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
+        pair.lose(|_| true);
+        pair.lose_way(D);
+        pair.lose(|_| false);
+        assert_eq!(pair.failure(D, receiver), Cause::WayLost);
+        for (node, peer) in pair.take_revokes() {
+            pair.input(node, Input::Revoked { peer });
+        }
+        pair.run_for(SECOND * 10);
+        assert_eq!(pair.poll(P, sender), KvPoll::Failed, "{fence:?}: it waits for nobody");
+        pair.assert_empty();
+    }
 }

@@ -215,6 +215,7 @@ impl Scope {
             max_sge: 1024,
             lossless: false,
             drizzle: false,
+            frayed: false,
             sched: SchedParams { pull: 1000, ..SchedParams::default() },
             ..Params::draw(0)
         }

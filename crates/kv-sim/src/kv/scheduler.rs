@@ -408,6 +408,7 @@ impl KvWorld {
                 self.retry(request, side);
             }
             (_, KvPoll::Success) => {
+                self.watch_counterparts(leg);
                 self.cover_success(leg);
                 self.free_row_if_over(leg, life);
             }
@@ -415,9 +416,9 @@ impl KvWorld {
         }
     }
 
-    /// Notes when the other halves of a failed half must have heard of the failure, if nothing is lost.
+    /// Notes when the other halves of a half that has ended must have heard of that, where ends must be told.
     fn watch_counterparts(&mut self, origin: LegId) {
-        if !self.service.params.lossless || self.healed.is_some() {
+        if !self.service.params.tells_ends() || self.healed.is_some() {
             return;
         }
         let others: Vec<LegId> = self.service.ledger.counterparts(origin).collect();
@@ -431,7 +432,7 @@ impl KvWorld {
     /// A half has been opened, or has made progress: if another half of the request failed before, this one
     /// must hear of that failure.
     fn watch_failed_counterparts(&mut self, leg: LegId) {
-        if !self.service.params.lossless || self.healed.is_some() {
+        if !self.service.params.tells_ends() || self.healed.is_some() {
             return;
         }
         let others: Vec<LegId> = self.service.ledger.counterparts(leg).collect();
@@ -443,7 +444,7 @@ impl KvWorld {
         }
     }
 
-    /// True if a frame that is under way now, however slow, finds the failure of this half remembered.
+    /// True if a frame that is under way now, however slow, finds the end of this half remembered.
     fn is_remembered(&self, origin: LegId) -> bool {
         let Physics { timing, net, .. } = &self.service.params.physics;
         let ttl = timing.failed_room_ttl.as_nanos() as u64;
@@ -452,13 +453,20 @@ impl KvWorld {
     }
 
     fn must_be_told(&self, leg: LegId, origin: LegId) -> bool {
-        let (told, failed) = (&self.service.ledger.legs[leg], &self.service.ledger.legs[origin]);
+        let (told, ended) = (&self.service.ledger.legs[leg], &self.service.ledger.legs[origin]);
         told.is_open()
-            && match failed.side {
+            && match ended.side {
                 // A receiver that has registered, or registers later, is told.
                 Side::Sender => told.poll == KvPoll::Transferring,
-                // A receiver that had met its sender's host says goodbye.
-                Side::Receiver => failed.before >= KvPoll::WaitingForInput,
+                // A sender that succeeds waits for no receiver.
+                Side::Receiver if ended.poll == KvPoll::Success => false,
+                // A receiver that had met its sender's host says goodbye, unless it has lost the connection and is
+                // refused the next one.
+                Side::Receiver => {
+                    let Physics { chaos, ways, .. } = &self.service.params.physics;
+                    let is_refused = chaos.breaks > 0 && ways.refused_max > 0;
+                    ended.before >= KvPoll::WaitingForInput && !is_refused
+                }
             }
     }
 

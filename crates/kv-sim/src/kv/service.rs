@@ -69,6 +69,7 @@ impl Kv {
             counters: KvCounters {
                 lossless: u64::from(params.lossless),
                 drizzle: u64::from(params.drizzle),
+                frayed: u64::from(params.frayed),
                 unequal: u64::from(params.unequal.is_some()),
                 ..KvCounters::default()
             },

@@ -91,12 +91,14 @@ KvCounters {
     turned_away: "cover: halves that a host that drains does not open",
     /// Receivers that registered in vain at a host that drains, and had to be refused at once.
     refused_by_drains: "cover: receivers that a host that drains had to refuse",
-    /// Failures that the other side had to be told.
-    told: "cover: failures that had to be told",
+    /// Ends of halves that the other side had to be told.
+    told: "cover: ends that had to be told",
     /// Worlds that lose frames, and nothing else.
     drizzle: "cover: worlds in which requests must be served under loss",
     /// Worlds in which no frame is lost and no host fails.
     lossless: "cover: worlds without loss",
+    /// Worlds in which connections between living hosts break, and nothing else.
+    frayed: "cover: worlds in which only connections break",
 }
     /// Failed sessions by the name of their cause.
     failures: Tally,

@@ -57,7 +57,7 @@ impl Context {
 
     fn prospect(&self, life: Incarnation, way: &TransportOffer) -> Prospect {
         let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
-        if peer.is_some_and(|peer| peer.is_up()) {
+        if peer.is_some_and(Peer::is_in_touch) {
             return Prospect::Works;
         }
         let is_met = peer.is_some_and(Peer::has_fallen_silent);
@@ -75,7 +75,7 @@ impl Context {
     pub(in crate::proto) fn may_be_met_better(&self, id: PeerId) -> bool {
         self.peers.get(id).is_some_and(|peer| {
             each(peer.preferred()).any(|way| match self.peers.known(peer.incarnation, way) {
-                Some(there) => self.peers.get(there).is_some_and(|there| there.is_up()),
+                Some(there) => self.peers.get(there).is_some_and(Peer::is_in_touch),
                 None => self.peers.detours.is_due(&(peer.incarnation, way.clone()), self.fx.now()),
             })
         })

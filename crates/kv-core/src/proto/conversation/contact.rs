@@ -5,10 +5,9 @@
 //!
 //! | way | from | when |
 //! |---|---|---|
-//! | `Answered` | – | the peer is known by its hello only: if the way to the peer is lost, the conversation ends |
-//! | `Wanted` | `Answered` | a session here looks for the peer |
-//! | `Lost` | `Wanted` | this side's way is lost, and is being opened again |
-//! | `Wanted` | `Lost` | the way is open again |
+//! | `Open` | – | the way is open, or is being opened for the first time |
+//! | `Lost` | `Open` | this side's way is lost, and is being opened again |
+//! | `Open` | `Lost` | the way is open again |
 //!
 //! | terms | from | when |
 //! |---|---|---|
@@ -30,6 +29,8 @@ use crate::wire::ConversationId;
 /// The state of a conversation.
 #[derive(Debug, Clone)]
 pub(super) struct Contact {
+    /// True once a session on this worker has looked for the peer. Otherwise the peer is known by its hello only.
+    is_wanted: bool,
     way: Way,
     terms: Terms,
     voice: Voice,
@@ -39,8 +40,7 @@ pub(super) struct Contact {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    Answered,
-    Wanted,
+    Open,
     Lost,
 }
 
@@ -52,6 +52,9 @@ enum Terms {
         conversation: ConversationId,
         /// True if the peer does not fit, and was told so.
         refused: bool,
+        /// True once the peer has answered a hello of ours in this conversation. Before that, the peer may go on in an
+        /// earlier one: an answer to its own hello may have been lost.
+        agreed: bool,
         /// Why the peer refuses this worker; its receivers on this worker fail with this cause.
         refuses: Option<Cause>,
     },
@@ -102,25 +105,27 @@ pub(super) enum Event {
 impl Contact {
     /// The state of a conversation in which nothing was said yet.
     pub(super) fn new() -> Contact {
-        Contact { way: Way::Answered, terms: Terms::Unmet, voice: Voice::Heard, hello: None }
+        Contact { is_wanted: false, way: Way::Open, terms: Terms::Unmet, voice: Voice::Heard, hello: None }
     }
 
     /// Applies the tables at the top.
     pub(super) fn turn(&mut self, event: Event) {
         match event {
-            Event::Wanted if self.way == Way::Answered => self.way = Way::Wanted,
-            Event::WayLost if self.way == Way::Wanted => self.way = Way::Lost,
-            Event::WayOpened if self.way == Way::Lost => self.way = Way::Wanted,
-            Event::Wanted | Event::WayLost | Event::WayOpened => {}
+            Event::Wanted => self.is_wanted = true,
+            Event::WayLost => self.way = Way::Lost,
+            Event::WayOpened => self.way = Way::Open,
             Event::HelloAnswered { conversation, refused } => {
-                self.terms = Terms::Met { conversation, refused, refuses: self.refuses().cloned() };
+                let agreed = self.has_agreed() && self.conversation() == Some(conversation);
+                self.terms = Terms::Met { conversation, refused, agreed, refuses: self.refuses().cloned() };
                 self.voice = Voice::Heard;
             }
             Event::Welcomed { conversation } => {
-                self.terms = Terms::Met { conversation, refused: self.is_refused(), refuses: None };
+                let refused = self.is_refused();
+                self.terms = Terms::Met { conversation, refused, agreed: true, refuses: None };
             }
             Event::Refused { conversation, cause } => {
-                self.terms = Terms::Met { conversation, refused: self.is_refused(), refuses: Some(cause) };
+                let refused = self.is_refused();
+                self.terms = Terms::Met { conversation, refused, agreed: true, refuses: Some(cause) };
             }
             Event::HelloOver => self.hello = None,
             Event::Heard => self.voice = Voice::Heard,
@@ -166,9 +171,14 @@ impl Contact {
         matches!(self.terms, Terms::Met { refused: false, .. }) && !self.is_out_of_touch()
     }
 
+    /// True if the peer has answered a hello of ours in this conversation: both sides go on in the same one.
+    pub(super) fn has_agreed(&self) -> bool {
+        matches!(self.terms, Terms::Met { agreed: true, .. })
+    }
+
     /// True if a session on this worker has looked for the peer.
     pub(super) fn is_wanted(&self) -> bool {
-        self.way != Way::Answered
+        self.is_wanted
     }
 
     /// True if this side's way to the peer is lost, and is being opened again.
@@ -215,20 +225,37 @@ mod tests {
     }
 
     #[test]
-    fn only_a_way_that_is_wanted_is_lost_and_opened_again() {
+    fn a_lost_way_is_lost_until_it_is_open_again_whoever_wants_it() {
         use Event::{Wanted, WayLost, WayOpened};
-        let rows: [(&[Event], Way); 7] = [
-            (&[], Way::Answered),
-            (&[WayLost], Way::Answered),
-            (&[WayOpened], Way::Answered),
-            (&[Wanted, WayOpened], Way::Wanted),
-            (&[Wanted, WayLost], Way::Lost),
-            (&[Wanted, WayLost, Wanted], Way::Lost),
-            (&[Wanted, WayLost, WayOpened], Way::Wanted),
+        let rows: [(&[Event], bool, bool); 5] = [
+            (&[], false, false),
+            (&[WayLost], false, true),
+            (&[Wanted, WayLost], true, true),
+            (&[WayLost, Wanted], true, true),
+            (&[WayLost, WayOpened], false, false),
         ];
-        for (events, way) in rows {
+        for (events, is_wanted, is_lost) in rows {
             let contact = after(events);
-            assert_eq!((contact.way, contact.is_lost()), (way, way == Way::Lost), "{events:?}");
+            assert_eq!((contact.is_wanted(), contact.is_lost()), (is_wanted, is_lost), "{events:?}");
+        }
+    }
+
+    #[test]
+    fn both_sides_agree_on_a_conversation_once_a_hello_of_ours_is_answered_in_it() {
+        let heard = |of| Event::HelloAnswered { conversation: conversation(of), refused: false };
+        let welcomed = |of| Event::Welcomed { conversation: conversation(of) };
+        let refused = |of| Event::Refused { conversation: conversation(of), cause: Cause::Protocol("unfit") };
+        let rows: [(&[Event], bool); 7] = [
+            (&[], false),
+            (&[heard(1)], false),
+            (&[welcomed(1)], true),
+            (&[refused(1)], true),
+            (&[heard(1), welcomed(2)], true),
+            (&[welcomed(1), heard(1)], true),
+            (&[welcomed(1), heard(2)], false),
+        ];
+        for (events, agreed) in rows {
+            assert_eq!(after(events).has_agreed(), agreed, "{events:?}");
         }
     }
 

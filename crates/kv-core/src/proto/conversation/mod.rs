@@ -208,9 +208,14 @@ impl Peer {
         self.contact.conversation().is_some()
     }
 
-    /// True if the two sides have met and the peer answers.
-    pub(super) fn is_up(&self) -> bool {
+    /// True if the two sides have met and the peer is in touch.
+    fn is_in_touch(&self) -> bool {
         self.contact.is_good() && !self.writes_in.is_revoking()
+    }
+
+    /// True if sessions of this worker can go to the peer: it is in touch, and goes on in the same conversation.
+    pub(super) fn is_up(&self) -> bool {
+        self.is_in_touch() && self.contact.has_agreed()
     }
 
     /// True if this side's way to the peer is lost, and is being opened again.
@@ -259,6 +264,11 @@ impl Peer {
     pub(super) fn is_owed(&self) -> bool {
         let ends = self.outgoing.is_closing() || self.outgoing.ended_len() > 0;
         !self.is_out_of_touch() && (ends || self.incoming.has_served())
+    }
+
+    /// True if the peer has attempts here that are not over, or whose result it may not have heard.
+    fn has_attempts(&self) -> bool {
+        self.incoming.live_len() + self.incoming.results_len() > 0
     }
 
     /// True if an attempt of the peer matters here. Results that are kept for a peer that does not
@@ -314,10 +324,10 @@ impl Peer {
     }
 
     /// Ends an attempt of a session that has failed. The abort is repeated until the peer
-    /// acknowledges it.
+    /// acknowledges it. `unheard` is true if the peer has never spoken of the attempt.
     pub(super) fn abort(
         &mut self,
-        attempt: Attempt,
+        (attempt, unheard): (Attempt, bool),
         room: &Room,
         lease_refs: &[LeaseRef],
         cause: &PeerCause,
@@ -325,8 +335,15 @@ impl Peer {
         let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         let low_watermark = self.outgoing.low_watermark();
         let abort = Abort { attempt, room: room.clone(), lease_id, cause: cause.clone(), low_watermark };
-        self.outgoing.end_aborted(abort.clone());
+        self.outgoing.end_aborted(abort.clone(), unheard);
         abort
+    }
+
+    /// A session has failed of which the peer has never spoken, and the peer has forgotten the conversation: a
+    /// sender there may be waiting for the session.
+    pub(super) fn abort_anew(&mut self, room: &Room, cause: &PeerCause) {
+        let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
+        self.outgoing.abort_unopened(|attempt| Abort { attempt, room, lease_id: None, cause, low_watermark });
     }
 
     /// Aborts a room at the peer once the peer answers. Does nothing if this worker does not greet

@@ -131,14 +131,14 @@ impl Context {
     ///
     /// Pages that came back without the peer's word end the conversation. The peer may still
     /// believe that it is to write, and gets no permission before it has forgotten the
-    /// conversation.
-    pub(in crate::proto) fn fence_off(&mut self, id: PeerId) {
+    /// conversation. Returns true if that is how the conversation ends.
+    pub(in crate::proto) fn fence_off(&mut self, id: PeerId) -> bool {
         if !self.has_closing(id) {
-            return;
+            return false;
         }
-        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return false };
         match peer.writes_in.fence {
-            WriteFence::AtDeath => {}
+            WriteFence::AtDeath => return false,
             WriteFence::Revocable if peer.writes_in.revoking => {}
             WriteFence::Revocable => {
                 peer.writes_in.revoking = true;
@@ -150,5 +150,6 @@ impl Context {
                 self.fx.arm(Timer::WriteFence(id), at.max(self.fx.now()));
             }
         }
+        true
     }
 }

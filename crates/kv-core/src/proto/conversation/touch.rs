@@ -103,8 +103,7 @@ impl Context {
     /// If nothing depends on the peer, stops its timer and returns true.
     pub(in crate::proto) fn rest_if_idle(&mut self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return true };
-        let kept = peer.incoming.live_len() + peer.incoming.results_len();
-        if peer.outgoing.is_needed() || kept > 0 {
+        if peer.outgoing.is_needed() || peer.has_attempts() {
             return false;
         }
         if peer.contact.conversation().is_none() {
@@ -138,16 +137,27 @@ impl Context {
         }
     }
 
-    /// This side's way to the peer is lost. True if the way must be opened again, because something
-    /// waits for the peer's word.
+    /// True if something here waits for the peer's word, or if the peer may wait for this worker's: what has become
+    /// of the peer's attempts was said on a way that is lost, or is yet to be said. A peer that waits lets itself be
+    /// heard.
+    fn needs_way(&self, id: PeerId) -> bool {
+        let is_heard = self.silent_for(id) < self.config.timing.peer_timeout;
+        self.peers.get(id).is_some_and(|peer| peer.outgoing.is_needed() || peer.has_attempts() && is_heard)
+    }
+
+    /// This side's way to the peer is lost. True if the way [is needed](Context::needs_way), and must be opened again.
     pub(in crate::proto) fn lose_way(&mut self, id: PeerId) -> bool {
-        let Some(peer) = self.peers.get_mut(id) else { return false };
-        if !(peer.contact.is_wanted() && peer.outgoing.is_needed()) {
+        if !self.needs_way(id) {
             self.forget_peer(id);
             return false;
         }
+        let Some(peer) = self.peers.get_mut(id) else { return false };
         peer.contact.turn(Event::WayLost);
-        peer.origin = None;
+        if peer.contact.is_wanted() {
+            // The peer may come on another connection. One that is known by its hello says hello there, and until then
+            // counts among those of its connection.
+            peer.origin = None;
+        }
         // The peer may revoke the right to write on the connection that is lost, and a new one has no part in that. What
         // begins meanwhile waits for the new way, and for what the peer permits on it.
         let is_wanted = self.fx.is_armed(Timer::Permission(id));
@@ -170,12 +180,12 @@ impl Context {
         }
     }
 
-    /// Opens a lost way again, repeatedly, as long as something waits for the peer's word.
-    pub(in crate::proto) fn reopen_way(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get(id) else { return };
-        if !peer.outgoing.is_needed() {
-            return self.forget_peer(id);
+    /// Opens a lost way again. Called repeatedly. False if the way [is not needed](Context::needs_way) any more.
+    pub(in crate::proto) fn reopen_way(&mut self, id: PeerId) -> bool {
+        if !self.needs_way(id) {
+            return false;
         }
+        let Some(peer) = self.peers.get(id) else { return false };
         // A right to write is revoked on the connection that is lost: that connection must stay
         // known.
         if !peer.writes_in.is_revoking() {
@@ -185,6 +195,7 @@ impl Context {
         }
         let pause = self.fx.backoff(self.config.timing.retry_max, 1);
         self.fx.arm(Timer::Peer(id), self.fx.now() + pause);
+        true
     }
 
     // ---- causes ---------------------------------------------------------------------------------

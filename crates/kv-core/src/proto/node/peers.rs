@@ -166,7 +166,13 @@ impl Node {
         if peer.is_lost() {
             self.end_waiting(id);
             self.cx.tell_no_more_if_vanished(id);
-            return self.cx.reopen_way(id);
+            if !self.cx.reopen_way(id) {
+                // The peer may have registered since the way was lost.
+                let cause = self.cx.loss(id, Cause::WayLost);
+                self.fail_peer_sessions(id, &cause, None);
+                self.cx.forget_peer(id);
+            }
+            return;
         }
         if peer.writes_in().is_revoking() {
             self.end_waiting(id);
@@ -310,17 +316,18 @@ impl Node {
         let cause = self.cx.loss(id, Cause::WayLost);
         let served = self.sending.served(&self.cx, id);
         self.fail_peer_sessions(id, &cause, None);
-        for named in served {
-            // The receiver cannot be told now. It will greet anew, and register again.
-            let (with, told) = ((&mut self.cx.fx, &self.cx.config), cause.for_peer());
-            self.cx.rendezvous.sender_failed(with, named, told, Latecomers::Left(1));
-        }
         if !self.cx.lose_way(id) {
             return;
         }
         // The next session asks the bootstrap server anew.
         self.cx.lookups.forget(id);
-        self.cx.fence_off(id);
+        if self.cx.fence_off(id) {
+            // What the peer's receivers could ask for ends with the conversation: they register again in a new one.
+            for named in served {
+                let (with, told) = ((&mut self.cx.fx, &self.cx.config), cause.for_peer());
+                self.cx.rendezvous.sender_failed(with, named, told, Latecomers::Left(1));
+            }
+        }
         let pause = self.cx.fx.backoff(self.cx.config.timing.retry_first, 1);
         self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + pause);
     }
@@ -344,7 +351,7 @@ impl Node {
         self.cx.fx.tell(id, || KvWhat::WritesOver);
         let cause = self.cx.loss(id, self.cx.silence(id));
         self.fail_peer_sessions(id, &cause, Some(self.cx.fx.now()));
-        self.cx.forget_peer(id);
+        self.cx.end_conversation(id);
     }
 
     /// Fails every session that depends on the peer. `quiet_at` is the time from which it is proven

@@ -27,6 +27,9 @@ impl Receiving {
         if let Some(peers) = cx.lookups.known(&receiver.question) {
             let peers = peers.to_vec();
             if !each(&peers).any(|&peer| cx.may_be_met_better(peer)) {
+                for &peer in each(&peers) {
+                    cx.want_again(peer);
+                }
                 return self.take_sources(cx, session, &peers);
             }
         }

@@ -1,5 +1,6 @@
-//! A receiver whose peer is proven gone fails at once. When one half of a request fails and no frame is lost,
-//! the other half ends soon after, and not at its deadline.
+//! A receiver whose peer is proven gone fails at once. When one half of a request fails, or a sender has sent
+//! everything, the other half ends soon after, and not at its deadline: where no frame is lost, and also where
+//! frames are lost with connections that break between living hosts.
 
 use kv_core::KvPoll;
 
@@ -20,7 +21,7 @@ impl Invariant for FailureIsTold {
             Fact::CutOff { life, from } => return cut_off(view, life, from),
             _ => return Ok(()),
         };
-        let (known, failed) = (&view.ledger.legs[leg], &view.ledger.legs[origin]);
+        let (known, ended) = (&view.ledger.legs[leg], &view.ledger.legs[origin]);
         // Who has nothing to do with the other any more may go on with the rest.
         let served = known.receivers > 1 && was_served(view, leg, origin)
             || known.servers.len() > 1 && was_served(view, origin, leg);
@@ -28,13 +29,14 @@ impl Invariant for FailureIsTold {
             return Ok(());
         }
         Err(format!(
-            "leg {leg} ({:?}, room {}) is still {} though leg {origin} ({:?}) failed in state {} {} us ago",
+            "leg {leg} ({:?}, room {}) is still {} though leg {origin} ({:?}) went from {} to {} {} us ago",
             known.side,
             known.room,
             known.poll,
-            failed.side,
-            failed.before,
-            failed.ended_at.map_or(0, |ended| (view.now - ended) / 1000)
+            ended.side,
+            ended.before,
+            ended.poll,
+            ended.ended_at.map_or(0, |at| (view.now - at) / 1000)
         ))
     }
 }

@@ -32,6 +32,7 @@ impl Params {
         let sched = draw_sched(rng, lossless);
         let params = Params {
             drizzle: false,
+            frayed: false,
             topology,
             misfit: (unequal.is_none() && rng.chance(40)).then(|| rng.index(hosts)),
             unequal,
@@ -89,7 +90,33 @@ impl Params {
         if apart.chance(250) {
             params.physics.chaos.drains = 1 + apart.below(2);
         }
+        let apart = &mut Rng::new(params.physics.seed ^ 0x5eed_f4a7_ed00);
+        if !(params.lossless || params.drizzle || tiny) && apart.chance(100) {
+            params.fray(apart);
+        }
         params
+    }
+
+    /// The same world in which nothing goes wrong but that connections between living hosts break.
+    fn fray(&mut self, rng: &mut Rng) {
+        self.frayed = true;
+        let timing = &mut self.physics.timing;
+        timing.peer_timeout = (timing.keepalive * 20).max(timing.retry_max * 12);
+        // Who waits for a deadline waits for longer than it may take to be told.
+        timing.session_deadline = timing.peer_timeout * 8;
+        // A room that has failed is remembered until a connection that has broken is missed.
+        timing.failed_room_ttl = timing.peer_timeout * 4;
+        self.physics.net = draw_net(rng, true, timing);
+        self.physics.dma = DmaParams { connect_fail: 0, ..self.physics.dma };
+        self.physics.ways.stuck = 0;
+        self.physics.ways.refused_max = rng.pick(&[0, 0, 20 * MS, 100 * MS]);
+        self.physics.lookup = LookupParams { fail: 0, stale: 0, ..self.physics.lookup };
+        self.physics.chaos = ChaosParams {
+            breaks: 1 + rng.below(4),
+            detect_max: rng.pick(&[MS, 20 * MS, 100 * MS]),
+            ..ChaosParams::default()
+        };
+        self.sched.retry = 0;
     }
 
     fn draw_late_faults(&mut self, rng: &mut Rng) {

@@ -4,7 +4,7 @@ pub(crate) mod draw;
 
 use std::ops::Range;
 
-use kv_core::proto::Limits;
+use kv_core::proto::{Limits, Timing};
 
 use crate::clock::{MS, SEC};
 use crate::kv::unequal::Unequal;
@@ -62,6 +62,9 @@ pub struct Params {
     pub lossless: bool,
     /// Frames may be lost, and nothing worse: every request must be served.
     pub drizzle: bool,
+    /// Connections between living hosts may break, with the frames on them, and nothing worse: how a half of a
+    /// request ends must be told to the other side over the next connection.
+    pub frayed: bool,
     /// What the schedulers do.
     pub sched: SchedParams,
 }
@@ -161,10 +164,22 @@ impl Params {
         if prefill { rank } else { pair.aux_source(rank) }
     }
 
-    /// How long a failure may take to reach the other side when no frame is lost.
+    /// True if what becomes of a half of a request must be told to the other side, and not be left to its deadline.
+    pub fn tells_ends(&self) -> bool {
+        self.lossless || self.frayed
+    }
+
+    /// How long such an end may take to reach the other side.
     pub fn telling_time(&self) -> u64 {
-        let retry = self.physics.timing.retry_max.as_nanos() as u64 * 2;
-        4 * self.physics.net.delay_max + 2 * retry + 4 * self.physics.lateness + 5 * MS
+        let Timing { retry_max, keepalive, .. } = self.physics.timing;
+        let retry = retry_max.as_nanos() as u64 * 2;
+        let once = 4 * self.physics.net.delay_max + 2 * retry + 4 * self.physics.lateness + 5 * MS;
+        // Meanwhile each connection that breaks is missed, opened again, and believed once the old one is silent.
+        let reopened = self.physics.chaos.detect_max
+            + self.physics.ways.refused_max
+            + 8 * keepalive.as_nanos() as u64
+            + once;
+        once + if self.frayed { (1 + self.physics.chaos.breaks) * reopened } else { 0 }
     }
 
     /// How long the healed world may take to serve a request.
