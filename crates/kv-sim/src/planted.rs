@@ -187,7 +187,7 @@ planted! {
     /// A timer is due again at the moment at which it rang.
     SpinningTimer: bounded in SEEDS;
     /// Failures and aborts are not told to the other side.
-    Hushed: failure_is_told in SEEDS;
+    Hushed: ends_are_told in SEEDS;
     /// A timer rings again and again, for ever.
     RestlessTimer: idle_is_quiet in SEEDS;
     /// A session stays in a table for ever.

@@ -460,13 +460,9 @@ impl KvWorld {
                 Side::Sender => told.poll == KvPoll::Transferring,
                 // A sender that succeeds waits for no receiver.
                 Side::Receiver if ended.poll == KvPoll::Success => false,
-                // A receiver that had met its sender's host says goodbye, unless it has lost the connection and is
-                // refused the next one.
-                Side::Receiver => {
-                    let Physics { chaos, ways, .. } = &self.service.params.physics;
-                    let is_refused = chaos.breaks > 0 && ways.refused_max > 0;
-                    ended.before >= KvPoll::WaitingForInput && !is_refused
-                }
+                // A receiver that had met its sender's host says goodbye. Where the connection breaks before that is heard,
+                // the conversation may end first.
+                Side::Receiver => self.service.params.lossless && ended.before >= KvPoll::WaitingForInput,
             }
     }
 

@@ -97,8 +97,8 @@ KvCounters {
     drizzle: "cover: worlds in which requests must be served under loss",
     /// Worlds in which no frame is lost and no host fails.
     lossless: "cover: worlds without loss",
-    /// Worlds in which connections between living hosts break, and nothing else.
-    frayed: "cover: worlds in which only connections break",
+    /// Worlds in which connections between living hosts break, and no host fails.
+    frayed: "cover: worlds in which connections break and no host fails",
 }
     /// Failed sessions by the name of their cause.
     failures: Tally,

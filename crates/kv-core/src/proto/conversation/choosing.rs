@@ -27,7 +27,7 @@ use crate::trace::{KvWhat, WayFault};
 /// How much the next session can expect of a way, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Prospect {
-    /// The peer answers over the way.
+    /// The peer is in touch over the way.
     Works,
     /// Nothing speaks against the way.
     Untried,

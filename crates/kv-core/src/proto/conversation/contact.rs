@@ -9,6 +9,8 @@
 //! | `Lost` | `Open` | this side's way is lost, and is being opened again |
 //! | `Open` | `Lost` | the way is open again |
 //!
+//! A peer that no session on this worker has looked for may have a lost way, too.
+//!
 //! | terms | from | when |
 //! |---|---|---|
 //! | `Unmet` | – | neither side has accepted or refused a hello of the other side |
@@ -52,8 +54,8 @@ enum Terms {
         conversation: ConversationId,
         /// True if the peer does not fit, and was told so.
         refused: bool,
-        /// True once the peer has answered a hello of ours in this conversation. Before that, the peer may go on in an
-        /// earlier one: an answer to its own hello may have been lost.
+        /// True once the peer has answered a hello of ours in this conversation. Until then the peer may still use an
+        /// earlier one: the answer to the peer's own hello may have been lost.
         agreed: bool,
         /// Why the peer refuses this worker; its receivers on this worker fail with this cause.
         refuses: Option<Cause>,

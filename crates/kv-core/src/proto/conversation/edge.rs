@@ -64,8 +64,8 @@ impl Context {
 
     // ---- out ------------------------------------------------------------------------------------
 
-    /// Sends a message to a peer that is up. To any other peer the message is lost, as frames may
-    /// be.
+    /// Sends a message to a peer that has been met and to which the way is not lost. To any other peer the message is
+    /// lost, as frames may be.
     pub(in crate::proto) fn send(&mut self, peer: PeerId, body: Body) {
         let way = self.peers.get(peer).and_then(|peer| Some((peer.codec, peer.contact.open_conversation()?)));
         if let Some((codec, conversation)) = way {

@@ -23,7 +23,7 @@ use crate::record::{MAX_NAME, TransportOffer};
 use crate::time::Time;
 use crate::trace::{Dropped, KvWhat};
 use crate::transport::Origin;
-use crate::wire::{Abort, Body, Codec, ConversationId, Hello, Refused, Welcome};
+use crate::wire::{Body, Codec, ConversationId, Hello, Refused, Welcome};
 
 /// Most bytes of a transport's metadata, to which `METADATA_OF_REGION` is added for each region.
 const MAX_METADATA: usize = 64 << 10;
@@ -77,30 +77,6 @@ impl Context {
         self.open_way(id);
         self.say_hello(id);
         Some(id)
-    }
-
-    /// Ends the conversation with a peer. What the peer has never heard of sessions that have failed is told in a new
-    /// conversation: a sender there may be waiting for them.
-    pub(in crate::proto) fn end_conversation(&mut self, id: PeerId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let unheard = peer.outgoing.take_unheard();
-        let introduction = Introduction {
-            worker: peer.worker.clone(),
-            incarnation: peer.incarnation,
-            geometry: (!peer.maps.is_unknown()).then(|| peer.maps.geometry().clone()),
-            transports: [peer.transport.clone()].into(),
-        };
-        let ways = peer.ways.clone();
-        self.forget_peer(id);
-        if !unheard.is_empty()
-            && let Some(again) = self.greet_first(introduction)
-            && let Some(peer) = self.peers.get_mut(again)
-        {
-            peer.ways = ways;
-            for abort in each(unheard) {
-                peer.outgoing.abort_unopened(|attempt| Abort { attempt, ..abort });
-            }
-        }
     }
 
     /// Makes room for one more peer, and adds it.

@@ -208,12 +208,14 @@ impl Peer {
         self.contact.conversation().is_some()
     }
 
-    /// True if the two sides have met and the peer is in touch.
+    /// True if the two sides have met, the peer fits and is heard, the way to it is not lost, and its right to write is
+    /// not being revoked.
     fn is_in_touch(&self) -> bool {
         self.contact.is_good() && !self.writes_in.is_revoking()
     }
 
-    /// True if sessions of this worker can go to the peer: it is in touch, and goes on in the same conversation.
+    /// True if a session of this worker can go to the peer: the peer is in touch, and both sides use the same
+    /// conversation.
     pub(super) fn is_up(&self) -> bool {
         self.is_in_touch() && self.contact.has_agreed()
     }
@@ -324,10 +326,10 @@ impl Peer {
     }
 
     /// Ends an attempt of a session that has failed. The abort is repeated until the peer
-    /// acknowledges it. `unheard` is true if the peer has never spoken of the attempt.
+    /// acknowledges it.
     pub(super) fn abort(
         &mut self,
-        (attempt, unheard): (Attempt, bool),
+        attempt: Attempt,
         room: &Room,
         lease_refs: &[LeaseRef],
         cause: &PeerCause,
@@ -335,15 +337,8 @@ impl Peer {
         let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         let low_watermark = self.outgoing.low_watermark();
         let abort = Abort { attempt, room: room.clone(), lease_id, cause: cause.clone(), low_watermark };
-        self.outgoing.end_aborted(abort.clone(), unheard);
+        self.outgoing.end_aborted(abort.clone());
         abort
-    }
-
-    /// A session has failed of which the peer has never spoken, and the peer has forgotten the conversation: a
-    /// sender there may be waiting for the session.
-    pub(super) fn abort_anew(&mut self, room: &Room, cause: &PeerCause) {
-        let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
-        self.outgoing.abort_unopened(|attempt| Abort { attempt, room, lease_id: None, cause, low_watermark });
     }
 
     /// Aborts a room at the peer once the peer answers. Does nothing if this worker does not greet

@@ -6,7 +6,7 @@
 //! | closing | open | the session failed: the peer is told to stop |
 //! | ended | open | everything was read: the peer is told until it acknowledges |
 //! | ended | open, closing | the session that reads failed: the peer is told until it acknowledges |
-//! | ended | – | the session failed before the peer answered the hello, or spoke of it in a conversation that the peer has forgotten: the peer is told until it acknowledges |
+//! | ended | – | the session failed before the peer answered the hello: the peer is told until it acknowledges |
 //! | over | open | everything is in place, or the peer said that the attempt failed and is quiet |
 //! | over | closing, ended | the peer acknowledged the end, forgot the conversation, or is proven to write no more |
 
@@ -48,11 +48,7 @@ enum Ended {
     /// Everything was read by the session.
     Read,
     /// The session failed before everything was there.
-    Aborted {
-        abort: Abort,
-        /// True if the peer has never spoken of the attempt.
-        unheard: bool,
-    },
+    Aborted(Abort),
 }
 
 impl Default for Outgoing {
@@ -146,9 +142,9 @@ impl Outgoing {
     }
 
     /// A reading session has failed. The peer is told until it acknowledges.
-    pub(super) fn end_aborted(&mut self, abort: Abort, unheard: bool) {
+    pub(super) fn end_aborted(&mut self, abort: Abort) {
         self.end(abort.attempt);
-        self.ended.insert(abort.attempt, Ended::Aborted { abort, unheard });
+        self.ended.insert(abort.attempt, Ended::Aborted(abort));
     }
 
     /// A session has failed before the peer answered: a sender there should not wait in vain. Does
@@ -156,14 +152,14 @@ impl Outgoing {
     pub(super) fn abort_unopened(&mut self, abort: impl FnOnce(Attempt) -> Abort) {
         if self.ended.len() < MAX_ENDED {
             let attempt = self.draw();
-            self.end_aborted(abort(attempt), true);
+            self.end_aborted(abort(attempt));
         }
     }
 
     /// Takes the aborts of which the peer is yet to be told.
     pub(super) fn take_aborts(&mut self) -> Vec<Abort> {
         let aborts = each(std::mem::take(&mut self.ended).into_values()).filter_map(|ended| match ended {
-            Ended::Aborted { abort, .. } => Some(abort),
+            Ended::Aborted(abort) => Some(abort),
             Ended::Read => None,
         });
         aborts.collect()
@@ -182,24 +178,11 @@ impl Outgoing {
         self.ended.clear();
     }
 
-    /// The peer has forgotten all attempts. Returns the open ones, which begin anew. Of those that have ended, it
-    /// is told anew what it has never heard: a sender there may be waiting for them.
+    /// The peer has forgotten all attempts. Returns the open ones, which begin anew.
     pub(in crate::proto) fn take_open(&mut self) -> BTreeMap<Attempt, (SessionId, usize)> {
+        self.ended.clear();
         self.closing.clear();
-        let open = std::mem::take(&mut self.open);
-        for abort in self.take_unheard() {
-            self.abort_unopened(|attempt| Abort { attempt, ..abort });
-        }
-        open
-    }
-
-    /// Takes the ends of attempts. Returns the aborts of those of which the peer has never spoken.
-    pub(super) fn take_unheard(&mut self) -> Vec<Abort> {
-        let unheard = each(std::mem::take(&mut self.ended).into_values()).filter_map(|ended| match ended {
-            Ended::Aborted { abort, unheard: true } => Some(abort),
-            Ended::Aborted { .. } | Ended::Read => None,
-        });
-        unheard.collect()
+        std::mem::take(&mut self.open)
     }
 
     /// True if an attempt is open or closing.
@@ -267,8 +250,8 @@ impl Outgoing {
                         break;
                     }
                 }
-                Ended::Aborted { abort, .. } if aborted.len() < MAX_ABORTS => aborted.push(abort.clone()),
-                Ended::Aborted { .. } => {}
+                Ended::Aborted(abort) if aborted.len() < MAX_ABORTS => aborted.push(abort.clone()),
+                Ended::Aborted(_) => {}
             }
         }
         (read, aborted)
@@ -327,7 +310,7 @@ mod tests {
         assert_eq!(state(&outgoing), (vec![1, 3], true, 1, 1));
         outgoing.end(first);
         assert_eq!(state(&outgoing), (vec![3], false, 1, 2));
-        outgoing.end_aborted(abort(third), false);
+        outgoing.end_aborted(abort(third));
         assert_eq!(outgoing.unacknowledged(), (vec![(2, 1)], vec![abort(third)]));
         outgoing.abort_unopened(abort);
         assert_eq!(state(&outgoing), (vec![], false, 3, 2));
@@ -339,17 +322,13 @@ mod tests {
     }
 
     #[test]
-    fn after_a_peer_forgot_its_conversation_open_sessions_and_unheard_aborts_begin_anew() {
+    fn after_a_peer_forgot_its_conversation_only_open_sessions_begin_anew() {
         let mut outgoing = Outgoing::default();
         let (open, closing) = (outgoing.open(SessionId(1), 4), outgoing.open(SessionId(2), 0));
         outgoing.close(closing);
-        let [read, heard] = [3, 4].map(|session| outgoing.open(SessionId(session), 0));
-        outgoing.end_read(read);
-        outgoing.end_aborted(abort(heard), false);
         outgoing.abort_unopened(abort);
         let taken = outgoing.take_open();
         assert_eq!(taken.get(&open), Some(&(SessionId(1), 4)));
-        assert_eq!((taken.len(), outgoing.is_closing()), (2, false));
-        assert_eq!(outgoing.unacknowledged(), (vec![], vec![abort(Attempt(6))]), "by a number of its own");
+        assert_eq!((taken.len(), outgoing.is_closing(), outgoing.is_needed()), (2, false, false));
     }
 }

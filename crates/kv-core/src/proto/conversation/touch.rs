@@ -137,12 +137,13 @@ impl Context {
         }
     }
 
-    /// True if something here waits for the peer's word, or if the peer may wait for this worker's: what has become
-    /// of the peer's attempts was said on a way that is lost, or is yet to be said. A peer that waits lets itself be
-    /// heard.
+    /// True if this worker waits for the peer's word, or if the peer may wait for this worker's: the result of one of
+    /// the peer's attempts may have been lost with the way, or is yet to be said. A peer that waits is heard, unless it
+    /// stands still: the results are kept for as long as a room whose sender has failed.
     fn needs_way(&self, id: PeerId) -> bool {
-        let is_heard = self.silent_for(id) < self.config.timing.peer_timeout;
-        self.peers.get(id).is_some_and(|peer| peer.outgoing.is_needed() || peer.has_attempts() && is_heard)
+        let timing = self.config.timing;
+        let may_wait = self.silent_for(id) < timing.peer_timeout.max(timing.failed_room_ttl);
+        self.peers.get(id).is_some_and(|peer| peer.outgoing.is_needed() || peer.has_attempts() && may_wait)
     }
 
     /// This side's way to the peer is lost. True if the way [is needed](Context::needs_way), and must be opened again.
@@ -154,8 +155,8 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return false };
         peer.contact.turn(Event::WayLost);
         if peer.contact.is_wanted() {
-            // The peer may come on another connection. One that is known by its hello says hello there, and until then
-            // counts among those of its connection.
+            // A peer that a session here looks for may come on another connection. Any other says hello there first,
+            // and until then counts among the peers of its old connection.
             peer.origin = None;
         }
         // The peer may revoke the right to write on the connection that is lost, and a new one has no part in that. What

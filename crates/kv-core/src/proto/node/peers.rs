@@ -110,7 +110,8 @@ impl Node {
         }
     }
 
-    /// Messages can be sent to the peer now: sessions that waited for that go on.
+    /// Messages can be sent to the peer now. Sessions that wait for the peer go on if it has also answered a hello of
+    /// this worker.
     fn came_up(&mut self, id: PeerId) {
         let Some(peer) = self.cx.peers.get(id) else { return };
         // A lost way is opened again in its own time, however often the peer greets.
@@ -167,7 +168,7 @@ impl Node {
             self.end_waiting(id);
             self.cx.tell_no_more_if_vanished(id);
             if !self.cx.reopen_way(id) {
-                // The peer may have registered since the way was lost.
+                // Receivers of the peer may have registered since the way was lost: their senders fail now.
                 let cause = self.cx.loss(id, Cause::WayLost);
                 self.fail_peer_sessions(id, &cause, None);
                 self.cx.forget_peer(id);
@@ -322,7 +323,8 @@ impl Node {
         // The next session asks the bootstrap server anew.
         self.cx.lookups.forget(id);
         if self.cx.fence_off(id) {
-            // What the peer's receivers could ask for ends with the conversation: they register again in a new one.
+            // The results end with the conversation. The peer's receivers will register again in a new one, and must then
+            // be refused.
             for named in served {
                 let (with, told) = ((&mut self.cx.fx, &self.cx.config), cause.for_peer());
                 self.cx.rendezvous.sender_failed(with, named, told, Latecomers::Left(1));
@@ -351,7 +353,7 @@ impl Node {
         self.cx.fx.tell(id, || KvWhat::WritesOver);
         let cause = self.cx.loss(id, self.cx.silence(id));
         self.fail_peer_sessions(id, &cause, Some(self.cx.fx.now()));
-        self.cx.end_conversation(id);
+        self.cx.forget_peer(id);
     }
 
     /// Fails every session that depends on the peer. `quiet_at` is the time from which it is proven

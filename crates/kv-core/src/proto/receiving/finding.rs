@@ -27,6 +27,7 @@ impl Receiving {
         if let Some(peers) = cx.lookups.known(&receiver.question) {
             let peers = peers.to_vec();
             if !each(&peers).any(|&peer| cx.may_be_met_better(peer)) {
+                // The answer is remembered, so that nobody has met these peers for this session.
                 for &peer in each(&peers) {
                     cx.want_again(peer);
                 }

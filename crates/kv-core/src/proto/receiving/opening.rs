@@ -96,7 +96,7 @@ impl Receiving {
         self.source_came_up(cx, session);
     }
 
-    /// A peer for which the session waited is up.
+    /// A peer for which the session waits may be up now.
     pub(in crate::proto) fn source_came_up(&mut self, cx: &mut Context, session: SessionId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
         let Met { all, refusal, ways } = receiver.meet_sources(cx);

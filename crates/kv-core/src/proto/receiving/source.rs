@@ -45,8 +45,6 @@ enum State {
     },
     Closing {
         attempt: Attempt,
-        /// True if the peer has spoken of the attempt.
-        acknowledged: bool,
     },
     Over,
 }
@@ -114,14 +112,9 @@ impl Source {
     /// The source's attempt, while the peer has not said that it writes no more.
     pub(super) fn closing_attempt(&self) -> Option<Attempt> {
         match self.state {
-            State::Closing { attempt, .. } => Some(attempt),
+            State::Closing { attempt } => Some(attempt),
             _ => None,
         }
-    }
-
-    /// True if the attempt is closing, and the peer may never have heard of it.
-    pub(super) fn closes_unheard(&self) -> bool {
-        matches!(self.state, State::Closing { acknowledged: false, .. })
     }
 
     /// When something was last heard about the attempt, if the peer has it and no heartbeats are
@@ -156,7 +149,7 @@ impl Source {
 
     /// Something was heard about the attempt: the peer has it.
     pub(super) fn hear(&mut self, now: Time) {
-        if let State::Open { acknowledged, .. } | State::Closing { acknowledged, .. } = &mut self.state {
+        if let State::Open { acknowledged, .. } = &mut self.state {
             *acknowledged = true;
         }
         self.last_news = now;
@@ -168,9 +161,7 @@ impl Source {
         let (state, closes) = match self.state {
             State::Meeting => (State::Over, Closes::Meeting),
             State::Met => (State::Over, Closes::Met),
-            State::Open { attempt, acknowledged } => {
-                (State::Closing { attempt, acknowledged }, Closes::Open(attempt))
-            }
+            State::Open { attempt, .. } => (State::Closing { attempt }, Closes::Open(attempt)),
             State::Closing { .. } | State::Over => (self.state, Closes::Already),
         };
         self.state = state;
@@ -179,7 +170,7 @@ impl Source {
 
     /// The session has failed before it registered: this attempt tells the source so.
     pub(super) fn abort(&mut self, attempt: Attempt) {
-        self.state = State::Closing { attempt, acknowledged: false };
+        self.state = State::Closing { attempt };
     }
 
     /// It is certain that the source writes no more, or the source has nothing to do with the
@@ -207,24 +198,23 @@ mod tests {
     fn each_state_of_a_source_takes_each_event_as_the_table_says() {
         let open = State::Open { attempt: ONE, acknowledged: false };
         let heard = State::Open { attempt: ONE, acknowledged: true };
-        let closing = |acknowledged| State::Closing { attempt: ONE, acknowledged };
+        let closing = State::Closing { attempt: ONE };
         let close = |state| {
             let mut source = in_state(state);
             (source.close(), source.state)
         };
         assert_eq!(close(State::Meeting), (Closes::Meeting, State::Over));
         assert_eq!(close(State::Met), (Closes::Met, State::Over));
-        assert_eq!(close(open), (Closes::Open(ONE), closing(false)));
-        assert_eq!(close(heard), (Closes::Open(ONE), closing(true)));
-        assert_eq!(close(closing(true)), (Closes::Already, closing(true)));
+        assert_eq!(close(open), (Closes::Open(ONE), closing));
+        assert_eq!(close(heard), (Closes::Open(ONE), closing));
+        assert_eq!(close(closing), (Closes::Already, closing));
         assert_eq!(close(State::Over), (Closes::Already, State::Over));
         for (state, attempt) in [
             (State::Meeting, None),
             (State::Met, None),
             (open, Some(ONE)),
             (heard, Some(ONE)),
-            (closing(false), Some(ONE)),
-            (closing(true), Some(ONE)),
+            (closing, Some(ONE)),
             (State::Over, None),
         ] {
             let mut source = in_state(state);
@@ -232,13 +222,7 @@ mod tests {
             assert_eq!(source.state, if state == State::Meeting { State::Met } else { state });
             let mut source = in_state(state);
             source.hear(Time::from_nanos(7));
-            let after = match state {
-                State::Open { .. } => heard,
-                State::Closing { .. } => closing(true),
-                state => state,
-            };
-            assert_eq!((source.state, source.closes_unheard()), (after, false));
-            assert_eq!(in_state(state).closes_unheard(), state == closing(false));
+            assert_eq!(source.state, if state == open { heard } else { state });
             let mut source = in_state(state);
             assert_eq!((source.end(), source.is_over()), (attempt, true));
         }

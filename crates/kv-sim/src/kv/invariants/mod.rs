@@ -11,7 +11,7 @@
 //! | [`ends_once_in_time`] | 3: every session ends, exactly once, inside its deadline, with a reason |
 //! | [`reason_is_true`] | 3: … that names the cause |
 //! | [`drains_lose_nothing`] | 3: a worker that drains ends its sessions as ever, refuses others at once, and is empty in time |
-//! | [`failure_is_told`] | 3: a failure on one side is told to the other, not left to its deadline |
+//! | [`ends_are_told`] | 3: how one half of a request ends is told to the other half, not left to its deadline |
 //! | [`incarnation_fence`] | 4: a restarted peer is a different peer |
 //! | [`bounded`] | 5: no panic, no unbounded table, no spinning |
 //! | [`idle_is_quiet`] | 5: when there is nothing to do, nothing is done, and nothing is kept |
@@ -25,9 +25,9 @@
 mod bounded;
 mod drains_lose_nothing;
 mod each_sends_its_share;
+mod ends_are_told;
 mod ends_once_in_time;
 mod events_tell_the_story;
-mod failure_is_told;
 mod idle_is_quiet;
 mod incarnation_fence;
 mod only_final_bytes_move;
@@ -66,7 +66,7 @@ invariants! {
     pages_come_back_with_the_lease::PagesComeBackWithTheLease,
     drains_lose_nothing::DrainsLoseNothing,
     ends_once_in_time::EndsOnceInTime,
-    failure_is_told::FailureIsTold,
+    ends_are_told::EndsAreTold,
     incarnation_fence::IncarnationFence,
     bounded::Bounded,
     idle_is_quiet::IdleIsQuiet,

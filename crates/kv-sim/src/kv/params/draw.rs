@@ -97,14 +97,14 @@ impl Params {
         params
     }
 
-    /// The same world in which nothing goes wrong but that connections between living hosts break.
+    /// The same world without lost frames and without faults of hosts, in which connections between living hosts break.
     fn fray(&mut self, rng: &mut Rng) {
         self.frayed = true;
         let timing = &mut self.physics.timing;
         timing.peer_timeout = (timing.keepalive * 20).max(timing.retry_max * 12);
-        // Who waits for a deadline waits for longer than it may take to be told.
+        // The deadline is later than the latest moment at which an end may be told.
         timing.session_deadline = timing.peer_timeout * 8;
-        // A room that has failed is remembered until a connection that has broken is missed.
+        // A room that has failed is remembered until a broken connection is noticed.
         timing.failed_room_ttl = timing.peer_timeout * 4;
         self.physics.net = draw_net(rng, true, timing);
         self.physics.dma = DmaParams { connect_fail: 0, ..self.physics.dma };

@@ -58,12 +58,12 @@ pub struct Params {
     pub max_inflight: usize,
     /// The `max_sge` of all machines.
     pub max_sge: usize,
-    /// True if no frame is lost and no host fails, so that every failure must be told to the other side.
+    /// True if no frame is lost and no host fails, so that the end of each half must be told to the other half.
     pub lossless: bool,
     /// Frames may be lost, and nothing worse: every request must be served.
     pub drizzle: bool,
-    /// Connections between living hosts may break, with the frames on them, and nothing worse: how a half of a
-    /// request ends must be told to the other side over the next connection.
+    /// Connections between living hosts may break, with the frames on them, and posts may fail. No host fails, and no
+    /// other frame is lost: how each half of a request ends must be told to the other half over the next connection.
     pub frayed: bool,
     /// What the schedulers do.
     pub sched: SchedParams,
@@ -174,7 +174,7 @@ impl Params {
         let Timing { retry_max, keepalive, .. } = self.physics.timing;
         let retry = retry_max.as_nanos() as u64 * 2;
         let once = 4 * self.physics.net.delay_max + 2 * retry + 4 * self.physics.lateness + 5 * MS;
-        // Meanwhile each connection that breaks is missed, opened again, and believed once the old one is silent.
+        // Each broken connection is first noticed, then opened again, then trusted once the old one has been silent.
         let reopened = self.physics.chaos.detect_max
             + self.physics.ways.refused_max
             + 8 * keepalive.as_nanos() as u64

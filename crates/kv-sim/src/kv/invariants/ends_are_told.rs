@@ -1,6 +1,6 @@
 //! A receiver whose peer is proven gone fails at once. When one half of a request fails, or a sender has sent
-//! everything, the other half ends soon after, and not at its deadline: where no frame is lost, and also where
-//! frames are lost with connections that break between living hosts.
+//! everything, the other half ends soon after, and not at its deadline, where no frame is lost. Where frames are lost
+//! with connections that break between living hosts, this holds of receivers.
 
 use kv_core::KvPoll;
 
@@ -12,9 +12,9 @@ use crate::net::flight::Piece;
 use crate::net::lives::{LifeId, Slot};
 
 #[derive(Default, Clone)]
-pub(crate) struct FailureIsTold;
+pub(crate) struct EndsAreTold;
 
-impl Invariant for FailureIsTold {
+impl Invariant for EndsAreTold {
     fn observe(&mut self, view: &View<'_>, fact: &Fact<'_>) -> Verdict {
         let (leg, origin) = match *fact {
             Fact::Own(KvFact::Check(Check::Told { leg, origin })) => (leg, origin),
