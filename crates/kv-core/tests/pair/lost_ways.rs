@@ -1,4 +1,4 @@
-//! What either half of a request is told of the other over ways that are lost.
+//! What a receiver is told of its sender over ways that are lost.
 
 use std::time::Duration;
 

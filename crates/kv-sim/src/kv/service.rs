@@ -203,7 +203,7 @@ impl Service for Kv {
     }
 
     fn is_gentle(world: &KvWorld) -> bool {
-        world.service.params.lossless || world.service.params.drizzle
+        world.service.params.is_gentle()
     }
 
     fn heal(world: &mut KvWorld) {

@@ -14,7 +14,7 @@
 //! | terms | from | when |
 //! |---|---|---|
 //! | `Unmet` | – | neither side has accepted or refused a hello of the other side |
-//! | `Met` | `Unmet`, `Met` | the peer's hello was answered, with a welcome or a refusal, or the peer has answered ours in this way; the last answer of each side counts |
+//! | `Met` | `Unmet`, `Met` | the peer's hello was answered, with a welcome or a refusal, or the peer has answered ours in this way; the last answer of each side counts; `agreed` once the peer has answered ours, until it names another conversation |
 //!
 //! | voice | from | when |
 //! |---|---|---|

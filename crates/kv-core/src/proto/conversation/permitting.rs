@@ -131,7 +131,8 @@ impl Context {
     ///
     /// Pages that came back without the peer's word end the conversation. The peer may still
     /// believe that it is to write, and gets no permission before it has forgotten the
-    /// conversation. Returns true if the fence has been started: the conversation ends with it, unless the peer is heard first.
+    /// conversation. Returns true if the fence has been started: the conversation ends with the
+    /// fence, unless the peer is heard first.
     pub(in crate::proto) fn fence_off(&mut self, id: PeerId) -> bool {
         if !self.has_closing(id) {
             return false;

@@ -217,7 +217,8 @@ impl Sending {
         }
     }
 
-    /// A room for which no sender has come is given up; its decode ranks are told, all but dummies. False if none is told.
+    /// A room for which no sender has come is given up, and its decode ranks are told, all but dummies. True if at least
+    /// one is told.
     pub(super) fn give_up_room(&mut self, effects: &mut Effects, number: u64, reason: &str) -> bool {
         let Some(room) = self.rooms.forget(number) else { return false };
         let mut is_told = false;

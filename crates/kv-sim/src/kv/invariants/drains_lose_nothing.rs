@@ -100,7 +100,7 @@ fn fails(view: &View<'_>, leg: LegId, cause: &Cause) -> Verdict {
     let halves = view.ledger.legs.iter().filter(|half| half.is_of(known) && half.meets(known));
     let halves: Vec<&Leg> = halves.collect();
     // Where no host fails by itself.
-    let gentle = view.params.lossless || view.params.drizzle;
+    let gentle = view.params.is_gentle();
     let refused = matches!(cause, Cause::ByPeer(PeerCause::WorkerStopped));
     if gentle && refused && !halves.is_empty() && halves.iter().all(|half| half.is_open()) {
         return Err(format!("leg {leg} is refused though its other halves are open"));

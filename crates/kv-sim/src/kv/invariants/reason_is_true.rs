@@ -29,7 +29,7 @@ fn lie(view: &View<'_>, leg: LegId, failure: &TransferError) -> Option<&'static 
     let params = view.params;
     let misfit = params.misfit.is_some();
     // A host that has drained is stopped, and started anew.
-    let quiet = (params.lossless || params.drizzle) && params.physics.chaos.drains == 0;
+    let quiet = params.is_gentle() && params.physics.chaos.drains == 0;
     let (untrue, why) = match &failure.cause {
         Cause::Aborted => (!known.aborted, "its scheduler did not abort it"),
         Cause::WorkerStopped => (!life.shut_down, "its host was not shut down"),
@@ -127,7 +127,7 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         PeerCause::Protocol => false,
         PeerCause::OutOfRange => known.misused || others.any(|other| other.misused),
         PeerCause::Overloaded | PeerCause::Unknown | PeerCause::OtherRankLost => {
-            !(params.lossless || params.drizzle) || params.physics.chaos.drains > 0
+            !params.is_gentle() || params.physics.chaos.drains > 0
         }
         // A sender's host gives up a registration whose sender does not come.
         PeerCause::DeadlineExceeded => {

@@ -101,7 +101,7 @@ impl Params {
     fn fray(&mut self, rng: &mut Rng) {
         self.frayed = true;
         let timing = &mut self.physics.timing;
-        timing.peer_timeout = (timing.keepalive * 20).max(timing.retry_max * 12);
+        timing.peer_timeout = a_dozen_repetitions(timing);
         // The deadline is later than the latest moment at which an end may be told.
         timing.session_deadline = timing.peer_timeout * 8;
         // A room that has failed is remembered until a broken connection is noticed.
@@ -151,9 +151,7 @@ impl Params {
         self.aux_rows = rng.pick(&[0, 8]);
         self.state_items *= 8;
         self.misfit = None;
-        // Long enough for a dozen repetitions.
-        self.physics.timing.peer_timeout =
-            (self.physics.timing.keepalive * 20).max(self.physics.timing.retry_max * 12);
+        self.physics.timing.peer_timeout = a_dozen_repetitions(&self.physics.timing);
         self.physics.net = NetParams {
             drop: rng.pick(&[10, 50, 150]),
             duplicate: rng.pick(&[0, 50, 300]),
@@ -190,6 +188,11 @@ impl Params {
         };
         self
     }
+}
+
+/// How long a peer is silent whose answers were lost a dozen times.
+fn a_dozen_repetitions(timing: &Timing) -> Duration {
+    (timing.keepalive * 20).max(timing.retry_max * 12)
 }
 
 fn draw_topology(rng: &mut Rng) -> Topology {

@@ -164,6 +164,16 @@ impl Params {
         if prefill { rank } else { pair.aux_source(rank) }
     }
 
+    /// From now on nothing is promised that depends on which faults there are: all of them may be added.
+    pub(crate) fn allow_all_faults(&mut self) {
+        (self.lossless, self.drizzle, self.frayed) = (false, false, false);
+    }
+
+    /// True if no host fails and no connection breaks.
+    pub fn is_gentle(&self) -> bool {
+        self.lossless || self.drizzle
+    }
+
     /// True if what becomes of a half of a request must be told to the other side, and not be left to its deadline.
     pub fn tells_ends(&self) -> bool {
         self.lossless || self.frayed

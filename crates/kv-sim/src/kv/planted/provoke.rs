@@ -32,7 +32,7 @@ impl Planted {
                 | Planted::HealedInName
                 | Planted::DrainInvented
         ) {
-            (params.lossless, params.drizzle, params.frayed) = (false, false, false);
+            params.allow_all_faults();
         }
         match self {
             Planted::WriteIntoSuccessor => {
@@ -48,8 +48,8 @@ impl Planted {
                 params.physics.timing.session_deadline = Duration::from_secs(2);
             }
             Planted::RoomsConfused => {
-                (params.lossless, params.drizzle, params.frayed, params.suffixed) =
-                    (false, false, false, false);
+                params.allow_all_faults();
+                params.suffixed = false;
                 (params.sched.twins, params.sched.abort) = (1000, 0);
             }
             Planted::LostState
@@ -94,7 +94,7 @@ impl Planted {
     fn provoke_leases(self, params: &mut Params) {
         match self {
             Planted::LeaseInflated | Planted::HeartbeatForged | Planted::ClocksBeyondMargin => {
-                (params.lossless, params.drizzle, params.frayed) = (false, false, false);
+                params.allow_all_faults();
                 params.sched.pull = 1000;
                 params.requests = 12;
                 params.physics.timing.kv_lease_duration = Duration::from_millis(30);
@@ -106,7 +106,7 @@ impl Planted {
                 }
             }
             Planted::PermissionFromAnswer => {
-                (params.lossless, params.drizzle, params.frayed) = (false, false, false);
+                params.allow_all_faults();
                 (params.sched.pull, params.requests) = (0, 12);
                 (params.physics.ways.kinds, params.physics.ways.bound) = ([0, 0, 10], 1_000);
                 (params.physics.net.tail, params.physics.net.delay_max) = (600, 200_000_000);
@@ -115,7 +115,7 @@ impl Planted {
                 params.physics.chaos.breaks = 6;
             }
             Planted::FirstWayIsAll | Planted::WayChanged => {
-                (params.lossless, params.drizzle, params.frayed) = (false, false, false);
+                params.allow_all_faults();
                 (params.sched.pull, params.requests) = (0, 12);
                 (params.physics.ways.several, params.physics.ways.kinds) = (true, [0, 10, 0]);
                 params.physics.ways.refused_max = 0;
@@ -130,8 +130,8 @@ impl Planted {
                 }
             }
             Planted::EventsAsOfBefore => {
-                (params.lossless, params.drizzle, params.frayed, params.physics.driven) =
-                    (false, false, false, true);
+                params.allow_all_faults();
+                params.physics.driven = true;
                 (params.sched.pull, params.requests) = (1000, 30);
                 (params.sched.abort, params.sched.misuse, params.sched.one_sided) = (0, 0, 0);
                 params.physics.timing.kv_lease_duration = Duration::from_millis(30);
