@@ -131,7 +131,14 @@ impl Garbage {
             4 | 5 => {
                 let (field, ours, theirs) = (self.text(), self.text(), self.text());
                 let cause = PeerCause::Incompatible(Mismatch { field, ours, theirs });
-                Body::Abort(Abort { low_watermark: Attempt(0), attempt, room, lease_id: None, cause })
+                Body::Abort(Abort {
+                    failed_ms_ago: None,
+                    low_watermark: Attempt(0),
+                    attempt,
+                    room,
+                    lease_id: None,
+                    cause,
+                })
             }
             6 => Body::Hello(Hello {
                 incarnation: Incarnation::from_random(self.bits()),

@@ -195,7 +195,14 @@ fn body(random: &mut Random, us: Incarnation) -> Body {
         10 => Body::Failed(Failed { attempt, cause, quiet: random.below(2) == 0 }),
         11 => {
             let lease_id = (random.below(2) == 0).then(|| SessionId(random.number()));
-            Body::Abort(Abort { low_watermark: attempt, attempt, room: room(random), lease_id, cause })
+            Body::Abort(Abort {
+                failed_ms_ago: (random.below(2) == 0).then(|| random.number()),
+                low_watermark: attempt,
+                attempt,
+                room: room(random),
+                lease_id,
+                cause,
+            })
         }
         12 => Body::AbortAck(AbortAck { attempt }),
         13 => Body::Granted(Granted {

@@ -120,13 +120,14 @@ fn samples() -> Vec<(Body, &'static str)> {
         ),
         (
             Body::Abort(Abort {
+                failed_ms_ago: None,
                 low_watermark: Attempt(0),
                 attempt,
                 room,
                 lease_id: None,
                 cause: PeerCause::Aborted,
             }),
-            "950307c0c408a741626f7274656400",
+            "960307c0c408a741626f7274656400c0",
         ),
         (Body::AbortAck(AbortAck { attempt }), "9103"),
         (Body::Granted(granted()), "98030605c41004000000020000000900000001000000c0cd7530cd138890"),
@@ -227,14 +228,15 @@ fn fields_that_an_older_version_does_not_have_get_their_defaults() {
         (Body::Failed(Failed { attempt, cause: cause.clone(), quiet: false }), 1, 1),
         (
             Body::Abort(Abort {
+                failed_ms_ago: None,
                 attempt,
                 room: Room::Number(7),
                 lease_id: None,
                 cause,
                 low_watermark: Attempt(0),
             }),
-            1,
-            1,
+            2,
+            2,
         ),
         (Body::Granted(granted()), 1, 1),
     ] {

@@ -178,15 +178,15 @@ fn body() -> impl Strategy<Value = Body> {
             cause,
             quiet
         })),
-        (a(), room(), prop::option::of(n().prop_map(SessionId)), cause(), a()).prop_map(
-            |(attempt, room, lease_id, cause, low_watermark)| Body::Abort(Abort {
+        (a(), room(), prop::option::of(n().prop_map(SessionId)), cause(), a(), prop::option::of(n()))
+            .prop_map(|(attempt, room, lease_id, cause, low_watermark, failed_ms_ago)| Body::Abort(Abort {
                 attempt,
                 room,
                 lease_id,
                 cause,
-                low_watermark
-            })
-        ),
+                low_watermark,
+                failed_ms_ago
+            })),
         a().prop_map(|attempt| Body::AbortAck(AbortAck { attempt })),
         (a(), [n(), n(), n(), n()], pages(), prop::option::of(small().prop_map(AuxIndex)), groups())
             .prop_map(|(attempt, [number, lease_id, lease_ms, interval_ms], pages, aux, groups)| {

@@ -102,7 +102,7 @@ impl Victim {
         let register = Register { attempt, low_watermark, room: room.clone(), ranks, ttl_ms, delivery };
         self.hear(number, conversation, Body::Register(register));
         let cause = PeerCause::Other { name: format!("cause-{number}") };
-        let abort = Abort { low_watermark, attempt, room, lease_id: None, cause };
+        let abort = Abort { failed_ms_ago: None, low_watermark, attempt, room, lease_id: None, cause };
         self.hear(number, conversation, Body::Abort(abort));
     }
 
@@ -111,7 +111,8 @@ impl Victim {
         let room = Room::request(&format!("noise-{number}")).unwrap();
         let cause = PeerCause::Aborted;
         let (low_watermark, attempt) = (Attempt(0), Attempt(7));
-        let body = Body::Abort(Abort { low_watermark, attempt, room, lease_id: None, cause });
+        let body =
+            Body::Abort(Abort { failed_ms_ago: None, low_watermark, attempt, room, lease_id: None, cause });
         let good = Frame { conversation, body }.encode().unwrap();
         for _ in 0..20 {
             let mut bytes = good.to_vec();

@@ -209,6 +209,11 @@ bodies! {
         /// missing.
         #[serde(default = "first")]
         low_watermark: Attempt,
+        /// Given if the receiver failed in a conversation that is over, in which the addressee may have heard of that: how
+        /// long ago the receiver failed, in milliseconds from sending. Only a sender that was opened before is meant, and
+        /// none that is opened later. The receiver fails now if missing.
+        #[serde(default)]
+        failed_ms_ago: Option<u64>,
     }
     /// Prefill → decode, once for each [`Abort`]: no write of the attempt is in flight, and none will be
     /// posted.

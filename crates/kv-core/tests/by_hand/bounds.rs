@@ -46,7 +46,14 @@ fn long_cause(len: usize) -> PeerCause {
 }
 
 fn abort(attempt: u64, room: Room, cause: PeerCause) -> Body {
-    Body::Abort(Abort { low_watermark: Attempt(0), attempt: Attempt(attempt), room, lease_id: None, cause })
+    Body::Abort(Abort {
+        failed_ms_ago: None,
+        low_watermark: Attempt(0),
+        attempt: Attempt(attempt),
+        room,
+        lease_id: None,
+        cause,
+    })
 }
 
 /// The frame as it is said, whether or not it can be written.
@@ -166,7 +173,14 @@ fn ended_attempts_within_the_window_keep_a_bounded_number_of_gaps() {
                 (Attempt(number * 2 + 1), Some(SessionId(99)), PeerCause::Aborted);
             solo.says(
                 1,
-                Body::Abort(Abort { low_watermark: Attempt(0), attempt, room: ROOM, lease_id, cause }),
+                Body::Abort(Abort {
+                    failed_ms_ago: None,
+                    low_watermark: Attempt(0),
+                    attempt,
+                    room: ROOM,
+                    lease_id,
+                    cause,
+                }),
             );
         }
     });

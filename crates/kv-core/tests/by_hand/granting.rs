@@ -380,6 +380,7 @@ fn an_abort_before_its_acquire_ends_only_the_lease_it_names() {
     let give_up = |attempt: u64, lease_id: SessionId, room: Room| {
         let (attempt, cause) = (Attempt(attempt), PeerCause::Aborted);
         Body::Abort(kv_core::wire::Abort {
+            failed_ms_ago: None,
             low_watermark: Attempt(0),
             attempt,
             room,

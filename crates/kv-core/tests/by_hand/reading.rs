@@ -383,8 +383,14 @@ fn an_abort_names_its_lease_cancels_reads_and_is_repeated_until_acknowledged() {
     solo.abort(session);
     assert_eq!((solo.cancelled(), solo.released(session)), (vec![post], vec![]));
     let (attempt, cause) = (Attempt(1), PeerCause::Aborted);
-    let abort =
-        Body::Abort(Abort { low_watermark: attempt, attempt, room: ROOM, lease_id: Some(NONCE), cause });
+    let abort = Body::Abort(Abort {
+        failed_ms_ago: None,
+        low_watermark: attempt,
+        attempt,
+        room: ROOM,
+        lease_id: Some(NONCE),
+        cause,
+    });
     assert_eq!(solo.answer(), abort);
     let said = solo.run_for(Duration::from_secs(5));
     assert!(said.iter().filter(|(_, body)| *body == abort).count() >= 3, "{said:?}");

@@ -273,6 +273,7 @@ fn only_a_failure_that_is_not_quiet_needs_an_abort() {
         assert_eq!(solo.released(session).len(), usize::from(quiet));
         let cause = PeerCause::DataOperation;
         let abort = Body::Abort(Abort {
+            failed_ms_ago: None,
             low_watermark: ONE,
             attempt: ONE,
             room: Room::Number(1),

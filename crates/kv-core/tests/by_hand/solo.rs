@@ -144,6 +144,7 @@ pub fn done(attempt: u64, part: u32, total: Option<u32>, skipped: Vec<u16>) -> B
 
 pub fn abort(attempt: u64, room: Room) -> Body {
     Body::Abort(Abort {
+        failed_ms_ago: None,
         low_watermark: Attempt(0),
         attempt: Attempt(attempt),
         room,

@@ -1,9 +1,10 @@
-//! What a receiver is told of its sender over ways that are lost.
+//! What each half of a request is told of the other half over ways that are lost.
 
 use std::time::Duration;
 
+use kv_core::proto::Input;
 use kv_core::wire::Body;
-use kv_core::{Cause, KvPoll, Room, SessionId, TransportError};
+use kv_core::{Cause, KvPoll, PeerCause, Room, SessionId, TransportError, WriteFence};
 
 use crate::pair::*;
 
@@ -164,6 +165,88 @@ fn a_receiver_that_stood_still_while_the_way_broke_is_told_when_it_goes_on() {
         pair.lose(|_| false);
         pair.run_for(SECOND * 20);
         assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "still for {still} s");
+        pair.assert_empty();
+    }
+}
+
+/// The prefill worker has lost the way and has forgotten the conversation, in which the decode worker registers, and fails.
+#[test]
+fn a_sender_is_told_of_a_receiver_that_registered_and_failed_in_a_forgotten_conversation() {
+    let mut pair = Pair::new();
+    let warm = pair.transferring(Room::Number(4), &[1], &[20]);
+    pair.complete_posts();
+    assert_eq!([pair.poll(P, warm.0), pair.poll(D, warm.1)], [KvPoll::Success; 2]);
+    pair.lose_way(P);
+    assert_eq!(pair.node(P).gauges().peers, 0, "nothing is to be told");
+    let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
+    pair.init_receiver(receiver, &[21], None);
+    pair.abort(D, receiver);
+    pair.run_for(SECOND * 10);
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted), "it waits for nobody");
+    assert_eq!(pair.released(D, receiver), [list(&[21])]);
+    pair.assert_empty();
+}
+
+/// The decode worker loses its way, and its write fence ends the conversation.
+fn lose_way_and_conversation(pair: &mut Pair) {
+    pair.lose(|_| true);
+    pair.lose_way(D);
+    pair.lose(|_| false);
+    for (node, peer) in pair.take_revokes() {
+        pair.input(node, Input::Revoked { peer });
+    }
+}
+
+/// The decode worker loses its way while a receiver has yet to register. Its pages come back at once, because nothing was
+/// permitted, and with them ends the conversation in which the sender was to be told.
+#[test]
+fn a_sender_is_told_of_a_receiver_that_lost_the_way_before_it_registered() {
+    for fence in [WriteFence::AtDeath, WriteFence::Within(SECOND), WriteFence::Revocable] {
+        let mut pair = Pair::new();
+        pair.fence = fence;
+        let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
+        lose_way_and_conversation(&mut pair);
+        assert_eq!(pair.failure(D, receiver), Cause::WayLost);
+        pair.run_for(SECOND * 10);
+        assert_eq!(pair.poll(P, sender), KvPoll::Failed, "{fence:?}: it waits for nobody");
+        pair.assert_empty();
+    }
+}
+
+/// The sender has heard that its receiver failed, and only the acknowledgement is lost with the way: what is said again is
+/// not for the sender of the next request in the room, whether that is opened before or after the new conversation.
+#[test]
+fn a_failure_that_was_heard_is_not_taken_for_that_of_the_next_request_in_the_room() {
+    for later in [false, true] {
+        let mut pair = Pair::new();
+        pair.fence = WriteFence::Revocable;
+        let (first, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
+        pair.lose(|body| {
+            !matches!(body, Body::Hello(_) | Body::Welcome(_) | Body::Register(_) | Body::Abort(_))
+        });
+        pair.init_receiver(receiver, &[20], None);
+        pair.abort(D, receiver);
+        assert_eq!(pair.failure(P, first), Cause::ByPeer(PeerCause::Aborted), "heard");
+        pair.run_for(SECOND);
+        if later {
+            lose_way_and_conversation(&mut pair);
+            pair.run_for(SECOND * 10);
+        }
+        let sender = pair.open_sender(ROOM, 1);
+        if !later {
+            lose_way_and_conversation(&mut pair);
+            pair.run_for(SECOND * 10);
+        }
+        assert_eq!(pair.poll(P, sender), KvPoll::Bootstrapping, "later {later}");
+        let receiver = pair.open_receiver(ROOM);
+        pair.init_receiver(receiver, &[24], None);
+        pair.init_sender(sender, 1, None);
+        pair.send(sender, &[3]);
+        for _ in 0..20 {
+            pair.complete_posts();
+            pair.run_for(SECOND / 2);
+        }
+        assert_eq!([pair.poll(P, sender), pair.poll(D, receiver)], [KvPoll::Success; 2], "later {later}");
         pair.assert_empty();
     }
 }

@@ -176,6 +176,7 @@ fn frames() -> Vec<Vec<u8>> {
         Body::Failed(Failed { attempt, cause: PeerCause::LeaseConsumed { lease_id: 7 }, quiet: true }),
         Body::Failed(Failed { attempt, cause: newer, quiet: false }),
         Body::Abort(Abort {
+            failed_ms_ago: None,
             low_watermark: Attempt(0),
             attempt,
             room,

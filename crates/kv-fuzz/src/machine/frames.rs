@@ -246,6 +246,7 @@ impl Peer {
                 lease_id: script.option(|script| SessionId(script.number())),
                 cause: cause(script),
                 low_watermark: attempt(script),
+                failed_ms_ago: script.option(|script| script.number()),
             }),
             14 => Body::AbortAck(AbortAck { attempt: attempt(script) }),
             15 => Body::Granted(Granted {

@@ -236,7 +236,14 @@ impl EcWorld {
                 let Some(&attempt) = self.service.plants.latest.get(&(from, at)) else { return bytes };
                 let (room, cause) = (Room::Number(0), PeerCause::Aborted);
                 let low_watermark = heartbeat.low_watermark;
-                frame.body = Body::Abort(Abort { attempt, room, lease_id: None, cause, low_watermark });
+                frame.body = Body::Abort(Abort {
+                    failed_ms_ago: None,
+                    attempt,
+                    room,
+                    lease_id: None,
+                    cause,
+                    low_watermark,
+                });
             }
             (Planted::RefusalRetried, Body::Failed(failed)) if failed.cause == PeerCause::EntryMissing => {
                 failed.cause = PeerCause::EntryNotReady;

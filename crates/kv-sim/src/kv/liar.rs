@@ -171,6 +171,7 @@ impl KvWorld {
                 room,
                 lease_id: None,
                 cause: self.liars_cause(),
+                failed_ms_ago: self.rng.chance(500).then(|| self.number()),
             }),
             5 => Body::AbortAck(AbortAck { attempt }),
             6 => {

@@ -460,9 +460,13 @@ impl KvWorld {
                 Side::Sender => told.poll == KvPoll::Transferring,
                 // A sender that succeeds waits for no receiver.
                 Side::Receiver if ended.poll == KvPoll::Success => false,
-                // A receiver that had met its sender's host says goodbye. Where the connection breaks before that is heard,
-                // the conversation may end first.
-                Side::Receiver => self.service.params.lossless && ended.before >= KvPoll::WaitingForInput,
+                // A receiver that had met its sender's host says goodbye.
+                Side::Receiver if ended.before < KvPoll::WaitingForInput => false,
+                // Where the connection breaks before that is heard, the conversation may end first. What is said in the
+                // next one is for senders that were open then.
+                Side::Receiver => {
+                    self.service.params.lossless || ended.ended_at.is_some_and(|at| told.opened_at <= at)
+                }
             }
     }
 

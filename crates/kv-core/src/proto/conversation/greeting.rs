@@ -79,6 +79,35 @@ impl Context {
         Some(id)
     }
 
+    /// Ends the conversation with a peer. What the peer has never heard of sessions that have failed is told in a new
+    /// conversation: a sender there may be waiting for them.
+    pub(in crate::proto) fn end_conversation(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let unheard = peer.outgoing.take_unheard();
+        let introduction = Introduction {
+            worker: peer.worker.clone(),
+            incarnation: peer.incarnation,
+            geometry: (!peer.maps.is_unknown()).then(|| peer.maps.geometry().clone()),
+            transports: [peer.transport.clone()].into(),
+        };
+        let ways = peer.ways.clone();
+        self.forget_peer(id);
+        if unheard.is_empty() {
+            return;
+        }
+        let Some(again) = self.admit(introduction) else { return };
+        let Some(peer) = self.peers.get_mut(again) else { return };
+        peer.ways = ways;
+        // The way is opened in its own time, and again if it cannot be opened yet.
+        peer.contact.turn(Event::Wanted);
+        peer.contact.turn(Event::WayLost);
+        for (abort, failed_at) in each(unheard) {
+            peer.outgoing.abort_again(abort, failed_at);
+        }
+        let pause = self.fx.backoff(self.config.timing.retry_first, 1);
+        self.fx.arm(Timer::Peer(again), self.fx.now() + pause);
+    }
+
     /// Makes room for one more peer, and adds it.
     fn admit(&mut self, mut introduction: Introduction) -> Option<PeerId> {
         let transport = introduction.transports.pop_front()?;

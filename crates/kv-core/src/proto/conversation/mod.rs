@@ -326,28 +326,46 @@ impl Peer {
     }
 
     /// Ends an attempt of a session that has failed. The abort is repeated until the peer
-    /// acknowledges it.
+    /// acknowledges it. `unheard` is the time of the failure if the peer has never spoken of the attempt.
     pub(super) fn abort(
         &mut self,
-        attempt: Attempt,
+        (attempt, unheard): (Attempt, Option<Time>),
         room: &Room,
         lease_refs: &[LeaseRef],
         cause: &PeerCause,
     ) -> Abort {
         let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         let low_watermark = self.outgoing.low_watermark();
-        let abort = Abort { attempt, room: room.clone(), lease_id, cause: cause.clone(), low_watermark };
-        self.outgoing.end_aborted(abort.clone());
+        let (room, cause) = (room.clone(), cause.clone());
+        let abort = Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago: None };
+        self.outgoing.end_aborted(abort.clone(), unheard);
         abort
+    }
+
+    /// A session failed at `failed_at`, the peer has never spoken of its attempt, and the conversation is over: a sender
+    /// there may be waiting for the session, and is told in the next conversation.
+    pub(super) fn abort_anew(&mut self, room: &Room, cause: &PeerCause, failed_at: Time) {
+        let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
+        let abort =
+            Abort { attempt: Attempt(0), room, lease_id: None, cause, low_watermark, failed_ms_ago: None };
+        self.outgoing.abort_again(abort, failed_at);
     }
 
     /// Aborts a room at the peer once the peer answers. Does nothing if this worker does not greet
     /// the peer any more, or if the request is for another sender.
-    pub(super) fn abort_when_met(&mut self, room: &Room, lease_refs: &[LeaseRef], cause: &PeerCause) {
+    pub(super) fn abort_when_met(
+        &mut self,
+        room: &Room,
+        lease_refs: &[LeaseRef],
+        cause: &PeerCause,
+        now: Time,
+    ) {
         let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         if self.contact.hello().is_some() && (lease_refs.is_empty() || lease_id.is_some()) {
             let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
-            self.outgoing.abort_unopened(|attempt| Abort { attempt, room, lease_id, cause, low_watermark });
+            let failed_ms_ago = None;
+            let abort = |attempt| Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago };
+            self.outgoing.abort_unopened(abort, now);
         }
     }
 }

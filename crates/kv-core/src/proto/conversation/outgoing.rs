@@ -7,6 +7,7 @@
 //! | ended | open | everything was read: the peer is told until it acknowledges |
 //! | ended | open, closing | the session that reads failed: the peer is told until it acknowledges |
 //! | ended | – | the session failed before the peer answered the hello: the peer is told until it acknowledges |
+//! | ended | – | the session failed in a conversation that is over, in which the peer never spoke of it: the peer is told [again](crate::wire::Abort::failed_ms_ago) until it acknowledges |
 //! | over | open | everything is in place, or the peer said that the attempt failed and is quiet |
 //! | over | closing, ended | the peer acknowledged the end, forgot the conversation, or is proven to write no more |
 
@@ -16,7 +17,9 @@ use std::time::Duration;
 
 use crate::id::{Attempt, SessionId};
 use crate::meter::each;
+use crate::proto::conversation::millis;
 use crate::proto::run_set::{self, MAX_RUNS};
+use crate::time::Time;
 use crate::wire::Abort;
 
 /// While a peer has not answered yet: most ended attempts at which one more may be noted.
@@ -48,7 +51,11 @@ enum Ended {
     /// Everything was read by the session.
     Read,
     /// The session failed before everything was there.
-    Aborted(Abort),
+    Aborted {
+        abort: Abort,
+        /// When the session failed, if the peer has never spoken of the attempt.
+        unheard: Option<Time>,
+    },
 }
 
 impl Default for Outgoing {
@@ -142,27 +149,35 @@ impl Outgoing {
     }
 
     /// A reading session has failed. The peer is told until it acknowledges.
-    pub(super) fn end_aborted(&mut self, abort: Abort) {
+    pub(super) fn end_aborted(&mut self, abort: Abort, unheard: Option<Time>) {
         self.end(abort.attempt);
-        self.ended.insert(abort.attempt, Ended::Aborted(abort));
+        self.ended.insert(abort.attempt, Ended::Aborted { abort, unheard });
     }
 
-    /// A session has failed before the peer answered: a sender there should not wait in vain. Does
-    /// nothing if too many such ends are noted already.
-    pub(super) fn abort_unopened(&mut self, abort: impl FnOnce(Attempt) -> Abort) {
+    /// A session failed at `failed_at`, before the peer answered: a sender there should not wait in vain.
+    /// Does nothing if too many such ends are noted already.
+    pub(super) fn abort_unopened(&mut self, abort: impl FnOnce(Attempt) -> Abort, failed_at: Time) {
         if self.ended.len() < MAX_ENDED {
             let attempt = self.draw();
-            self.end_aborted(abort(attempt));
+            self.end_aborted(abort(attempt), Some(failed_at));
         }
     }
 
-    /// Takes the aborts of which the peer is yet to be told.
-    pub(super) fn take_aborts(&mut self) -> Vec<Abort> {
-        let aborts = each(std::mem::take(&mut self.ended).into_values()).filter_map(|ended| match ended {
-            Ended::Aborted(abort) => Some(abort),
+    /// The same, if the peer may have been told in a conversation that is over.
+    pub(super) fn abort_again(&mut self, abort: Abort, failed_at: Time) {
+        let low_watermark = self.low_watermark();
+        let again = |attempt| Abort { attempt, low_watermark, failed_ms_ago: Some(0), ..abort };
+        self.abort_unopened(again, failed_at);
+    }
+
+    /// Takes the ends of attempts. Returns the aborts of those of which the peer has never spoken, each with the time
+    /// of the failure.
+    pub(super) fn take_unheard(&mut self) -> Vec<(Abort, Time)> {
+        let unheard = each(std::mem::take(&mut self.ended).into_values()).filter_map(|ended| match ended {
+            Ended::Aborted { abort, unheard } => Some((abort, unheard?)),
             Ended::Read => None,
         });
-        aborts.collect()
+        unheard.collect()
     }
 
     /// The peer has acknowledged the end of these attempts.
@@ -178,11 +193,15 @@ impl Outgoing {
         self.ended.clear();
     }
 
-    /// The peer has forgotten all attempts. Returns the open ones, which begin anew.
+    /// The peer has forgotten all attempts. Returns the open ones, which begin anew. Of those that have ended, it
+    /// is told anew what it has never heard: a sender there may be waiting for them.
     pub(in crate::proto) fn take_open(&mut self) -> BTreeMap<Attempt, (SessionId, usize)> {
-        self.ended.clear();
         self.closing.clear();
-        std::mem::take(&mut self.open)
+        let open = std::mem::take(&mut self.open);
+        for (abort, failed_at) in self.take_unheard() {
+            self.abort_again(abort, failed_at);
+        }
+        open
     }
 
     /// True if an attempt is open or closing.
@@ -237,8 +256,8 @@ impl Outgoing {
         self.ended.len()
     }
 
-    /// What the peer has not acknowledged: runs of attempts that were read, and aborts.
-    pub(super) fn unacknowledged(&self) -> (Vec<(u64, u32)>, Vec<Abort>) {
+    /// What the peer has not acknowledged, as it is told now: runs of attempts that were read, and aborts.
+    pub(super) fn unacknowledged(&self, now: Time) -> (Vec<(u64, u32)>, Vec<Abort>) {
         let mut read: Vec<(u64, u32)> = Vec::new();
         let mut aborted = Vec::new();
         for (&attempt, ended) in each(&self.ended) {
@@ -250,8 +269,12 @@ impl Outgoing {
                         break;
                     }
                 }
-                Ended::Aborted(abort) if aborted.len() < MAX_ABORTS => aborted.push(abort.clone()),
-                Ended::Aborted(_) => {}
+                Ended::Aborted { abort, unheard } if aborted.len() < MAX_ABORTS => {
+                    let ago = millis(unheard.map_or(Duration::ZERO, |failed_at| now - failed_at));
+                    aborted
+                        .push(Abort { failed_ms_ago: abort.failed_ms_ago.and(Some(ago)), ..abort.clone() });
+                }
+                Ended::Aborted { .. } => {}
             }
         }
         (read, aborted)
@@ -287,7 +310,7 @@ mod tests {
 
     fn abort(attempt: Attempt) -> Abort {
         let (room, low_watermark) = (Room::Number(1), Attempt(0));
-        Abort { attempt, room, lease_id: None, cause: PeerCause::Aborted, low_watermark }
+        Abort { attempt, room, lease_id: None, cause: PeerCause::Aborted, low_watermark, failed_ms_ago: None }
     }
 
     /// The table at the top, row by row: what is open, whether the peer must still stop, what it has to
@@ -310,9 +333,9 @@ mod tests {
         assert_eq!(state(&outgoing), (vec![1, 3], true, 1, 1));
         outgoing.end(first);
         assert_eq!(state(&outgoing), (vec![3], false, 1, 2));
-        outgoing.end_aborted(abort(third));
-        assert_eq!(outgoing.unacknowledged(), (vec![(2, 1)], vec![abort(third)]));
-        outgoing.abort_unopened(abort);
+        outgoing.end_aborted(abort(third), None);
+        assert_eq!(outgoing.unacknowledged(Time::ZERO), (vec![(2, 1)], vec![abort(third)]));
+        outgoing.abort_unopened(abort, Time::ZERO);
         assert_eq!(state(&outgoing), (vec![], false, 3, 2));
         outgoing.acknowledged(Attempt(2)..Attempt(4));
         assert_eq!(state(&outgoing), (vec![], false, 1, 4));
@@ -322,13 +345,19 @@ mod tests {
     }
 
     #[test]
-    fn after_a_peer_forgot_its_conversation_only_open_sessions_begin_anew() {
+    fn after_a_peer_forgot_its_conversation_open_sessions_and_unheard_aborts_begin_anew() {
         let mut outgoing = Outgoing::default();
         let (open, closing) = (outgoing.open(SessionId(1), 4), outgoing.open(SessionId(2), 0));
         outgoing.close(closing);
-        outgoing.abort_unopened(abort);
+        let [read, heard] = [3, 4].map(|session| outgoing.open(SessionId(session), 0));
+        outgoing.end_read(read);
+        outgoing.end_aborted(abort(heard), None);
+        outgoing.abort_unopened(abort, Time::from_nanos(7_000_000));
         let taken = outgoing.take_open();
         assert_eq!(taken.get(&open), Some(&(SessionId(1), 4)));
-        assert_eq!((taken.len(), outgoing.is_closing(), outgoing.is_needed()), (2, false, false));
+        assert_eq!((taken.len(), outgoing.is_closing()), (2, false));
+        let again = Abort { failed_ms_ago: Some(2), low_watermark: Attempt(6), ..abort(Attempt(6)) };
+        let told = outgoing.unacknowledged(Time::from_nanos(9_999_999));
+        assert_eq!(told, (vec![], vec![again]), "by a number of its own, with the age of the failure");
     }
 }

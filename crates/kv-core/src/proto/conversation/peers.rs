@@ -191,11 +191,11 @@ impl Peers {
 
     /// What one conversation with a worker was yet to say of failed sessions is said in another one.
     pub(super) fn hand_over_aborts(&mut self, from: PeerId, to: PeerId) {
-        let aborts = self.peers.get_mut(&from).map(|peer| peer.outgoing.take_aborts());
+        let aborts = self.peers.get_mut(&from).map(|peer| peer.outgoing.take_unheard());
         let Some(peer) = self.peers.get_mut(&to) else { return };
         let low_watermark = peer.outgoing.low_watermark();
-        for abort in each(aborts.unwrap_or_default()) {
-            peer.outgoing.abort_unopened(|attempt| Abort { attempt, low_watermark, ..abort });
+        for (abort, failed_at) in each(aborts.unwrap_or_default()) {
+            peer.outgoing.abort_unopened(|attempt| Abort { attempt, low_watermark, ..abort }, failed_at);
         }
     }
 

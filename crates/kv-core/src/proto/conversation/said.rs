@@ -125,7 +125,7 @@ impl Context {
     /// Repeats what a peer has not acknowledged. Called by the peer's timer.
     pub(in crate::proto) fn say_releases(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get(id) else { return };
-        let (read, aborted) = peer.outgoing.unacknowledged();
+        let (read, aborted) = peer.outgoing.unacknowledged(self.fx.now());
         let low_watermark = peer.outgoing.low_watermark();
         if !read.is_empty() {
             self.send(id, Body::Release(Release { low_watermark, attempts: read, answer: true }));

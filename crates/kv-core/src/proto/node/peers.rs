@@ -281,8 +281,13 @@ impl Node {
             if self.go_by_next_way(id) {
                 return;
             }
+            // Sessions do not wait for a new try, which is made only to tell of those that have failed before.
+            let is_owed =
+                self.cx.peers.get(id).is_some_and(|peer| peer.is_lost() && peer.outgoing().ended_len() > 0);
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
-            self.cx.forget_peer(id);
+            if !is_owed {
+                self.cx.forget_peer(id);
+            }
         }
     }
 
@@ -353,7 +358,7 @@ impl Node {
         self.cx.fx.tell(id, || KvWhat::WritesOver);
         let cause = self.cx.loss(id, self.cx.silence(id));
         self.fail_peer_sessions(id, &cause, Some(self.cx.fx.now()));
-        self.cx.forget_peer(id);
+        self.cx.end_conversation(id);
     }
 
     /// Fails every session that depends on the peer. `quiet_at` is the time from which it is proven

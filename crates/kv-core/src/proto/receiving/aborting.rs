@@ -123,7 +123,17 @@ impl Receiving {
             cx.watch_peer(peer);
             let low_watermark = cx.peers.get(peer).map_or(attempt, |peer| peer.outgoing().low_watermark());
             let (room, cause) = (room.clone(), cause.clone());
-            cx.send(peer, Body::Abort(Abort { attempt, room, lease_id: None, cause, low_watermark }));
+            cx.send(
+                peer,
+                Body::Abort(Abort {
+                    attempt,
+                    room,
+                    lease_id: None,
+                    cause,
+                    low_watermark,
+                    failed_ms_ago: None,
+                }),
+            );
         }
         let pause = cx.fx.backoff(cx.config.timing.retry_first, repeats);
         cx.fx.arm(Timer::Repeat(session), cx.fx.now() + pause);
@@ -190,12 +200,13 @@ impl ReceiveSession {
     /// The session has failed: each source is over, or is closing until it says that it writes no
     /// more.
     fn close_sources(&mut self, cx: &mut Context, session: SessionId, told: &PeerCause) {
+        let now = cx.fx.now();
         for (index, source) in each(self.sources.iter_mut().enumerate()) {
             let Some(peer) = cx.peers.get_mut(source.peer) else {
-                source.close();
+                source.close(now);
                 continue;
             };
-            match source.close() {
+            match source.close(now) {
                 Closes::Open(attempt) => peer.outgoing_mut().close(attempt),
                 // The reference is for another source: this source has nothing to do with the
                 // session.
@@ -205,11 +216,11 @@ impl ReceiveSession {
                     // in vain.
                     let attempt = peer.outgoing_mut().open(session, index);
                     peer.outgoing_mut().close(attempt);
-                    source.abort(attempt);
+                    source.abort(attempt, now);
                 }
                 Closes::Meeting => {
                     peer.outgoing_mut().wait_no_more(session);
-                    peer.abort_when_met(&self.room, &self.lease_refs, told);
+                    peer.abort_when_met(&self.room, &self.lease_refs, told, now);
                 }
                 Closes::Already => {}
             }

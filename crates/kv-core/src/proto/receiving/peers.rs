@@ -9,7 +9,8 @@ use crate::meter::each;
 use crate::proto::context::Context;
 use crate::proto::conversation::{MAX_ASKED, MAX_ASKING};
 use crate::proto::ending::Ending;
-use crate::proto::receiving::Receiving;
+use crate::proto::receiving::source::Source;
+use crate::proto::receiving::{ReceiveSession, Receiving};
 use crate::proto::run_set;
 use crate::proto::timer::Timer;
 use crate::time::Time;
@@ -94,8 +95,13 @@ impl Receiving {
 
     pub(in crate::proto) fn on_quiet(&mut self, cx: &mut Context, session: SessionId, id: PeerId) {
         let Some(receiver) = self.sessions.get_mut(&session) else { return };
-        for source in each(receiver.sources.iter_mut().filter(|source| source.peer == id)) {
-            if let (Some(attempt), Some(peer)) = (source.end(), cx.peers.get_mut(id)) {
+        for index in each(0..receiver.sources.len()) {
+            if receiver.sources.get(index).is_none_or(|source| source.peer != id) {
+                continue;
+            }
+            receiver.tell_if_unheard(cx, index);
+            let attempt = receiver.sources.get_mut(index).and_then(Source::end);
+            if let (Some(attempt), Some(peer)) = (attempt, cx.peers.get_mut(id)) {
                 peer.outgoing_mut().end(attempt);
             }
         }
@@ -103,13 +109,15 @@ impl Receiving {
     }
 
     /// The peer has forgotten the conversation, which it does only when none of its writes is in
-    /// flight: failed attempts are over, and live attempts begin again in the new conversation.
+    /// flight: failed attempts are over, and live attempts begin again in the new conversation. So do the aborts of
+    /// attempts of which the peer has never spoken.
     pub(in crate::proto) fn peer_forgot_us(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let open = peer.outgoing_mut().take_open();
         for (_, (session, index)) in each(open) {
             let Some(receiver) = self.sessions.get_mut(&session) else { continue };
             let live = receiver.standing.is_going();
+            receiver.tell_if_unheard(cx, index);
             let Some(source) = receiver.sources.get_mut(index) else { continue };
             if !live || !source.is_open() {
                 source.end();
@@ -126,6 +134,18 @@ impl Receiving {
             let Some(peer) = cx.peers.get_mut(id) else { return };
             source.reopen(peer.outgoing_mut().open(session, index));
             self.say_registrations(cx, session);
+        }
+    }
+}
+
+impl ReceiveSession {
+    /// The conversation ends in which a source was to be told that the session has failed. A source that may never
+    /// have heard of the session is told in the next one, because a sender there may be waiting for the session.
+    fn tell_if_unheard(&self, cx: &mut Context, index: usize) {
+        let Some(source) = self.sources.get(index) else { return };
+        let Some(failed_at) = source.closes_unheard_since() else { return };
+        if let (Some(cause), Some(peer)) = (self.standing.failure(), cx.peers.get_mut(source.peer)) {
+            peer.abort_anew(&self.room, cause, failed_at);
         }
     }
 }

@@ -45,6 +45,8 @@ enum State {
     },
     Closing {
         attempt: Attempt,
+        /// When the session failed, if the peer has never spoken of the attempt.
+        unheard: Option<Time>,
     },
     Over,
 }
@@ -112,7 +114,15 @@ impl Source {
     /// The source's attempt, while the peer has not said that it writes no more.
     pub(super) fn closing_attempt(&self) -> Option<Attempt> {
         match self.state {
-            State::Closing { attempt } => Some(attempt),
+            State::Closing { attempt, .. } => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// When the session failed, if the attempt is closing and the peer has never spoken of it.
+    pub(super) fn closes_unheard_since(&self) -> Option<Time> {
+        match self.state {
+            State::Closing { unheard, .. } => unheard,
             _ => None,
         }
     }
@@ -149,19 +159,23 @@ impl Source {
 
     /// Something was heard about the attempt: the peer has it.
     pub(super) fn hear(&mut self, now: Time) {
-        if let State::Open { acknowledged, .. } = &mut self.state {
-            *acknowledged = true;
+        match &mut self.state {
+            State::Open { acknowledged, .. } => *acknowledged = true,
+            State::Closing { unheard, .. } => *unheard = None,
+            State::Meeting | State::Met | State::Over => {}
         }
         self.last_news = now;
     }
 
     /// The session has failed. A source that was not open is over, unless it is
     /// [aborted](Source::abort) afterwards.
-    pub(super) fn close(&mut self) -> Closes {
+    pub(super) fn close(&mut self, now: Time) -> Closes {
         let (state, closes) = match self.state {
             State::Meeting => (State::Over, Closes::Meeting),
             State::Met => (State::Over, Closes::Met),
-            State::Open { attempt, .. } => (State::Closing { attempt }, Closes::Open(attempt)),
+            State::Open { attempt, acknowledged } => {
+                (State::Closing { attempt, unheard: (!acknowledged).then_some(now) }, Closes::Open(attempt))
+            }
             State::Closing { .. } | State::Over => (self.state, Closes::Already),
         };
         self.state = state;
@@ -169,8 +183,8 @@ impl Source {
     }
 
     /// The session has failed before it registered: this attempt tells the source so.
-    pub(super) fn abort(&mut self, attempt: Attempt) {
-        self.state = State::Closing { attempt };
+    pub(super) fn abort(&mut self, attempt: Attempt, now: Time) {
+        self.state = State::Closing { attempt, unheard: Some(now) };
     }
 
     /// It is certain that the source writes no more, or the source has nothing to do with the
@@ -198,14 +212,18 @@ mod tests {
     fn each_state_of_a_source_takes_each_event_as_the_table_says() {
         let open = State::Open { attempt: ONE, acknowledged: false };
         let heard = State::Open { attempt: ONE, acknowledged: true };
-        let closing = State::Closing { attempt: ONE };
+        let (failed_at, later) = (Time::from_nanos(5), Time::from_nanos(6));
+        let unheard = State::Closing { attempt: ONE, unheard: Some(failed_at) };
+        let closing = State::Closing { attempt: ONE, unheard: None };
         let close = |state| {
             let mut source = in_state(state);
-            (source.close(), source.state)
+            let closes = source.close(failed_at);
+            assert_eq!(source.close(later), Closes::Already);
+            (closes, source.state)
         };
         assert_eq!(close(State::Meeting), (Closes::Meeting, State::Over));
         assert_eq!(close(State::Met), (Closes::Met, State::Over));
-        assert_eq!(close(open), (Closes::Open(ONE), closing));
+        assert_eq!(close(open), (Closes::Open(ONE), unheard));
         assert_eq!(close(heard), (Closes::Open(ONE), closing));
         assert_eq!(close(closing), (Closes::Already, closing));
         assert_eq!(close(State::Over), (Closes::Already, State::Over));
@@ -214,6 +232,7 @@ mod tests {
             (State::Met, None),
             (open, Some(ONE)),
             (heard, Some(ONE)),
+            (unheard, Some(ONE)),
             (closing, Some(ONE)),
             (State::Over, None),
         ] {
@@ -222,7 +241,13 @@ mod tests {
             assert_eq!(source.state, if state == State::Meeting { State::Met } else { state });
             let mut source = in_state(state);
             source.hear(Time::from_nanos(7));
-            assert_eq!(source.state, if state == open { heard } else { state });
+            let after = match state {
+                State::Open { .. } => heard,
+                State::Closing { .. } => closing,
+                state => state,
+            };
+            assert_eq!((source.state, source.closes_unheard_since()), (after, None));
+            assert_eq!(in_state(state).closes_unheard_since(), (state == unheard).then_some(failed_at));
             let mut source = in_state(state);
             assert_eq!((source.end(), source.is_over()), (attempt, true));
         }
@@ -230,7 +255,8 @@ mod tests {
         source.parts.insert(0, 3);
         source.reopen(TWO);
         assert_eq!((source.unacknowledged(), source.parts.len()), (Some(TWO), 0));
-        source.abort(TWO);
+        source.abort(TWO, later);
         assert_eq!((source.closing_attempt(), source.open_attempt()), (Some(TWO), None));
+        assert_eq!(source.closes_unheard_since(), Some(later));
     }
 }

@@ -264,7 +264,7 @@ impl Sending {
     }
 
     pub(in crate::proto) fn on_abort(&mut self, cx: &mut Context, id: PeerId, abort: Abort) {
-        let Abort { attempt, room, lease_id, cause, low_watermark } = abort;
+        let Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago } = abort;
         self.on_low_watermark(cx, id, low_watermark);
         let Some(peer) = cx.peers.get(id) else { return };
         if peer.incoming().is_closed(attempt)
@@ -305,9 +305,12 @@ impl Sending {
                 self.receiver_gave_up(cx, &named, origin, cause);
             }
             Some(Incoming::Served { .. } | Incoming::Failed { .. }) => {}
-            None => match lease_id {
-                None => self.receiver_gave_up(cx, &named, origin, cause),
-                Some(lease_id) => self.reader_gave_up(cx, lease_id, &named, cause),
+            None => match (lease_id, failed_ms_ago) {
+                (Some(lease_id), _) => self.reader_gave_up(cx, lease_id, &named, cause),
+                (None, Some(ago)) => {
+                    self.receiver_had_given_up(cx, &named, Duration::from_millis(ago), cause)
+                }
+                (None, None) => self.receiver_gave_up(cx, &named, origin, cause),
             },
         }
         if let Some(peer) = cx.peers.get_mut(id) {
@@ -336,6 +339,22 @@ impl Sending {
             // One of two senders waits in vain, and nothing tells which.
             Err(rooms) => self.fail_ambiguous_senders(cx, &rooms),
         }
+    }
+
+    /// A receiver gave up so long ago that its sender may have been told. Only a sender that was open then is meant: any
+    /// other is for a later request in the room.
+    fn receiver_had_given_up(&mut self, cx: &mut Context, named: &Named, ago: Duration, cause: PeerCause) {
+        // Of several senders in a room, the oldest is found.
+        let Ok(Some(session)) = cx.rendezvous.sender_for(named) else { return };
+        if self.open_for(cx, session).is_some_and(|open_for| open_for >= ago) {
+            self.fail_one(cx, session, Cause::ByPeer(cause));
+        }
+    }
+
+    /// For how long the session has been open.
+    fn open_for(&self, cx: &Context, session: SessionId) -> Option<Duration> {
+        let left = cx.fx.due(Timer::Deadline(session))? - cx.fx.now();
+        Some(self.sessions.get(&session)?.standing.deadline().saturating_sub(left))
     }
 
     /// Answers a receiver that has heard nothing about an attempt.

@@ -29,6 +29,7 @@ fn register_for(pages: &[u32], total_pages: u32, attempt: Attempt, low_watermark
 
 fn abort(alone: &mut Alone, attempt: Attempt) {
     let abort = Abort {
+        failed_ms_ago: None,
         low_watermark: Attempt(0),
         attempt,
         room: Room::Number(9),

@@ -136,6 +136,7 @@ fn an_aborted_sender_keeps_its_pages_until_its_readers_lease_ends() {
 fn a_reader_that_aborts_releases_the_pages_at_once() {
     let mut alone = granted(LEASE);
     let abort = Abort {
+        failed_ms_ago: None,
         low_watermark: Attempt(0),
         attempt: ATTEMPT,
         room: Room::Number(9),
