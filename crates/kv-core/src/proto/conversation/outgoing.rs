@@ -170,6 +170,12 @@ impl Outgoing {
         self.abort_unopened(again, failed_at);
     }
 
+    /// True if an abort is to be said again.
+    pub(in crate::proto) fn says_again(&self) -> bool {
+        each(self.ended.values())
+            .any(|ended| matches!(ended, Ended::Aborted { abort, .. } if abort.failed_ms_ago.is_some()))
+    }
+
     /// Takes the ends of attempts. Returns the aborts of those of which the peer has never spoken, each with the time
     /// of the failure.
     pub(super) fn take_unheard(&mut self) -> Vec<(Abort, Time)> {

@@ -281,11 +281,9 @@ impl Node {
             if self.go_by_next_way(id) {
                 return;
             }
-            // Sessions do not wait for a new try, which is made only to tell of those that have failed before.
-            let is_owed =
-                self.cx.peers.get(id).is_some_and(|peer| peer.is_lost() && peer.outgoing().ended_len() > 0);
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
-            if !is_owed {
+            // Another try is made only for what was to be told in an earlier conversation.
+            if !self.cx.peers.get(id).is_some_and(|peer| peer.is_lost() && peer.outgoing().says_again()) {
                 self.cx.forget_peer(id);
             }
         }
