@@ -188,6 +188,8 @@ planted! {
     SpinningTimer: bounded in SEEDS;
     /// Failures and aborts are not told to the other side.
     Hushed: ends_are_told in SEEDS;
+    /// An abort that is said again in the next conversation is for no sender.
+    SaidInVain: ends_are_told in SEEDS;
     /// A timer rings again and again, for ever.
     RestlessTimer: idle_is_quiet in SEEDS;
     /// A session stays in a table for ever.

@@ -104,6 +104,7 @@ each! {
     panics_are_caught: Panics,
     spinning_timers_are_caught: SpinningTimer,
     silence_about_failures_is_caught: Hushed,
+    aborts_that_are_said_again_in_vain_are_caught: SaidInVain,
     restless_timers_are_caught: RestlessTimer,
     leaked_sessions_are_caught: LeakedSession,
     wrong_reasons_are_caught: WrongReason,

@@ -194,7 +194,8 @@ bodies! {
         quiet: bool,
     }
     /// Decode → prefill: the attempt is over, and the sender must stop writing. Repeated until
-    /// [`AbortAck`] acknowledges it.
+    /// [`AbortAck`] acknowledges it, and said again in the next conversation if nothing was heard about the attempt in
+    /// this one.
     9 Abort {
         /// The attempt that is over.
         attempt: Attempt,
@@ -209,9 +210,11 @@ bodies! {
         /// missing.
         #[serde(default = "first")]
         low_watermark: Attempt,
-        /// Given if the receiver failed in a conversation that is over, in which the addressee may have heard of that: how
-        /// long ago the receiver failed, in milliseconds from sending. Only a sender that was opened before is meant, and
-        /// none that is opened later. The receiver fails now if missing.
+        /// Given if the abort was, or should have been, said in a conversation that is over: how long before this frame was
+        /// sent the receiver failed, in milliseconds. Ends only a sender that has been open for at least as long when the
+        /// frame arrives, and is not kept for one that comes later. Ignored if `lease_id` is given. If missing, the abort is
+        /// of this conversation, and is kept for a sender that comes later. A worker that does not know this field takes the
+        /// abort for a new one.
         #[serde(default)]
         failed_ms_ago: Option<u64>,
     }

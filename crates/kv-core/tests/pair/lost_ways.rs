@@ -177,9 +177,10 @@ fn a_sender_is_told_of_a_receiver_that_registered_and_failed_in_a_forgotten_conv
     pair.complete_posts();
     assert_eq!([pair.poll(P, warm.0), pair.poll(D, warm.1)], [KvPoll::Success; 2]);
     pair.lose_way(P);
-    assert_eq!(pair.node(P).gauges().peers, 0, "nothing is to be told");
+    assert_eq!(pair.node(P).gauges().peers, 0, "D is forgotten");
     let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
     pair.init_receiver(receiver, &[21], None);
+    pair.run_for(SECOND / 500);
     pair.abort(D, receiver);
     pair.run_for(SECOND * 10);
     assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted), "it waits for nobody");
@@ -187,7 +188,8 @@ fn a_sender_is_told_of_a_receiver_that_registered_and_failed_in_a_forgotten_conv
     pair.assert_empty();
 }
 
-/// The decode worker loses its way, and its write fence ends the conversation.
+/// The decode worker loses its way. A revocable fence ends the conversation here, one within a time when its timer is due,
+/// and one at death not at all.
 fn lose_way_and_conversation(pair: &mut Pair) {
     pair.lose(|_| true);
     pair.lose_way(D);
@@ -197,14 +199,15 @@ fn lose_way_and_conversation(pair: &mut Pair) {
     }
 }
 
-/// The decode worker loses its way while a receiver has yet to register. Its pages come back at once, because nothing was
-/// permitted, and with them ends the conversation in which the sender was to be told.
+/// The decode worker loses its way while a receiver has yet to be given pages. Whether or not a fence ends the conversation,
+/// the sender is told.
 #[test]
 fn a_sender_is_told_of_a_receiver_that_lost_the_way_before_it_registered() {
     for fence in [WriteFence::AtDeath, WriteFence::Within(SECOND), WriteFence::Revocable] {
         let mut pair = Pair::new();
         pair.fence = fence;
         let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
+        pair.run_for(SECOND / 500);
         lose_way_and_conversation(&mut pair);
         assert_eq!(pair.failure(D, receiver), Cause::WayLost);
         pair.run_for(SECOND * 10);
@@ -214,7 +217,7 @@ fn a_sender_is_told_of_a_receiver_that_lost_the_way_before_it_registered() {
 }
 
 /// The sender has heard that its receiver failed, and only the acknowledgement is lost with the way: what is said again is
-/// not for the sender of the next request in the room, whether that is opened before or after the new conversation.
+/// not for the sender of the next request in the room, whether that sender is opened before or after the new conversation.
 #[test]
 fn a_failure_that_was_heard_is_not_taken_for_that_of_the_next_request_in_the_room() {
     for later in [false, true] {

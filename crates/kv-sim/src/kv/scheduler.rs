@@ -463,11 +463,12 @@ impl KvWorld {
                 // A receiver that had met its sender's host says goodbye.
                 Side::Receiver if ended.before < KvPoll::WaitingForInput => false,
                 Side::Receiver if self.service.params.lossless => true,
-                // Where the connection breaks before that is heard, the conversation may end first. What is said in the
-                // next one is for senders that were open then, by two clocks of different speeds.
+                // Where the connection breaks before the goodbye is heard, it is said again in the next conversation, for
+                // senders that were open when the receiver failed. Each host measures that by its own clock: nothing is
+                // asked for a sender that was opened so shortly before that the clocks may see it otherwise.
                 Side::Receiver => {
-                    let drift = self.service.params.telling_time() / 16;
-                    ended.ended_at.is_some_and(|at| told.opened_at + drift <= at)
+                    let clocks = self.service.params.telling_time() / 16;
+                    ended.ended_at.is_some_and(|at| told.opened_at + clocks <= at)
                 }
             }
     }

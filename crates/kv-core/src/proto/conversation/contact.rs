@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `Open` | – | the way is open, or is being opened for the first time |
 //! | `Lost` | `Open` | this side's way is lost, and is being opened again |
+//! | `Lost` | – | the peer is known only to be told again of failures |
 //! | `Open` | `Lost` | the way is open again |
 //!
 //! A peer that no session on this worker has looked for may have a lost way, too.

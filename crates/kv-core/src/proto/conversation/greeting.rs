@@ -79,11 +79,11 @@ impl Context {
         Some(id)
     }
 
-    /// Ends the conversation with a peer. What the peer has never heard of sessions that have failed is told in a new
-    /// conversation: a sender there may be waiting for them.
+    /// Ends the conversation with a peer. Aborts of attempts of which the peer has not spoken are said again in a new
+    /// conversation, if there is room for a peer.
     pub(in crate::proto) fn end_conversation(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let unheard = peer.outgoing.take_unheard();
+        let unanswered = peer.outgoing.take_unanswered();
         let introduction = Introduction {
             worker: peer.worker.clone(),
             incarnation: peer.incarnation,
@@ -92,16 +92,16 @@ impl Context {
         };
         let ways = peer.ways.clone();
         self.forget_peer(id);
-        if unheard.is_empty() {
+        if unanswered.is_empty() {
             return;
         }
         let Some(again) = self.admit(introduction) else { return };
         let Some(peer) = self.peers.get_mut(again) else { return };
         peer.ways = ways;
-        // The way is opened in its own time, and again if it cannot be opened yet.
+        // The new peer begins with a lost way, which the timer opens, and tries to open again if that fails.
         peer.contact.turn(Event::Wanted);
         peer.contact.turn(Event::WayLost);
-        for (abort, failed_at) in each(unheard) {
+        for (abort, failed_at) in each(unanswered) {
             peer.outgoing.abort_again(abort, failed_at);
         }
         let pause = self.fx.backoff(self.config.timing.retry_first, 1);

@@ -326,10 +326,10 @@ impl Peer {
     }
 
     /// Ends an attempt of a session that has failed. The abort is repeated until the peer
-    /// acknowledges it. `unheard` is the time of the failure if the peer has never spoken of the attempt.
+    /// acknowledges it. `unanswered` is the time of the failure if the peer has not spoken of the attempt.
     pub(super) fn abort(
         &mut self,
-        (attempt, unheard): (Attempt, Option<Time>),
+        (attempt, unanswered): (Attempt, Option<Time>),
         room: &Room,
         lease_refs: &[LeaseRef],
         cause: &PeerCause,
@@ -338,16 +338,16 @@ impl Peer {
         let low_watermark = self.outgoing.low_watermark();
         let (room, cause) = (room.clone(), cause.clone());
         let abort = Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago: None };
-        self.outgoing.end_aborted(abort.clone(), unheard);
+        self.outgoing.end_aborted(abort.clone(), unanswered);
         abort
     }
 
-    /// A session failed at `failed_at`, the peer has never spoken of its attempt, and the conversation is over: a sender
-    /// there may be waiting for the session, and is told in the next conversation.
-    pub(super) fn abort_anew(&mut self, room: &Room, cause: &PeerCause, failed_at: Time) {
-        let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
-        let abort =
-            Abort { attempt: Attempt(0), room, lease_id: None, cause, low_watermark, failed_ms_ago: None };
+    /// A session failed at `failed_at`, and the peer has not spoken of its attempt when the conversation ends: the peer
+    /// is told again in the next one.
+    pub(super) fn abort_again(&mut self, room: &Room, cause: &PeerCause, failed_at: Time) {
+        let (attempt, low_watermark) = (Attempt(0), Attempt(0));
+        let (room, cause, lease_id, failed_ms_ago) = (room.clone(), cause.clone(), None, None);
+        let abort = Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago };
         self.outgoing.abort_again(abort, failed_at);
     }
 

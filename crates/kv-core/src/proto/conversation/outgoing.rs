@@ -7,7 +7,7 @@
 //! | ended | open | everything was read: the peer is told until it acknowledges |
 //! | ended | open, closing | the session that reads failed: the peer is told until it acknowledges |
 //! | ended | – | the session failed before the peer answered the hello: the peer is told until it acknowledges |
-//! | ended | – | the session failed in a conversation that is over, in which the peer never spoke of it: the peer is told [again](crate::wire::Abort::failed_ms_ago) until it acknowledges |
+//! | ended | closing, ended | the conversation is over, and the peer has not spoken of the attempt in it: under another number, the peer is told [again](crate::wire::Abort::failed_ms_ago) until it acknowledges |
 //! | over | open | everything is in place, or the peer said that the attempt failed and is quiet |
 //! | over | closing, ended | the peer acknowledged the end, forgot the conversation, or is proven to write no more |
 
@@ -22,7 +22,7 @@ use crate::proto::run_set::{self, MAX_RUNS};
 use crate::time::Time;
 use crate::wire::Abort;
 
-/// While a peer has not answered yet: most ended attempts at which one more may be noted.
+/// Most ended attempts at which an abort may be noted under a number of its own.
 const MAX_ENDED: usize = 4096;
 /// Most aborts that are repeated at once.
 const MAX_ABORTS: usize = 256;
@@ -53,8 +53,8 @@ enum Ended {
     /// The session failed before everything was there.
     Aborted {
         abort: Abort,
-        /// When the session failed, if the peer has never spoken of the attempt.
-        unheard: Option<Time>,
+        /// When the session failed, if the peer has not spoken of the attempt. It may have heard of it all the same.
+        unanswered: Option<Time>,
     },
 }
 
@@ -148,10 +148,10 @@ impl Outgoing {
         self.ended.insert(attempt, Ended::Read);
     }
 
-    /// A reading session has failed. The peer is told until it acknowledges.
-    pub(super) fn end_aborted(&mut self, abort: Abort, unheard: Option<Time>) {
+    /// A session has failed. The peer is told until it acknowledges.
+    pub(super) fn end_aborted(&mut self, abort: Abort, unanswered: Option<Time>) {
         self.end(abort.attempt);
-        self.ended.insert(abort.attempt, Ended::Aborted { abort, unheard });
+        self.ended.insert(abort.attempt, Ended::Aborted { abort, unanswered });
     }
 
     /// A session failed at `failed_at`, before the peer answered: a sender there should not wait in vain.
@@ -163,7 +163,8 @@ impl Outgoing {
         }
     }
 
-    /// The same, if the peer may have been told in a conversation that is over.
+    /// The same, if the peer may have been told in a conversation that is over. The number, the low watermark and the
+    /// age of the failure are filled in.
     pub(super) fn abort_again(&mut self, abort: Abort, failed_at: Time) {
         let low_watermark = self.low_watermark();
         let again = |attempt| Abort { attempt, low_watermark, failed_ms_ago: Some(0), ..abort };
@@ -176,14 +177,15 @@ impl Outgoing {
             .any(|ended| matches!(ended, Ended::Aborted { abort, .. } if abort.failed_ms_ago.is_some()))
     }
 
-    /// Takes the ends of attempts. Returns the aborts of those of which the peer has never spoken, each with the time
-    /// of the failure.
-    pub(super) fn take_unheard(&mut self) -> Vec<(Abort, Time)> {
-        let unheard = each(std::mem::take(&mut self.ended).into_values()).filter_map(|ended| match ended {
-            Ended::Aborted { abort, unheard } => Some((abort, unheard?)),
-            Ended::Read => None,
-        });
-        unheard.collect()
+    /// Takes the ends of attempts. Returns the aborts of those of which the peer has not spoken, each with the time of
+    /// the failure.
+    pub(super) fn take_unanswered(&mut self) -> Vec<(Abort, Time)> {
+        let unanswered =
+            each(std::mem::take(&mut self.ended).into_values()).filter_map(|ended| match ended {
+                Ended::Aborted { abort, unanswered } => Some((abort, unanswered?)),
+                Ended::Read => None,
+            });
+        unanswered.collect()
     }
 
     /// The peer has acknowledged the end of these attempts.
@@ -199,12 +201,12 @@ impl Outgoing {
         self.ended.clear();
     }
 
-    /// The peer has forgotten all attempts. Returns the open ones, which begin anew. Of those that have ended, it
-    /// is told anew what it has never heard: a sender there may be waiting for them.
+    /// The peer has forgotten all attempts. Returns the open ones, which begin anew, and the closing ones. Aborts of
+    /// attempts of which the peer has not spoken are said again under new numbers; other ends are forgotten.
     pub(in crate::proto) fn take_open(&mut self) -> BTreeMap<Attempt, (SessionId, usize)> {
         self.closing.clear();
         let open = std::mem::take(&mut self.open);
-        for (abort, failed_at) in self.take_unheard() {
+        for (abort, failed_at) in self.take_unanswered() {
             self.abort_again(abort, failed_at);
         }
         open
@@ -275,10 +277,11 @@ impl Outgoing {
                         break;
                     }
                 }
-                Ended::Aborted { abort, unheard } if aborted.len() < MAX_ABORTS => {
-                    let ago = millis(unheard.map_or(Duration::ZERO, |failed_at| now - failed_at));
-                    aborted
-                        .push(Abort { failed_ms_ago: abort.failed_ms_ago.and(Some(ago)), ..abort.clone() });
+                Ended::Aborted { abort, unanswered } if aborted.len() < MAX_ABORTS => {
+                    // Rounded up: a sender that was opened later is not meant.
+                    let ago = unanswered.map(|failed_at| millis(now - failed_at) + 1);
+                    let failed_ms_ago = ago.filter(|_| abort.failed_ms_ago.is_some());
+                    aborted.push(Abort { failed_ms_ago, ..abort.clone() });
                 }
                 Ended::Aborted { .. } => {}
             }
@@ -351,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_peer_forgot_its_conversation_open_sessions_and_unheard_aborts_begin_anew() {
+    fn after_a_peer_forgot_its_conversation_open_sessions_and_unanswered_aborts_begin_anew() {
         let mut outgoing = Outgoing::default();
         let (open, closing) = (outgoing.open(SessionId(1), 4), outgoing.open(SessionId(2), 0));
         outgoing.close(closing);
@@ -362,7 +365,7 @@ mod tests {
         let taken = outgoing.take_open();
         assert_eq!(taken.get(&open), Some(&(SessionId(1), 4)));
         assert_eq!((taken.len(), outgoing.is_closing()), (2, false));
-        let again = Abort { failed_ms_ago: Some(2), low_watermark: Attempt(6), ..abort(Attempt(6)) };
+        let again = Abort { failed_ms_ago: Some(3), low_watermark: Attempt(6), ..abort(Attempt(6)) };
         let told = outgoing.unacknowledged(Time::from_nanos(9_999_999));
         assert_eq!(told, (vec![], vec![again]), "by a number of its own, with the age of the failure");
     }

@@ -191,7 +191,7 @@ impl Peers {
 
     /// What one conversation with a worker was yet to say of failed sessions is said in another one.
     pub(super) fn hand_over_aborts(&mut self, from: PeerId, to: PeerId) {
-        let aborts = self.peers.get_mut(&from).map(|peer| peer.outgoing.take_unheard());
+        let aborts = self.peers.get_mut(&from).map(|peer| peer.outgoing.take_unanswered());
         let Some(peer) = self.peers.get_mut(&to) else { return };
         let low_watermark = peer.outgoing.low_watermark();
         for (abort, failed_at) in each(aborts.unwrap_or_default()) {

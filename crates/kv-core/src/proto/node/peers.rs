@@ -274,15 +274,15 @@ impl Node {
 
     pub(super) fn on_connect_failed(&mut self, id: PeerId, error: TransportError) {
         self.cx.fx.tell(id, || KvWhat::ConnectFailed(error.clone()));
-        // A lost way is opened again: the failure proves nothing about the peer. A peer that has never
-        // answered owes nothing.
+        // A lost way is opened again: the failure proves nothing about the peer. A peer that has never answered owes
+        // nothing: its sessions fail.
         if self.cx.peers.get(id).is_some_and(|peer| !(peer.is_lost() && peer.has_met())) {
             self.cx.note_fault(id, WayFault::Refused(error.clone()));
             if self.go_by_next_way(id) {
                 return;
             }
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
-            // Another try is made only for what was to be told in an earlier conversation.
+            // It is kept, and its way tried again, only while it must be told again of failures.
             if !self.cx.peers.get(id).is_some_and(|peer| peer.is_lost() && peer.outgoing().says_again()) {
                 self.cx.forget_peer(id);
             }

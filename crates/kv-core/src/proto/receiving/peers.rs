@@ -99,7 +99,7 @@ impl Receiving {
             if receiver.sources.get(index).is_none_or(|source| source.peer != id) {
                 continue;
             }
-            receiver.tell_if_unheard(cx, index);
+            receiver.tell_if_unanswered(cx, index);
             let attempt = receiver.sources.get_mut(index).and_then(Source::end);
             if let (Some(attempt), Some(peer)) = (attempt, cx.peers.get_mut(id)) {
                 peer.outgoing_mut().end(attempt);
@@ -109,15 +109,15 @@ impl Receiving {
     }
 
     /// The peer has forgotten the conversation, which it does only when none of its writes is in
-    /// flight: failed attempts are over, and live attempts begin again in the new conversation. So do the aborts of
-    /// attempts of which the peer has never spoken.
+    /// flight: failed attempts are over, and live attempts begin again in the new conversation. Aborts of closing
+    /// attempts of which the peer has not spoken are said again there.
     pub(in crate::proto) fn peer_forgot_us(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let open = peer.outgoing_mut().take_open();
         for (_, (session, index)) in each(open) {
             let Some(receiver) = self.sessions.get_mut(&session) else { continue };
             let live = receiver.standing.is_going();
-            receiver.tell_if_unheard(cx, index);
+            receiver.tell_if_unanswered(cx, index);
             let Some(source) = receiver.sources.get_mut(index) else { continue };
             if !live || !source.is_open() {
                 source.end();
@@ -139,13 +139,13 @@ impl Receiving {
 }
 
 impl ReceiveSession {
-    /// The conversation ends in which a source was to be told that the session has failed. A source that may never
-    /// have heard of the session is told in the next one, because a sender there may be waiting for the session.
-    fn tell_if_unheard(&self, cx: &mut Context, index: usize) {
+    /// The conversation ends in which a source was to be told that the session has failed. A source that has not spoken
+    /// of the session is told again in the next one, because a sender there may be waiting for the session.
+    fn tell_if_unanswered(&self, cx: &mut Context, index: usize) {
         let Some(source) = self.sources.get(index) else { return };
-        let Some(failed_at) = source.closes_unheard_since() else { return };
+        let Some(failed_at) = source.closes_unanswered_since() else { return };
         if let (Some(cause), Some(peer)) = (self.standing.failure(), cx.peers.get_mut(source.peer)) {
-            peer.abort_anew(&self.room, cause, failed_at);
+            peer.abort_again(&self.room, cause, failed_at);
         }
     }
 }

@@ -259,10 +259,10 @@ impl Receiving {
         let mut frames = Vec::new();
         for source in each(receiver.sources.iter_mut()) {
             let Some(attempt) = source.closing_attempt() else { continue };
-            let unheard = source.closes_unheard_since();
+            let unanswered = source.closes_unanswered_since();
             source.end();
             let Some(peer) = cx.peers.get_mut(source.peer) else { continue };
-            frames.push((source.peer, peer.abort((attempt, unheard), &room, &lease_refs, told)));
+            frames.push((source.peer, peer.abort((attempt, unanswered), &room, &lease_refs, told)));
         }
         for (id, abort) in each(frames) {
             cx.watch_peer(id);

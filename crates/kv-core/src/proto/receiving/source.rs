@@ -9,6 +9,7 @@
 //! | `Open` | `Open` | the peer has forgotten the conversation: the registration is sent again, as a new attempt |
 //! | `Closing` | `Open` | the session failed: the abort is sent until it is acknowledged |
 //! | `Closing` | `Met` | the session failed before its registration: an abort is sent in place of it |
+//! | `Closing` | `Closing` | something is heard about the attempt: the abort need not be said again in another conversation |
 //! | `Over` | `Meeting`, `Met` | the session failed, and the source was told nothing that it must stop |
 //! | `Over` | `Open` | all parts are in place, everything is read, the source failed and is quiet, or a peer that granted a lease forgot the conversation |
 //! | `Over` | `Closing` | the abort was acknowledged, the source failed and is quiet, the peer forgot the conversation, is proven dead and its wire quiet, or is fenced off; of a read, when the abort is said |
@@ -45,8 +46,8 @@ enum State {
     },
     Closing {
         attempt: Attempt,
-        /// When the session failed, if the peer has never spoken of the attempt.
-        unheard: Option<Time>,
+        /// When the session failed, if the peer has not spoken of the attempt.
+        unanswered: Option<Time>,
     },
     Over,
 }
@@ -119,10 +120,10 @@ impl Source {
         }
     }
 
-    /// When the session failed, if the attempt is closing and the peer has never spoken of it.
-    pub(super) fn closes_unheard_since(&self) -> Option<Time> {
+    /// When the session failed, if the attempt is closing and the peer has not spoken of it.
+    pub(super) fn closes_unanswered_since(&self) -> Option<Time> {
         match self.state {
-            State::Closing { unheard, .. } => unheard,
+            State::Closing { unanswered, .. } => unanswered,
             _ => None,
         }
     }
@@ -161,7 +162,7 @@ impl Source {
     pub(super) fn hear(&mut self, now: Time) {
         match &mut self.state {
             State::Open { acknowledged, .. } => *acknowledged = true,
-            State::Closing { unheard, .. } => *unheard = None,
+            State::Closing { unanswered, .. } => *unanswered = None,
             State::Meeting | State::Met | State::Over => {}
         }
         self.last_news = now;
@@ -173,9 +174,10 @@ impl Source {
         let (state, closes) = match self.state {
             State::Meeting => (State::Over, Closes::Meeting),
             State::Met => (State::Over, Closes::Met),
-            State::Open { attempt, acknowledged } => {
-                (State::Closing { attempt, unheard: (!acknowledged).then_some(now) }, Closes::Open(attempt))
-            }
+            State::Open { attempt, acknowledged } => (
+                State::Closing { attempt, unanswered: (!acknowledged).then_some(now) },
+                Closes::Open(attempt),
+            ),
             State::Closing { .. } | State::Over => (self.state, Closes::Already),
         };
         self.state = state;
@@ -184,7 +186,7 @@ impl Source {
 
     /// The session has failed before it registered: this attempt tells the source so.
     pub(super) fn abort(&mut self, attempt: Attempt, now: Time) {
-        self.state = State::Closing { attempt, unheard: Some(now) };
+        self.state = State::Closing { attempt, unanswered: Some(now) };
     }
 
     /// It is certain that the source writes no more, or the source has nothing to do with the
@@ -213,8 +215,8 @@ mod tests {
         let open = State::Open { attempt: ONE, acknowledged: false };
         let heard = State::Open { attempt: ONE, acknowledged: true };
         let (failed_at, later) = (Time::from_nanos(5), Time::from_nanos(6));
-        let unheard = State::Closing { attempt: ONE, unheard: Some(failed_at) };
-        let closing = State::Closing { attempt: ONE, unheard: None };
+        let unanswered = State::Closing { attempt: ONE, unanswered: Some(failed_at) };
+        let closing = State::Closing { attempt: ONE, unanswered: None };
         let close = |state| {
             let mut source = in_state(state);
             let closes = source.close(failed_at);
@@ -223,7 +225,7 @@ mod tests {
         };
         assert_eq!(close(State::Meeting), (Closes::Meeting, State::Over));
         assert_eq!(close(State::Met), (Closes::Met, State::Over));
-        assert_eq!(close(open), (Closes::Open(ONE), unheard));
+        assert_eq!(close(open), (Closes::Open(ONE), unanswered));
         assert_eq!(close(heard), (Closes::Open(ONE), closing));
         assert_eq!(close(closing), (Closes::Already, closing));
         assert_eq!(close(State::Over), (Closes::Already, State::Over));
@@ -232,7 +234,7 @@ mod tests {
             (State::Met, None),
             (open, Some(ONE)),
             (heard, Some(ONE)),
-            (unheard, Some(ONE)),
+            (unanswered, Some(ONE)),
             (closing, Some(ONE)),
             (State::Over, None),
         ] {
@@ -246,8 +248,8 @@ mod tests {
                 State::Closing { .. } => closing,
                 state => state,
             };
-            assert_eq!((source.state, source.closes_unheard_since()), (after, None));
-            assert_eq!(in_state(state).closes_unheard_since(), (state == unheard).then_some(failed_at));
+            assert_eq!((source.state, source.closes_unanswered_since()), (after, None));
+            assert_eq!(in_state(state).closes_unanswered_since(), (state == unanswered).then_some(failed_at));
             let mut source = in_state(state);
             assert_eq!((source.end(), source.is_over()), (attempt, true));
         }
@@ -257,6 +259,6 @@ mod tests {
         assert_eq!((source.unacknowledged(), source.parts.len()), (Some(TWO), 0));
         source.abort(TWO, later);
         assert_eq!((source.closing_attempt(), source.open_attempt()), (Some(TWO), None));
-        assert_eq!(source.closes_unheard_since(), Some(later));
+        assert_eq!(source.closes_unanswered_since(), Some(later));
     }
 }

@@ -341,10 +341,11 @@ impl Sending {
         }
     }
 
-    /// A receiver gave up so long ago that its sender may have been told. Only a sender that was open then is meant: any
-    /// other is for a later request in the room.
+    /// A receiver failed in an earlier conversation, in which its sender may have been told. Only a sender that was open
+    /// then is meant: any other is for a later request in the room.
     fn receiver_had_given_up(&mut self, cx: &mut Context, named: &Named, ago: Duration, cause: PeerCause) {
-        // Of several senders in a room, the oldest is found.
+        // The oldest of several senders is found: if that one was opened later, so were all others. Nothing tells which
+        // of two similar rooms is meant.
         let Ok(Some(session)) = cx.rendezvous.sender_for(named) else { return };
         if self.open_for(cx, session).is_some_and(|open_for| open_for >= ago) {
             self.fail_one(cx, session, Cause::ByPeer(cause));

@@ -1,7 +1,7 @@
 //! A receiver whose peer is proven gone fails at once. When one half of a request fails, or a sender has sent
 //! everything, the other half ends soon after, and not at its deadline, where no frame is lost. Where frames are lost
-//! with connections that break between living hosts, this holds of receivers, and of senders that were open when their
-//! receiver failed.
+//! with connections that break between living hosts, this holds of receivers, and of senders that had been open for some time
+//! when a receiver failed that had met their host.
 
 use kv_core::KvPoll;
 

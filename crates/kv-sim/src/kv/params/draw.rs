@@ -98,8 +98,8 @@ impl Params {
     }
 
     /// The same world without lost frames and without faults of hosts, in which connections between living hosts break.
-    fn fray(&mut self, rng: &mut Rng) {
-        self.frayed = true;
+    pub(in crate::kv) fn fray(&mut self, rng: &mut Rng) {
+        (self.lossless, self.drizzle, self.frayed) = (false, false, true);
         let timing = &mut self.physics.timing;
         timing.peer_timeout = a_dozen_repetitions(timing);
         // The deadline is later than the latest moment at which an end may be told.

@@ -27,12 +27,16 @@ impl KvWorld {
         | Body::Heartbeat(_)
         | Body::HeartbeatAck(_)
         | Body::Abort(_) = frame.body
-            && !matches!(planted, Planted::Hushed | Planted::NothingRepeated)
+            && !matches!(planted, Planted::Hushed | Planted::SaidInVain | Planted::NothingRepeated)
         {
             return self.sabotage_answer(planted, (from, to), frame, bytes);
         }
         match (planted, frame.body) {
             (Planted::Hushed, Body::Failed(_) | Body::Abort(_) | Body::AbortAck(_)) => None,
+            (Planted::SaidInVain, Body::Abort(mut abort)) => {
+                abort.failed_ms_ago = abort.failed_ms_ago.and(Some(u64::MAX));
+                Frame { conversation: frame.conversation, body: Body::Abort(abort) }.encode().ok()
+            }
             (Planted::Hushed, Body::Heartbeat(mut heartbeat)) => {
                 heartbeat.asked.clear();
                 Frame { conversation: frame.conversation, body: Body::Heartbeat(heartbeat) }.encode().ok()

@@ -8,6 +8,7 @@ use kv_core::proto::Limits;
 use super::ranks;
 use crate::kv::params::Params;
 use crate::planted::Planted;
+use crate::rng::Rng;
 
 impl Planted {
     /// Changes the parameters that machines believe in.
@@ -80,6 +81,13 @@ impl Planted {
             | Planted::NamedAfterLeaving => {
                 params.physics.chaos.drains = 3;
                 params.requests = 12;
+            }
+            Planted::SaidInVain => {
+                // Small limits forget what is to be told.
+                let max_post_bytes = params.limits.max_post_bytes;
+                params.limits = Limits::default().with(|limits| limits.max_post_bytes = max_post_bytes);
+                params.fray(&mut Rng::new(params.physics.seed));
+                (params.sched.abort, params.requests) = (300, 12);
             }
             Planted::StopsInDebt => {
                 params.physics.chaos.drains = 3;
