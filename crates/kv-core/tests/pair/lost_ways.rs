@@ -253,3 +253,79 @@ fn a_failure_that_was_heard_is_not_taken_for_that_of_the_next_request_in_the_roo
         pair.assert_empty();
     }
 }
+
+/// The decode worker has lost its way, and is to tell the prefill worker again that the receiver has failed.
+fn failed_unanswered(pair: &mut Pair) -> SessionId {
+    pair.fence = WriteFence::Revocable;
+    let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
+    pair.run_for(SECOND / 500);
+    lose_way_and_conversation(pair);
+    assert_eq!(pair.failure(D, receiver), Cause::WayLost);
+    sender
+}
+
+#[test]
+fn a_sender_is_told_of_a_failed_receiver_after_the_way_could_not_be_opened_for_a_while() {
+    let mut pair = Pair::new();
+    let sender = failed_unanswered(&mut pair);
+    pair.unreachable = true;
+    pair.run_for(SECOND * 20);
+    assert_eq!(pair.poll(P, sender), KvPoll::Bootstrapping, "it cannot have heard");
+    pair.unreachable = false;
+    pair.run_for(SECOND * 5);
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(Cause::WayLost.for_peer()));
+    pair.assert_empty();
+}
+
+#[test]
+fn a_new_session_goes_at_once_to_a_peer_that_is_only_to_be_told_again_of_failures() {
+    let mut pair = Pair::new();
+    let sender = failed_unanswered(&mut pair);
+    pair.unreachable = true;
+    pair.run_for(SECOND * 5);
+    pair.unreachable = false;
+    let receiver = pair.open_receiver(Room::Number(6));
+    pair.run_for(SECOND / 2);
+    assert_eq!(pair.poll(D, receiver), KvPoll::WaitingForInput);
+    assert_eq!(pair.poll(P, sender), KvPoll::Failed, "the failure is told with it");
+}
+
+#[test]
+fn a_session_that_fails_while_the_peer_is_only_to_be_told_of_others_is_told_too() {
+    let mut pair = Pair::new();
+    failed_unanswered(&mut pair);
+    let room = Room::Number(6);
+    let (sender, receiver) = (pair.open_sender(room.clone(), 1), pair.open_receiver(room));
+    pair.abort(D, receiver);
+    pair.run_for(SECOND * 10);
+    assert_eq!(pair.failure(P, sender), Cause::ByPeer(PeerCause::Aborted));
+    pair.assert_empty();
+}
+
+/// An incarnation that is gone has no senders: nobody is told for ever.
+#[test]
+fn a_peer_that_was_restarted_is_not_told_of_failures_of_before() {
+    let mut pair = Pair::new();
+    failed_unanswered(&mut pair);
+    pair.restart(P);
+    pair.run_for(SECOND * 60);
+    assert_eq!((pair.node(D).gauges().peers, pair.node(D).gauges().timers), (0, 0));
+    // The same of a receiver that failed before the first answer.
+    let mut pair = Pair::new();
+    pair.lose(|_| true);
+    let receiver = pair.open_receiver(ROOM);
+    pair.abort(D, receiver);
+    pair.restart(P);
+    pair.lose(|_| false);
+    pair.run_for(SECOND * 60);
+    assert_eq!((pair.node(D).gauges().peers, pair.node(D).gauges().timers), (0, 0));
+}
+
+#[test]
+fn a_peer_that_stays_unreachable_is_not_greeted_for_ever_to_be_told_of_failures() {
+    let mut pair = Pair::new();
+    failed_unanswered(&mut pair);
+    pair.unreachable = true;
+    pair.run_for(SECOND * 400);
+    assert_eq!((pair.node(D).gauges().peers, pair.node(D).gauges().timers), (0, 0));
+}

@@ -7,6 +7,8 @@
 //!                                  ◀──────────────   Welcome{nonce, conversation, ask} | Refused{nonce, conversation, cause}
 //! ```
 
+use std::time::Duration;
+
 use super::contact::{Event, HelloSaid};
 use super::heard::{AnswerHeard, HelloHeard, Unanswered};
 use super::numbers::Numbers;
@@ -61,6 +63,13 @@ impl Context {
     pub(in crate::proto) fn want_again(&mut self, id: PeerId) -> PeerId {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.contact.turn(Event::Wanted);
+            if peer.is_lost() && !peer.has_met() && peer.outgoing.says_again() {
+                // The peer was known only to be told again of failures.
+                peer.contact.turn(Event::WayOpened);
+                self.open_way(id);
+                self.say_hello(id);
+                return id;
+            }
             let waited_for = peer.contact.hello().is_some() && !peer.outgoing.waiting().is_empty();
             if !(peer.is_up() || peer.is_lost() || waited_for) {
                 peer.contact.turn(Event::HelloOver);
@@ -98,14 +107,21 @@ impl Context {
         let Some(again) = self.admit(introduction) else { return };
         let Some(peer) = self.peers.get_mut(again) else { return };
         peer.ways = ways;
-        // The new peer begins with a lost way, which the timer opens, and tries to open again if that fails.
-        peer.contact.turn(Event::Wanted);
-        peer.contact.turn(Event::WayLost);
         for (abort, failed_at) in each(unanswered) {
             peer.outgoing.abort_again(abort, failed_at);
         }
-        let pause = self.fx.backoff(self.config.timing.retry_first, 1);
-        self.fx.arm(Timer::Peer(again), self.fx.now() + pause);
+        self.greet_later(again, self.config.timing.retry_first);
+    }
+
+    /// A peer that is to be told again of failures begins with a lost way, which the timer opens, and tries to open again
+    /// if that fails.
+    pub(in crate::proto) fn greet_later(&mut self, id: PeerId, pause: Duration) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.contact.turn(Event::Wanted);
+        peer.contact.turn(Event::HelloOver);
+        peer.contact.turn(Event::WayLost);
+        let pause = self.fx.backoff(pause, 1);
+        self.fx.arm(Timer::Peer(id), self.fx.now() + pause);
     }
 
     /// Makes room for one more peer, and adds it.

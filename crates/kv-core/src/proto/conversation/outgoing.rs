@@ -197,7 +197,7 @@ impl Outgoing {
     }
 
     /// The peer does not know any of the attempts: there is nobody to tell of their ends.
-    pub(super) fn forget_ended(&mut self) {
+    pub(in crate::proto) fn forget_ended(&mut self) {
         self.ended.clear();
     }
 

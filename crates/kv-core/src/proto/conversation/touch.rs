@@ -170,12 +170,13 @@ impl Context {
     }
 
     /// A peer that does not come back is after a while told no more of attempts that have ended: for them alone, it would
-    /// never be forgotten. One that has never answered knows of no session; the sessions of one that has are over by
-    /// their deadlines, and what it holds for them by its leases.
+    /// never be forgotten. One that has never answered, also in no earlier conversation, knows of no session; the sessions
+    /// of one that has are over by their deadlines, and what it holds for them by its leases.
     pub(in crate::proto) fn tell_no_more_if_vanished(&mut self, id: PeerId) {
         let (silent_for, timing) = (self.silent_for(id), self.config.timing);
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let patience = if peer.has_met() { timing.session_deadline } else { timing.peer_timeout };
+        let has_answered = peer.has_met() || peer.outgoing.says_again();
+        let patience = if has_answered { timing.session_deadline } else { timing.peer_timeout };
         if silent_for >= patience.max(timing.peer_timeout) {
             peer.outgoing.forget_ended();
         }

@@ -77,6 +77,10 @@ impl Node {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
                 // That proves nothing about writes that the known incarnation left in flight.
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
+                // No sender of that incarnation waits to be told.
+                if let Some(peer) = self.cx.peers.get_mut(id) {
+                    peer.outgoing_mut().forget_ended();
+                }
                 if self.cx.peers.get(id).is_some_and(|peer| peer.is_idle()) {
                     self.cx.forget_peer(id);
                 }
@@ -283,8 +287,9 @@ impl Node {
             }
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
             // It is kept, and its way tried again, only while it must be told again of failures.
-            if !self.cx.peers.get(id).is_some_and(|peer| peer.is_lost() && peer.outgoing().says_again()) {
-                self.cx.forget_peer(id);
+            match self.cx.peers.get(id).is_some_and(|peer| !peer.has_met() && peer.outgoing().says_again()) {
+                true => self.cx.greet_later(id, self.cx.config.timing.retry_max),
+                false => self.cx.forget_peer(id),
             }
         }
     }

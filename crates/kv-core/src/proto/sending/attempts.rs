@@ -344,6 +344,9 @@ impl Sending {
     /// A receiver failed in an earlier conversation, in which its sender may have been told. Only a sender that was open
     /// then is meant: any other is for a later request in the room.
     fn receiver_had_given_up(&mut self, cx: &mut Context, named: &Named, ago: Duration, cause: PeerCause) {
+        if cx.config.service.by_content {
+            return;
+        }
         // The oldest of several senders is found: if that one was opened later, so were all others. Nothing tells which
         // of two similar rooms is meant.
         let Ok(Some(session)) = cx.rendezvous.sender_for(named) else { return };
