@@ -226,6 +226,7 @@ fn a_peer_of_the_next_version_is_served_with_the_right_bytes() {
     let evicted = sender(&mut host, 2, 1);
     let (attempt, cause) = (Attempt(2), PeerCause::Aborted);
     let abort = Body::Abort(Abort {
+        failed_ms_ago: None,
         low_watermark: Attempt(0),
         attempt,
         room: Room::Number(2),
@@ -254,6 +255,7 @@ fn a_peer_without_a_common_version_is_refused_and_both_sides_know_both_ranges() 
     assert_eq!(cause, PeerCause::Versions { ours: VERSIONS, theirs });
     let (room, cause) = (Room::Number(1), PeerCause::Versions { ours: theirs, theirs: VERSIONS });
     newer.say(Body::Abort(Abort {
+        failed_ms_ago: None,
         low_watermark: Attempt(0),
         attempt: Attempt(1),
         room,

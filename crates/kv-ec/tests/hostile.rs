@@ -215,13 +215,14 @@ fn other_hashes_leases_and_aborts_under_one_attempt_change_nothing_of_the_answer
     assert_eq!((producer.answers(), producer.pinned()), (1, 1));
     // The rooms and leases of others, named in aborts.
     for (attempt, room) in [(10, "asked-1-0"), (11, "asked-0-0"), (12, "asked-2-0")] {
-        for lease_id in [None, Some(SessionId(1))] {
+        for (lease_id, failed_ms_ago) in [(None, None), (None, Some(0)), (Some(SessionId(1)), None)] {
             let abort = Abort {
                 low_watermark: Attempt(0),
                 attempt: Attempt(attempt),
                 room: Room::request(room).unwrap(),
                 lease_id,
                 cause: PeerCause::Aborted,
+                failed_ms_ago,
             };
             producer.says(2, Body::Abort(abort));
         }
