@@ -15,7 +15,7 @@ use kv_core::{
 };
 
 use crate::memory;
-use crate::solo::{Solo, args, asks_about, list, record_with, register, release, with};
+use crate::solo::{Solo, abort_for, args, asks_about, list, record_with, register, release, with};
 
 const ROOM: Room = Room::Number(7);
 
@@ -43,17 +43,6 @@ fn said(solo: &Solo) -> usize {
 fn long_cause(len: usize) -> PeerCause {
     let text = "x".repeat(len);
     PeerCause::Incompatible(Mismatch { field: text, ours: String::new(), theirs: String::new() })
-}
-
-fn abort(attempt: u64, room: Room, cause: PeerCause) -> Body {
-    Body::Abort(Abort {
-        failed_ms_ago: None,
-        low_watermark: Attempt(0),
-        attempt: Attempt(attempt),
-        room,
-        lease_id: None,
-        cause,
-    })
 }
 
 /// The frame as it is said, whether or not it can be written.
@@ -101,7 +90,7 @@ fn a_long_reason_of_a_peer_is_shortened_for_other_ranks() {
         solo.open_sender(ROOM, 2);
         solo.says(1, Body::Register(register(1, ROOM, &[0])));
         solo.says(1, Body::Register(register(2, ROOM, &[1])));
-        say_if_it_fits(&mut solo, 1, abort(1, ROOM, long_cause(len)));
+        say_if_it_fits(&mut solo, 1, abort_for(1, ROOM, long_cause(len)));
         solo.says(1, asks_about(&[(2, 1)]));
         assert!(said(&solo) < 4096, "{} bytes are said of a reason of {len}", said(&solo));
     }
@@ -142,7 +131,7 @@ fn aborts_of_rooms_that_nobody_opens_keep_little_however_long_their_reasons() {
         let mut solo = Solo::serving(|_| {});
         let kept = kept_of(|| {
             for number in 1..=500 {
-                say_if_it_fits(&mut solo, 1, abort(number, Room::Number(number), long_cause(len)));
+                say_if_it_fits(&mut solo, 1, abort_for(number, Room::Number(number), long_cause(len)));
             }
             solo.said.clear();
         });

@@ -143,13 +143,17 @@ pub fn done(attempt: u64, part: u32, total: Option<u32>, skipped: Vec<u16>) -> B
 }
 
 pub fn abort(attempt: u64, room: Room) -> Body {
+    abort_for(attempt, room, PeerCause::Aborted)
+}
+
+pub fn abort_for(attempt: u64, room: Room, cause: PeerCause) -> Body {
     Body::Abort(Abort {
         failed_ms_ago: None,
         low_watermark: Attempt(0),
         attempt: Attempt(attempt),
         room,
         lease_id: None,
-        cause: PeerCause::Aborted,
+        cause,
     })
 }
 

@@ -73,6 +73,10 @@ fn serves_again(pair: &mut Pair) {
     let sender = pair.open_sender(ROOM, 1);
     pair.init_sender(sender, 2, None);
     pair.send(sender, &[3, 4]);
+    both_succeed(pair, sender, receiver);
+}
+
+fn both_succeed(pair: &mut Pair, sender: SessionId, receiver: SessionId) {
     for _ in 0..20 {
         pair.complete_posts();
         pair.run_for(SECOND / 2);
@@ -206,10 +210,7 @@ fn a_sender_is_told_of_a_receiver_that_lost_the_way_before_it_registered() {
     for fence in [WriteFence::AtDeath, WriteFence::Within(SECOND), WriteFence::Revocable] {
         let mut pair = Pair::new();
         pair.fence = fence;
-        let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
-        pair.run_for(SECOND / 500);
-        lose_way_and_conversation(&mut pair);
-        assert_eq!(pair.failure(D, receiver), Cause::WayLost);
+        let sender = failed_unanswered(&mut pair);
         pair.run_for(SECOND * 10);
         assert_eq!(pair.poll(P, sender), KvPoll::Failed, "{fence:?}: it waits for nobody");
         pair.assert_empty();
@@ -245,18 +246,13 @@ fn a_failure_that_was_heard_is_not_taken_for_that_of_the_next_request_in_the_roo
         pair.init_receiver(receiver, &[24], None);
         pair.init_sender(sender, 1, None);
         pair.send(sender, &[3]);
-        for _ in 0..20 {
-            pair.complete_posts();
-            pair.run_for(SECOND / 2);
-        }
-        assert_eq!([pair.poll(P, sender), pair.poll(D, receiver)], [KvPoll::Success; 2], "later {later}");
+        both_succeed(&mut pair, sender, receiver);
         pair.assert_empty();
     }
 }
 
 /// The decode worker has lost its way, and is to tell the prefill worker again that the receiver has failed.
 fn failed_unanswered(pair: &mut Pair) -> SessionId {
-    pair.fence = WriteFence::Revocable;
     let (sender, receiver) = (pair.open_sender(ROOM, 1), pair.open_receiver(ROOM));
     pair.run_for(SECOND / 500);
     lose_way_and_conversation(pair);
@@ -264,10 +260,17 @@ fn failed_unanswered(pair: &mut Pair) -> SessionId {
     sender
 }
 
+/// The same where a revocable fence has ended the conversation.
+fn revoked_unanswered() -> (Pair, SessionId) {
+    let mut pair = Pair::new();
+    pair.fence = WriteFence::Revocable;
+    let sender = failed_unanswered(&mut pair);
+    (pair, sender)
+}
+
 #[test]
 fn a_sender_is_told_of_a_failed_receiver_after_the_way_could_not_be_opened_for_a_while() {
-    let mut pair = Pair::new();
-    let sender = failed_unanswered(&mut pair);
+    let (mut pair, sender) = revoked_unanswered();
     pair.unreachable = true;
     pair.run_for(SECOND * 20);
     assert_eq!(pair.poll(P, sender), KvPoll::Bootstrapping, "it cannot have heard");
@@ -279,8 +282,7 @@ fn a_sender_is_told_of_a_failed_receiver_after_the_way_could_not_be_opened_for_a
 
 #[test]
 fn a_new_session_goes_at_once_to_a_peer_that_is_only_to_be_told_again_of_failures() {
-    let mut pair = Pair::new();
-    let sender = failed_unanswered(&mut pair);
+    let (mut pair, sender) = revoked_unanswered();
     pair.unreachable = true;
     pair.run_for(SECOND * 5);
     pair.unreachable = false;
@@ -292,8 +294,7 @@ fn a_new_session_goes_at_once_to_a_peer_that_is_only_to_be_told_again_of_failure
 
 #[test]
 fn a_session_that_fails_while_the_peer_is_only_to_be_told_of_others_is_told_too() {
-    let mut pair = Pair::new();
-    failed_unanswered(&mut pair);
+    let (mut pair, _) = revoked_unanswered();
     let room = Room::Number(6);
     let (sender, receiver) = (pair.open_sender(room.clone(), 1), pair.open_receiver(room));
     pair.abort(D, receiver);
@@ -305,8 +306,7 @@ fn a_session_that_fails_while_the_peer_is_only_to_be_told_of_others_is_told_too(
 /// An incarnation that is gone has no senders: nobody is told for ever.
 #[test]
 fn a_peer_that_was_restarted_is_not_told_of_failures_of_before() {
-    let mut pair = Pair::new();
-    failed_unanswered(&mut pair);
+    let (mut pair, _) = revoked_unanswered();
     pair.restart(P);
     pair.run_for(SECOND * 60);
     assert_eq!((pair.node(D).gauges().peers, pair.node(D).gauges().timers), (0, 0));
@@ -323,8 +323,7 @@ fn a_peer_that_was_restarted_is_not_told_of_failures_of_before() {
 
 #[test]
 fn a_peer_that_stays_unreachable_is_not_greeted_for_ever_to_be_told_of_failures() {
-    let mut pair = Pair::new();
-    failed_unanswered(&mut pair);
+    let (mut pair, _) = revoked_unanswered();
     pair.unreachable = true;
     pair.run_for(SECOND * 400);
     assert_eq!((pair.node(D).gauges().peers, pair.node(D).gauges().timers), (0, 0));

@@ -41,7 +41,7 @@ use std::collections::VecDeque;
 
 use self::contact::Contact;
 use crate::error::{Cause, PeerCause};
-use crate::id::{Attempt, Incarnation, Room, WorkerId};
+use crate::id::{Attempt, Incarnation, Room, SessionId, WorkerId};
 use crate::layout::Geometry;
 use crate::lease::LeaseRef;
 use crate::meter::each;
@@ -336,8 +336,7 @@ impl Peer {
     ) -> Abort {
         let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         let low_watermark = self.outgoing.low_watermark();
-        let (room, cause) = (room.clone(), cause.clone());
-        let abort = Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago: None };
+        let abort = Abort { attempt, low_watermark, ..unnumbered(room, lease_id, cause) };
         self.outgoing.end_aborted(abort.clone(), unanswered);
         abort
     }
@@ -345,10 +344,7 @@ impl Peer {
     /// A session failed at `failed_at`, and the peer has not spoken of its attempt when the conversation ends: the peer
     /// is told again in the next one.
     pub(super) fn abort_again(&mut self, room: &Room, cause: &PeerCause, failed_at: Time) {
-        let (attempt, low_watermark) = (Attempt(0), Attempt(0));
-        let (room, cause, lease_id, failed_ms_ago) = (room.clone(), cause.clone(), None, None);
-        let abort = Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago };
-        self.outgoing.abort_again(abort, failed_at);
+        self.outgoing.abort_again(unnumbered(room, None, cause), failed_at);
     }
 
     /// Aborts a room at the peer once the peer answers. Does nothing if this worker does not greet
@@ -362,12 +358,15 @@ impl Peer {
     ) {
         let lease_id = of_incarnation(lease_refs, self.incarnation).map(|lease| lease.lease_id);
         if self.contact.hello().is_some() && (lease_refs.is_empty() || lease_id.is_some()) {
-            let (room, cause, low_watermark) = (room.clone(), cause.clone(), self.outgoing.low_watermark());
-            let failed_ms_ago = None;
-            let abort = |attempt| Abort { attempt, room, lease_id, cause, low_watermark, failed_ms_ago };
-            self.outgoing.abort_unopened(abort, now);
+            self.outgoing.abort_unopened(unnumbered(room, lease_id, cause), now);
         }
     }
+}
+
+/// An abort whose number and low watermark are yet to be filled in.
+fn unnumbered(room: &Room, lease_id: Option<SessionId>, cause: &PeerCause) -> Abort {
+    let (attempt, low_watermark) = (Attempt(0), Attempt(0));
+    Abort { attempt, room: room.clone(), lease_id, cause: cause.clone(), low_watermark, failed_ms_ago: None }
 }
 
 /// The reference, among these, to a session of this incarnation.

@@ -155,20 +155,19 @@ impl Outgoing {
     }
 
     /// A session failed at `failed_at`, before the peer answered: a sender there should not wait in vain.
-    /// Does nothing if too many such ends are noted already.
-    pub(super) fn abort_unopened(&mut self, abort: impl FnOnce(Attempt) -> Abort, failed_at: Time) {
+    /// The number and the low watermark are filled in. Does nothing if too many such ends are noted already.
+    pub(super) fn abort_unopened(&mut self, abort: Abort, failed_at: Time) {
         if self.ended.len() < MAX_ENDED {
+            let low_watermark = self.low_watermark();
             let attempt = self.draw();
-            self.end_aborted(abort(attempt), Some(failed_at));
+            self.end_aborted(Abort { attempt, low_watermark, ..abort }, Some(failed_at));
         }
     }
 
-    /// The same, if the peer may have been told in a conversation that is over. The number, the low watermark and the
-    /// age of the failure are filled in.
+    /// The same, if the peer may have been told in a conversation that is over. The age of the failure is filled in
+    /// whenever that is said.
     pub(super) fn abort_again(&mut self, abort: Abort, failed_at: Time) {
-        let low_watermark = self.low_watermark();
-        let again = |attempt| Abort { attempt, low_watermark, failed_ms_ago: Some(0), ..abort };
-        self.abort_unopened(again, failed_at);
+        self.abort_unopened(Abort { failed_ms_ago: Some(0), ..abort }, failed_at);
     }
 
     /// True if an abort is to be said again.
@@ -344,7 +343,7 @@ mod tests {
         assert_eq!(state(&outgoing), (vec![3], false, 1, 2));
         outgoing.end_aborted(abort(third), None);
         assert_eq!(outgoing.unacknowledged(Time::ZERO), (vec![(2, 1)], vec![abort(third)]));
-        outgoing.abort_unopened(abort, Time::ZERO);
+        outgoing.abort_unopened(abort(Attempt(0)), Time::ZERO);
         assert_eq!(state(&outgoing), (vec![], false, 3, 2));
         outgoing.acknowledged(Attempt(2)..Attempt(4));
         assert_eq!(state(&outgoing), (vec![], false, 1, 4));
@@ -361,7 +360,7 @@ mod tests {
         let [read, heard] = [3, 4].map(|session| outgoing.open(SessionId(session), 0));
         outgoing.end_read(read);
         outgoing.end_aborted(abort(heard), None);
-        outgoing.abort_unopened(abort, Time::from_nanos(7_000_000));
+        outgoing.abort_unopened(abort(Attempt(0)), Time::from_nanos(7_000_000));
         let taken = outgoing.take_open();
         assert_eq!(taken.get(&open), Some(&(SessionId(1), 4)));
         assert_eq!((taken.len(), outgoing.is_closing()), (2, false));

@@ -13,7 +13,7 @@ use crate::proto::effects::Effects;
 use crate::record::TransportOffer;
 use crate::time::Time;
 use crate::transport::Origin;
-use crate::wire::{Abort, ConversationId};
+use crate::wire::ConversationId;
 
 /// All peers, by id, by conversation, and by identity.
 #[derive(Debug, Clone, Default)]
@@ -193,9 +193,8 @@ impl Peers {
     pub(super) fn hand_over_aborts(&mut self, from: PeerId, to: PeerId) {
         let aborts = self.peers.get_mut(&from).map(|peer| peer.outgoing.take_unanswered());
         let Some(peer) = self.peers.get_mut(&to) else { return };
-        let low_watermark = peer.outgoing.low_watermark();
         for (abort, failed_at) in each(aborts.unwrap_or_default()) {
-            peer.outgoing.abort_unopened(|attempt| Abort { attempt, low_watermark, ..abort }, failed_at);
+            peer.outgoing.abort_unopened(abort, failed_at);
         }
     }
 

@@ -287,9 +287,10 @@ impl Node {
             }
             self.fail_peer_sessions(id, &Cause::Connect(error), Some(self.cx.fx.now()));
             // It is kept, and its way tried again, only while it must be told again of failures.
-            match self.cx.peers.get(id).is_some_and(|peer| !peer.has_met() && peer.outgoing().says_again()) {
-                true => self.cx.greet_later(id, self.cx.config.timing.retry_max),
-                false => self.cx.forget_peer(id),
+            if self.cx.peers.get(id).is_some_and(|peer| !peer.has_met() && peer.outgoing().says_again()) {
+                self.cx.greet_later(id, self.cx.config.timing.retry_max);
+            } else {
+                self.cx.forget_peer(id);
             }
         }
     }
