@@ -59,6 +59,8 @@ cargo test "${what[@]}" --locked --no-run
 cargo build "${what[@]}" --profile test --locked --examples
 
 step "running the tests"
+# Half of their time is waiting: for processes, for timeouts.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0

@@ -135,6 +135,24 @@ fn a_served_request_is_owed_until_its_peer_has_heard_of_it() {
     pair.assert_empty();
 }
 
+/// The last message is lost with the way: the next way brings it, unless the worker is stopped before.
+#[test]
+fn a_served_request_is_owed_also_while_the_way_to_its_peer_is_lost() {
+    let mut pair = Pair::new();
+    let (sender, receiver) = pair.transferring(OPEN, &[3], &[0]);
+    drain(&mut pair, P);
+    pair.lose(|_| true);
+    pair.complete_posts();
+    pair.lose_way(P);
+    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Transferring));
+    assert!(pair.node(P).owes_answers(), "stopping it now would fail the receiver");
+    pair.lose(|_| false);
+    pair.run_for(Duration::from_secs(3));
+    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
+    assert!(!pair.node(P).owes_answers());
+    pair.assert_empty();
+}
+
 /// The receiver was given no pages, so that nothing but the acknowledgement keeps its worker.
 #[test]
 fn an_abort_is_owed_until_the_sender_that_waits_in_vain_has_acknowledged_it() {

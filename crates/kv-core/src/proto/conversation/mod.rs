@@ -261,11 +261,11 @@ impl Peer {
         !self.outgoing.is_needed() && self.posts == 0 && !self.serves()
     }
 
-    /// True if the peer answers, and has yet to hear that an attempt was served, or to acknowledge the end
-    /// of one.
+    /// True if the peer has yet to hear that an attempt was served, or to acknowledge the end of one. A peer that was
+    /// given up is owed nothing. One whose way is lost is told over the next one.
     pub(super) fn is_owed(&self) -> bool {
         let ends = self.outgoing.is_closing() || self.outgoing.ended_len() > 0;
-        !self.is_out_of_touch() && (ends || self.incoming.has_served())
+        !self.contact.is_given_up() && (ends || self.incoming.has_served())
     }
 
     /// True if the peer has attempts here that are not over, or whose result it may not have heard.

@@ -253,8 +253,8 @@ impl Node {
         self.cx.rendezvous.senders() > 0
     }
 
-    /// True while a peer that answers has yet to hear that its attempt was served, or to acknowledge that
-    /// an attempt of this worker is over.
+    /// True while a peer that was not given up has yet to hear that its attempt was served, or to acknowledge
+    /// that an attempt of this worker is over.
     pub fn owes_answers(&self) -> bool {
         self.cx.peers.iter().any(|(_, peer)| peer.is_owed())
     }

@@ -144,6 +144,7 @@ fn a_drain_that_is_asked_for_twice_or_let_go_of_is_the_same_drain() {
     let (second, third) = (manager.begin_drain(), manager.begin_drain());
     let refused = manager.sender("", Room::from(1), &[], SessionOptions::default());
     assert_eq!(refused.map(drop), Err(OpenError::Draining), "a drain that nobody holds goes on");
+    rig.until_seen(&Seen::Drain);
     say(&rig, "look");
     assert_eq!(rig.seen().iter().filter(|seen| **seen == Seen::Drain).count(), 1, "the machine is told once");
     assert!(!second.is_empty() && !third.is_empty());
