@@ -19,6 +19,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
 run() {
     printf '== %s\n' "$*" >&2
     local said
+    (cd "$outside" && cargo build --quiet "$@")
     said=$(cd "$outside" && timeout 120 cargo run --quiet "$@")
     printf '%s\n' "$said"
     [ "$said" = "Success, the bytes are right: true" ]

@@ -59,8 +59,8 @@ cargo test "${what[@]}" --locked --no-run
 cargo build "${what[@]}" --profile test --locked --examples
 
 step "running the tests"
-# Half of their time is waiting: for processes, for timeouts.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))}
+# For half of their time tests wait, for processes and timeouts: four at once also where there are fewer processors.
+[ -n "${RUST_TEST_THREADS:-}" ] || [ "$(nproc)" -ge 4 ] || export RUST_TEST_THREADS=4
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0

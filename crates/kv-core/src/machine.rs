@@ -82,7 +82,7 @@ pub trait Machine: Send {
         false
     }
 
-    /// True while a peer that was not given up has yet to hear, or to acknowledge, how a session has ended that
+    /// True while a peer that is not given up has yet to hear, or to acknowledge, how a session has ended that
     /// is over here. A worker that drains is not empty as long as this is true.
     fn owes_answers(&self) -> bool {
         false

@@ -153,6 +153,22 @@ fn a_served_request_is_owed_also_while_the_way_to_its_peer_is_lost() {
     pair.assert_empty();
 }
 
+#[test]
+fn a_peer_that_cannot_be_reached_any_more_is_owed_nothing_after_a_while() {
+    let mut pair = Pair::new();
+    pair.transferring(OPEN, &[3], &[0]);
+    drain(&mut pair, P);
+    pair.lose(|_| true);
+    pair.complete_posts();
+    pair.unreachable = true;
+    pair.lose_way(P);
+    pair.pass_without(D, Duration::from_secs(1));
+    assert!(pair.node(P).owes_answers());
+    pair.pass_without(D, Duration::from_secs(30));
+    assert!(!pair.node(P).owes_answers(), "a drain does not wait for it");
+    assert_eq!(pair.node(P).gauges().owed, 0);
+}
+
 /// The receiver was given no pages, so that nothing but the acknowledgement keeps its worker.
 #[test]
 fn an_abort_is_owed_until_the_sender_that_waits_in_vain_has_acknowledged_it() {

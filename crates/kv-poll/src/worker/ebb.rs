@@ -5,7 +5,8 @@ use std::time::Duration;
 use kv_core::Time;
 
 /// How long a worker without sessions waits for peers that have not acknowledged how their requests ended.
-/// Peers that answer do so within a round trip, or are given up after `Timing::peer_timeout`.
+/// Peers that answer do so within a round trip, or are given up after `Timing::peer_timeout`. A peer whose way is lost is
+/// told over the next one.
 const UNHEARD: Duration = Duration::from_secs(5);
 
 /// How far a worker that drains has come.

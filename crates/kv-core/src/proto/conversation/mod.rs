@@ -261,9 +261,9 @@ impl Peer {
         !self.outgoing.is_needed() && self.posts == 0 && !self.serves()
     }
 
-    /// True if the peer has yet to hear that an attempt was served, or to acknowledge the end of one. A peer that was
-    /// given up is owed nothing. One whose way is lost is told over the next one.
-    pub(super) fn is_owed(&self) -> bool {
+    /// True if the peer was not given up, and has yet to hear that an attempt was served, or to acknowledge the end of
+    /// one.
+    fn is_owed(&self) -> bool {
         let ends = self.outgoing.is_closing() || self.outgoing.ended_len() > 0;
         !self.contact.is_given_up() && (ends || self.incoming.has_served())
     }

@@ -117,7 +117,7 @@ pub struct NodeGauges {
     pub draining: usize,
     /// Senders that lack receivers.
     pub awaiting: usize,
-    /// Peers that answer, and have yet to hear that an attempt was served, or to acknowledge the end of one.
+    /// Peers that are not given up, and have yet to hear that an attempt was served, or to acknowledge the end of one.
     pub owed: usize,
     /// Frames that were ignored since the start, by reason.
     pub dropped: DroppedFrames,
@@ -238,7 +238,7 @@ impl Node {
             ended_leases: self.sending.ended_leases(),
             draining: sum(&|peer| peer.outgoing().ended_len()),
             awaiting: self.cx.rendezvous.senders(),
-            owed: sum(&|peer| usize::from(peer.is_owed())),
+            owed: self.cx.peers.iter().filter(|(id, _)| self.cx.is_owed(*id)).count(),
             dropped,
         }
     }
@@ -253,10 +253,10 @@ impl Node {
         self.cx.rendezvous.senders() > 0
     }
 
-    /// True while a peer that was not given up has yet to hear that its attempt was served, or to acknowledge
+    /// True while a peer that is not given up has yet to hear that its attempt was served, or to acknowledge
     /// that an attempt of this worker is over.
     pub fn owes_answers(&self) -> bool {
-        self.cx.peers.iter().any(|(_, peer)| peer.is_owed())
+        self.cx.peers.iter().any(|(id, _)| self.cx.is_owed(id))
     }
 
     /// The pages and items of ended sessions that may not be used again yet, by peer and reason. A
