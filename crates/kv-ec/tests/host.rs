@@ -226,7 +226,7 @@ fn an_entry_that_one_process_writes_is_read_by_the_others() {
 fn shared_names() -> BTreeSet<String> {
     let names = std::fs::read_dir("/dev/shm").into_iter().flatten().map_while(Result::ok);
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.contains("kv")).collect()
+    names.filter(|name| name.contains("kv") || name.contains("ec")).collect()
 }
 
 #[test]

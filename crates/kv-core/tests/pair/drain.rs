@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kv_core::proto::{Command, Spoken};
 use kv_core::wire::{Body, VERSIONS, Versions};
-use kv_core::{Cause, KvPoll, PeerCause, Room, SessionOptions, TransferMode};
+use kv_core::{Cause, KvPoll, PeerCause, Room, SessionId, SessionOptions, TransferMode};
 
 use crate::pair::{D, P, Pair, list};
 
@@ -119,47 +119,46 @@ fn a_peer_that_was_refused_asks_the_bootstrap_server_anew_for_each_later_request
     assert_eq!(pair.node(D).gauges().addresses, 0, "an answer that names the worker is used once");
 }
 
-#[test]
-fn a_served_request_is_owed_until_its_peer_has_heard_of_it() {
-    let mut pair = Pair::new();
+/// A request that is served while P drains; the messages for which `lose` says true are lost. Returns the receiver.
+fn served_unheard(pair: &mut Pair, lose: impl FnMut(&Body) -> bool + 'static) -> SessionId {
     let (sender, receiver) = pair.transferring(OPEN, &[3], &[0]);
-    drain(&mut pair, P);
-    pair.lose(|body| matches!(body, Body::Progress(_)));
+    drain(pair, P);
+    pair.lose(lose);
     pair.complete_posts();
     assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Transferring));
+    receiver
+}
+
+/// Nothing is lost any more: the receiver hears of its success, and P owes nothing then.
+fn is_told(pair: &mut Pair, receiver: SessionId) {
     assert!(pair.node(P).owes_answers(), "stopping it now would fail the receiver");
     pair.lose(|_| false);
     pair.run_for(Duration::from_secs(3));
     assert_eq!(pair.poll(D, receiver), KvPoll::Success);
     assert!(!pair.node(P).owes_answers());
     pair.assert_empty();
+}
+
+#[test]
+fn a_served_request_is_owed_until_its_peer_has_heard_of_it() {
+    let mut pair = Pair::new();
+    let receiver = served_unheard(&mut pair, |body| matches!(body, Body::Progress(_)));
+    is_told(&mut pair, receiver);
 }
 
 /// The last message is lost with the way: the next way brings it, unless the worker is stopped before.
 #[test]
 fn a_served_request_is_owed_also_while_the_way_to_its_peer_is_lost() {
     let mut pair = Pair::new();
-    let (sender, receiver) = pair.transferring(OPEN, &[3], &[0]);
-    drain(&mut pair, P);
-    pair.lose(|_| true);
-    pair.complete_posts();
+    let receiver = served_unheard(&mut pair, |_| true);
     pair.lose_way(P);
-    assert_eq!((pair.poll(P, sender), pair.poll(D, receiver)), (KvPoll::Success, KvPoll::Transferring));
-    assert!(pair.node(P).owes_answers(), "stopping it now would fail the receiver");
-    pair.lose(|_| false);
-    pair.run_for(Duration::from_secs(3));
-    assert_eq!(pair.poll(D, receiver), KvPoll::Success);
-    assert!(!pair.node(P).owes_answers());
-    pair.assert_empty();
+    is_told(&mut pair, receiver);
 }
 
 #[test]
 fn a_peer_that_cannot_be_reached_any_more_is_owed_nothing_after_a_while() {
     let mut pair = Pair::new();
-    pair.transferring(OPEN, &[3], &[0]);
-    drain(&mut pair, P);
-    pair.lose(|_| true);
-    pair.complete_posts();
+    served_unheard(&mut pair, |_| true);
     pair.unreachable = true;
     pair.lose_way(P);
     pair.pass_without(D, Duration::from_secs(1));
@@ -258,11 +257,7 @@ fn a_receiver_that_is_aborted_while_the_sender_drains_frees_the_pages_of_both() 
 #[test]
 fn a_peer_that_hangs_is_owed_nothing_once_it_does_not_answer_any_more() {
     let mut pair = Pair::new();
-    let (sender, _) = pair.transferring(OPEN, &[3], &[0]);
-    drain(&mut pair, P);
-    pair.lose(|_| true);
-    pair.complete_posts();
-    assert_eq!(pair.poll(P, sender), KvPoll::Success);
+    served_unheard(&mut pair, |_| true);
     assert!(pair.node(P).owes_answers(), "it may be slow");
     pair.pass_without(D, Duration::from_secs(30));
     assert!(!pair.node(P).owes_answers(), "a drain does not wait for it");

@@ -261,11 +261,9 @@ impl Peer {
         !self.outgoing.is_needed() && self.posts == 0 && !self.serves()
     }
 
-    /// True if the peer was not given up, and has yet to hear that an attempt was served, or to acknowledge the end of
-    /// one.
-    fn is_owed(&self) -> bool {
-        let ends = self.outgoing.is_closing() || self.outgoing.ended_len() > 0;
-        !self.contact.is_given_up() && (ends || self.incoming.has_served())
+    /// True if the peer has yet to hear that an attempt was served, or to acknowledge the end of one.
+    fn has_unheard_ends(&self) -> bool {
+        self.outgoing.is_closing() || self.outgoing.ended_len() > 0 || self.incoming.has_served()
     }
 
     /// True if the peer has attempts here that are not over, or whose result it may not have heard.

@@ -146,12 +146,12 @@ impl Context {
         self.peers.get(id).is_some_and(|peer| peer.outgoing.is_needed() || peer.has_attempts() && may_wait)
     }
 
-    /// True if the peer has yet to hear that an attempt was served, or to acknowledge the end of one. A peer whose way is
-    /// lost is told over the next way: it is owed for as long as a silent peer is waited for.
+    /// True if the peer is not given up, and has yet to hear that an attempt was served, or to acknowledge the end of
+    /// one. A peer whose way is lost is told over the next way: it is owed for as long as a silent peer is waited for.
     pub(in crate::proto) fn is_owed(&self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return false };
-        let vanished = peer.is_lost() && self.silent_for(id) >= self.config.timing.peer_timeout;
-        !vanished && peer.is_owed()
+        let is_waited_for = !peer.is_lost() || self.silent_for(id) < self.config.timing.peer_timeout;
+        is_waited_for && !peer.contact.is_given_up() && peer.has_unheard_ends()
     }
 
     /// This side's way to the peer is lost. True if the way [is needed](Context::needs_way), and must be opened again.
