@@ -200,7 +200,9 @@ fn a_blocked_transport_costs_the_request_under_way_and_is_regained_when_it_works
     println!("{:?} while TCP was blocked: {opened:?}", began.elapsed());
     assert!(opened.contains(&"connect local".to_owned()));
     let tries = opened.iter().filter(|line| *line == "connect tcp").count();
-    let most = 2 + began.elapsed().as_secs().max(1).ilog2() as usize;
+    // This worker's own tries, and its answers while P greets it over TCP: after 200 ms, 400 ms, and so on up to 2 s.
+    let seconds = began.elapsed().as_secs() as usize;
+    let most = 2 + seconds.max(1).ilog2() as usize + 4 + seconds / 2;
     assert!(tries <= most, "TCP was tried {tries} times in {:?}", began.elapsed());
 
     pair.proxy.open();

@@ -140,6 +140,31 @@ fn a_request_is_served_in_a_room_whose_failure_was_heard_before_the_way_was_lost
     }
 }
 
+/// The decode worker lives, cannot open a way of its own, and therefore ends the way on which the prefill worker greets it.
+#[test]
+fn a_way_that_is_lost_whenever_it_is_open_is_opened_ever_more_rarely() {
+    let mut pair = Pair::new();
+    let receiver = failed_by_a_post(&mut pair, |_| true);
+    pair.lose(|_| true);
+    let mut opened = Vec::new();
+    for _ in 0..10_000 {
+        if pair.has_way(P) {
+            opened.push(pair.now());
+            pair.lose_way(P);
+        }
+        pair.run_for(SECOND / 1000);
+    }
+    assert!((6..=8).contains(&opened.len()), "{opened:?}");
+
+    pair.lose(|_| false);
+    pair.run_for(SECOND * 3);
+    assert_eq!(pair.poll(D, receiver), KvPoll::Failed, "told over the way that works");
+    pair.transferring(Room::Number(6), &[3], &[22]);
+    pair.lose_way(P);
+    pair.run_for(SECOND / 4);
+    assert!(pair.has_way(P), "the other worker was heard meanwhile");
+}
+
 /// The decode worker is gone, and its death is not proven: the prefill worker stops trying to tell it anything.
 #[test]
 fn a_way_for_a_receiver_that_is_not_heard_is_opened_again_for_a_while_only() {

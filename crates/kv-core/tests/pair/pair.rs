@@ -295,6 +295,11 @@ impl Pair {
         }
     }
 
+    /// True if the node has a way to the other one.
+    pub fn has_way(&self, node: usize) -> bool {
+        !self.peers_of(node).is_empty()
+    }
+
     fn peers_of(&self, node: usize) -> Vec<PeerId> {
         self.peers.keys().filter(|(of, _)| *of == node).map(|&(_, peer)| peer).collect()
     }

@@ -39,7 +39,7 @@ mod write_rights;
 
 use std::collections::VecDeque;
 
-use self::contact::Contact;
+use self::contact::{Contact, Event};
 use crate::error::{Cause, PeerCause};
 use crate::id::{Attempt, Incarnation, Room, SessionId, WorkerId};
 use crate::layout::Geometry;
@@ -99,6 +99,8 @@ pub(super) struct Peer {
     /// True once the peer has said that it takes no new requests.
     leaving: bool,
     last_heard: Time,
+    /// How often the way to the peer was lost since the peer was last heard.
+    lost_unheard: u32,
     /// How many posts to or from the peer have not ended.
     posts: u32,
     outgoing: Outgoing,
@@ -148,6 +150,7 @@ impl Peer {
             suffixed: false,
             leaving: false,
             last_heard: now,
+            lost_unheard: 0,
             posts: 0,
             outgoing: Outgoing::default(),
             incoming: Attempts::default(),
@@ -275,6 +278,17 @@ impl Peer {
     /// answer any more do not matter.
     fn serves(&self) -> bool {
         self.incoming.live_len() > 0 || self.incoming.results_len() > 0 && !self.contact.is_given_up()
+    }
+
+    /// The peer was heard.
+    fn heard(&mut self, now: Time) {
+        (self.last_heard, self.lost_unheard) = (now, 0);
+    }
+
+    /// This side's way to the peer is lost.
+    fn lose_way(&mut self) {
+        self.contact.turn(Event::WayLost);
+        self.lost_unheard = self.lost_unheard.saturating_add(1);
     }
 
     // ---- what is under way with it --------------------------------------------------------------

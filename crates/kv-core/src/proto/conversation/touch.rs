@@ -52,7 +52,7 @@ impl Context {
     pub(in crate::proto) fn hear(&mut self, id: PeerId) -> bool {
         let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return false };
-        peer.last_heard = now;
+        peer.heard(now);
         let was_given_up = peer.contact.is_given_up();
         peer.contact.turn(Event::Heard);
         was_given_up
@@ -161,7 +161,7 @@ impl Context {
             return false;
         }
         let Some(peer) = self.peers.get_mut(id) else { return false };
-        peer.contact.turn(Event::WayLost);
+        peer.lose_way();
         if peer.contact.is_wanted() {
             // A peer that a session here looks for may come on another connection. Any other says hello there first,
             // and until then counts among the peers of its old connection.
@@ -188,6 +188,14 @@ impl Context {
         if silent_for >= patience.max(timing.peer_timeout) {
             peer.outgoing.forget_ended();
         }
+    }
+
+    /// Sets the time at which the lost way is opened again. A way over which nothing is heard before it is lost again (the
+    /// peer cannot open its own, and ends this one) is opened ever more rarely.
+    pub(in crate::proto) fn reopen_later(&mut self, id: PeerId) {
+        let lost = self.peers.get(id).map_or(0, |peer| peer.lost_unheard);
+        let pause = self.fx.backoff(self.config.timing.retry_first, lost);
+        self.fx.arm(Timer::Peer(id), self.fx.now() + pause);
     }
 
     /// Opens a lost way again. Called repeatedly. False if the way [is not needed](Context::needs_way) any more.

@@ -339,8 +339,7 @@ impl Node {
                 self.cx.rendezvous.sender_failed(with, named, told, Latecomers::Left(1));
             }
         }
-        let pause = self.cx.fx.backoff(self.cx.config.timing.retry_first, 1);
-        self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + pause);
+        self.cx.reopen_later(id);
     }
 
     /// The peer's permission has ended, and its last writes have arrived.
