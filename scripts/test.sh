@@ -59,6 +59,8 @@ cargo test "${what[@]}" --locked --no-run
 cargo build "${what[@]}" --profile test --locked --examples
 
 step "running the tests"
+# For half of their time tests wait, for processes and timeouts: four at once also where there are fewer processors.
+[ -n "${RUST_TEST_THREADS:-}" ] || [ "$(nproc)" -ge 4 ] || export RUST_TEST_THREADS=4
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0

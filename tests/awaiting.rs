@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use kv_transfer::{Cause, Manager, OpenError, Receiver};
 use support::PATIENCE;
 use support::memory::Shape;
 use support::pair::Pair;
-use support::random::Random;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 

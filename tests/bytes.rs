@@ -4,12 +4,12 @@
 
 mod support;
 
+use kv_conformance::Random;
 use kv_transfer::Limits;
 use kv_transfer::Parallel;
 use kv_transfer::prelude::*;
 use support::host::{Host, Setup};
 use support::memory::Shape;
-use support::random::Random;
 use support::traffic::{Load, Tally, run};
 use support::{ended, reclaimed, server};
 
@@ -133,7 +133,7 @@ fn one_prompt_goes_to_two_decode_engines() {
     let decode = |engine: &str| Setup { engine: engine.to_owned(), ..Setup::decode(&addr, shape) }.start();
     let mut decodes = [decode("decode-a"), decode("decode-b")];
     for room in 0..40 {
-        let (pages, content) = (1 + random.below(32), random.next());
+        let (pages, content) = (1 + random.below(32), random.bits());
         let mut receivers = Vec::new();
         let early = random.below(3);
         let mut open = |decodes: &mut [Host; 2], which: usize| {

@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kv_conformance::Random;
 use kv_transfer::allocator::RunAllocator;
 use kv_transfer::consensus::SingleRank;
 use kv_transfer::interop::sglang::{self, AUX_ITEM_LENS, SglangConfig};
@@ -25,7 +26,6 @@ use kv_transfer::queue::{
 };
 use kv_transfer::{AuxIndex, Cause, Change, Holds, Layout, Lease, Manager, TransferMode, layout};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use support::random::Random;
 use support::{PATIENCE, until};
 
 const PAGES: u32 = 64;

@@ -5,12 +5,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 #[allow(dead_code)]
-#[path = "support/random.rs"]
-mod random;
-
 use std::path::{Path, PathBuf};
 
-use random::Random;
+use kv_conformance::Random;
 
 /// A comment of this many words or fewer cannot say what a caller may rely on.
 const FEW_WORDS: usize = 3;

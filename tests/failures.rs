@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use kv_conformance::Random;
 use kv_transfer::Limits;
 use kv_transfer::prelude::*;
 use kv_transfer::{
@@ -15,7 +16,6 @@ use kv_transfer::{
 use support::host::{Host, Setup};
 use support::memory::Shape;
 use support::pair::Pair;
-use support::random::Random;
 use support::traffic::{Load, run};
 use support::{PATIENCE, ended, failed, reclaimed, server, until};
 

@@ -6,10 +6,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use kv_transfer::{CacheGroupItems, Receiver, Reclaimed, RequestCacheGroups, Sender, TransferMode};
 use support::hybrid::{DRAFT, Hybrid, Items, KV, SLOTS, WINDOW};
-use support::random::Random;
 use support::{PATIENCE, server};
 
 /// The number of tokens in the sliding window.

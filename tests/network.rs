@@ -8,6 +8,7 @@ mod support;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use kv_conformance::Random;
 #[cfg(any(feature = "ucx", feature = "fabric"))]
 use kv_conformance::needed;
 use kv_transfer::params::TransferParams;
@@ -17,7 +18,6 @@ use support::host::Host;
 use support::netns::has_own_sys;
 use support::netns::{Beyond, enter, far, near};
 use support::process::{Kind, Process, reader};
-use support::random::Random;
 use support::store::{Members, Place, Store};
 use support::{PATIENCE, ended, reclaimed, until};
 

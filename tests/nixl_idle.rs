@@ -1,5 +1,5 @@
-//! Rest over NIXL, which has no descriptor to wait on: a worker with nothing to do polls seldom enough to use
-//! less than a hundredth of a processor, and often enough to serve the next request.
+//! Rest over NIXL, which has no descriptor to wait on: a worker with nothing to do polls so seldom that it uses hardly any of a
+//! processor, and often enough to serve the next request.
 #![cfg(feature = "nixl")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -62,7 +62,7 @@ fn serve(prefill: &(Worker, HostMemory), decode: &(Worker, HostMemory), addr: &s
 }
 
 #[test]
-fn connected_workers_without_sessions_use_less_than_a_hundredth_of_a_processor() {
+fn connected_workers_without_sessions_look_fifty_times_a_second_and_hardly_use_a_processor() {
     let Some(nixl) = nixl() else { return };
     let server = KvBootstrapServer::start("127.0.0.1:0").unwrap();
     let addr = server.local_addr().to_string();
@@ -70,15 +70,17 @@ fn connected_workers_without_sessions_use_less_than_a_hundredth_of_a_processor()
     let decode = start(&nixl, WorkerRole::Decode, &addr);
     for room in 0..2 {
         serve(&prefill, &decode, &addr, room);
-        // A second in which both together keep within it.
+        // A second in which both together keep within that. Optimised, on an idle machine, a look costs 20 us.
         let deadline = Instant::now() + PATIENCE;
         loop {
             let gauges = || prefill.0.manager().gauges().turns + decode.0.manager().gauges().turns;
             let (begun, before, turns) = (Instant::now(), worked(), gauges());
             std::thread::sleep(Duration::from_secs(1));
-            let part = (worked() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
-            println!("{:.3} % of a processor for two, {} turns", part * 100.0, gauges() - turns);
-            if part < 0.02 {
+            let seconds = begun.elapsed().as_secs_f64();
+            let part = (worked() - before).as_secs_f64() / seconds;
+            let looks = (gauges() - turns) as f64 / seconds;
+            println!("{:.3} % of a processor for two, {looks:.0} turns a second", part * 100.0);
+            if looks < 110.0 && part < 0.05 {
                 break;
             }
             assert!(Instant::now() < deadline, "they do not come to rest");

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
+use kv_conformance::Random;
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::layout::{HND, NHD};
 use kv_transfer::prelude::*;
@@ -16,7 +17,6 @@ use kv_transfer::{
     Cause, FinalLayers, Holds, Layout, Manager, PeerCause, Publication, ReadyEvent, ReadyEventError,
     ReadyWord, TransferMode,
 };
-use support::random::Random;
 use support::{PATIENCE, ended, reclaimed, server, until};
 
 const LAYERS: usize = 6;

@@ -4,13 +4,11 @@
 
 #[path = "params/foreign.rs"]
 mod foreign;
-#[path = "support/random.rs"]
 #[allow(dead_code)]
-mod random;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use kv_conformance::Random;
 use kv_transfer::layout::MAX_CACHE_GROUPS;
 use kv_transfer::params::*;
 use kv_transfer::prelude::*;
@@ -18,7 +16,6 @@ use kv_transfer::{
     EngineId, IdError, Incarnation, Lease, LeaseRef, MAX_ENGINE_ID, MAX_REQUEST_ID, PagesError, Parallel,
     RemoteRequest, RequestId, SessionId, TransferMode,
 };
-use random::Random;
 use serde_json::{Value, json};
 
 /// The answer of a vLLM prefill engine in pull mode.
@@ -359,12 +356,12 @@ fn hostile(random: &mut Random, depth: usize) -> Value {
     match random.below(if depth == 0 { 9 } else { 11 }) {
         0 => Value::Null,
         1 => json!(random.chance(50)),
-        2 => json!(random.next()),
+        2 => json!(random.bits()),
         3 => json!(-(random.below(1 << 20) as i64)),
         4 => json!([0.5, -1.5, 1e300, 1e10][random.below(4)]),
         5 => json!(""),
         6 => json!("\u{0}\n\u{202e}é".repeat(random.below(200))),
-        7 => json!(format!("{:x}", random.next())),
+        7 => json!(format!("{:x}", random.bits())),
         8 => json!(random.below(5)),
         9 => Value::Array((0..random.below(5)).map(|_| hostile(random, depth - 1)).collect()),
         _ => {
@@ -410,11 +407,11 @@ fn hostile_json_is_refused_or_understood_and_never_panics() {
                 let again = TransferParams::from_value(&params.to_value());
                 assert_eq!(again.as_ref(), Ok(&params), "{value}");
                 if let Some(remote) = params.remote() {
-                    let (prompt, computed) = (random.next() as u32, random.next() as u32);
+                    let (prompt, computed) = (random.bits() as u32, random.bits() as u32);
                     let policy =
                         FetchPolicy::next_turn(1).with(|policy| policy.page_size = random.below(20) as u32);
-                    let clock = random.chance(50).then_some(random.next() as f64);
-                    let left = remote.clone().aged(Duration::from_millis(random.next())).remaining(clock);
+                    let clock = random.chance(50).then_some(random.bits() as f64);
+                    let left = remote.clone().aged(Duration::from_millis(random.bits())).remaining(clock);
                     let page_size = policy.page_size.max(1) as u64;
                     if let Ok(Fetch::Read { first, pages }) = remote.fetch(prompt, computed, left, &policy) {
                         let tokens = remote.num_tokens.unwrap_or(prompt).min(prompt);
@@ -436,7 +433,7 @@ fn hostile_json_is_refused_or_understood_and_never_panics() {
         for _ in 0..1 + random.below(4) {
             let at = random.below(text.len());
             match random.below(3) {
-                0 => text[at] = random.next() as u8,
+                0 => text[at] = random.bits() as u8,
                 1 => text.truncate(at.max(1)),
                 _ => text.insert(at, b"[]{}\",:0-e\\"[random.below(11)]),
             }

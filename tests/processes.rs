@@ -6,12 +6,12 @@ mod support;
 
 use std::time::Duration;
 
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use kv_transfer::{Cause, Sender, TransportError};
 use rustix::process::Signal;
 use support::host::Host;
 use support::process::{Process, setup};
-use support::random::Random;
 use support::{ended, failed, reclaimed, server, until};
 
 /// Pages of a large request: 12 MiB.
@@ -115,7 +115,7 @@ fn a_killed_prefill_process_fails_its_receivers_and_its_successor_serves_the_sam
         prefill = Process::start(WorkerRole::Prefill, &addr);
         assert_ne!(prefill.incarnation, old);
         for (room, pages) in [(large, MANY), (alone, 3), (late, 4)] {
-            let content = random.next();
+            let content = random.bits();
             prefill.tell(&format!("send {room} {pages} 0 {content}"));
             let session = receiver(&mut host, room, pages);
             receive(&mut host, session, content);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use kv_conformance::Random;
 use kv_transfer::allocator::RunAllocator;
 use kv_transfer::consensus::{RequestKey, ThreadConsensus};
 use kv_transfer::prelude::*;
@@ -21,7 +22,6 @@ use kv_transfer::{AuxIndex, Cause, Change, Manager, Parallel, PeerCause};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::host::{Host, Setup};
 use support::memory::{Memory, Shape, page_content, row_content};
-use support::random::Random;
 use support::{PATIENCE, server, until};
 
 const RANKS: u32 = 2;
@@ -316,11 +316,11 @@ fn requests(random: &mut Random, count: usize, trouble: impl Fn(usize) -> Troubl
         let (prefill_room, decode_room) = if random.chance(50) {
             (Room::Number(number as u64), Room::Number(number as u64))
         } else {
-            let mut id = || Room::request(&format!("cmpl-{number}-0-{:08x}", random.next() as u32)).unwrap();
+            let mut id = || Room::request(&format!("cmpl-{number}-0-{:08x}", random.bits() as u32)).unwrap();
             (id(), id())
         };
         let pages = 2 + random.below(15);
-        let (content, trouble) = (random.next(), trouble(number));
+        let (content, trouble) = (random.bits(), trouble(number));
         Request { prefill_room, decode_room, pages, content, trouble }
     };
     (0..count).map(request).collect()

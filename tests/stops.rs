@@ -8,13 +8,12 @@
 
 mod support;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use rustix::process::Signal;
 use support::process::{Actor, Kind, Process};
-use support::random::Random;
 use support::store::TransportKind;
 use support::{PATIENCE, server};
 
@@ -91,7 +90,6 @@ fn apart_from_nixl(name: &str, transport: TransportKind) {
     if std::env::var_os(APART).is_some() {
         return stop_each_side(transport);
     }
-    let _alone = alone();
     let this = std::env::current_exe().unwrap();
     let again = std::process::Command::new(this).args(support::only(name)).env(APART, "").status();
     assert!(again.unwrap().success());
@@ -105,14 +103,7 @@ fn stopped_processes_of_the_libfabric_transport_write_into_no_page_that_was_give
     }
 }
 
-/// One test at a time: they are about moments.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn stop_each_side(transport: TransportKind) {
-    let _alone = alone();
     let times = std::env::var("KV_STOPS").map_or(TIMES, |times| times.parse().unwrap());
     let mut random = Random::new(&format!("stops over {transport:?}"));
     for side in [WorkerRole::Prefill, WorkerRole::Decode] {

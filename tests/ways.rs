@@ -6,11 +6,11 @@ mod support;
 
 use std::time::Duration;
 
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use kv_transfer::{Cause, TransportError};
 use support::host::Host;
 use support::process::{Kind, Process};
-use support::random::Random;
 use support::store::Store;
 use support::{ended, failed, reclaimed, server, until};
 

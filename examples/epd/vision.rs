@@ -5,8 +5,8 @@
 //! image is the same, bit for bit, in every process that makes it.
 
 use image::RgbImage;
-use kv_examples::model::math::{add, add_scaled, dot, matmul, rms_norm, softmax};
 use kv_examples::model::{InputRows, Rng};
+use kv_math::{add, add_scaled, dot, matmul, rms_norm, softmax};
 
 use crate::error::EpdError;
 use crate::images::{ImageRef, PATCH};

@@ -11,9 +11,9 @@ use kv_transfer::{AuxIndex, Limits, Listener, Manager, Parallel, Spoken, Timing}
 use kv_transfer::{Gauges, Layout, Publication, Receiver, Sender, StopReport};
 
 use super::memory::{Memory, Shape, page_content, row_content};
-use super::random::Random;
 use super::store::TransportKind;
 use super::{PATIENCE, until};
+use kv_conformance::Random;
 
 /// The settings of a host, whose fields tests change as they need.
 #[derive(Debug, Clone)]

@@ -8,8 +8,8 @@ use kv_transfer::{
     CacheGroup, CacheGroupItems, Holds, Layout, Manager, Publication, Reclaimed, RequestCacheGroups,
 };
 
-use super::random::Random;
 use super::{PATIENCE, until};
+use kv_conformance::Random;
 
 /// The lane of attention pages, which are no cache group, but are indexed like one.
 pub const KV: usize = 0;

@@ -11,7 +11,6 @@ pub mod netns;
 pub mod overheard;
 pub mod pair;
 pub mod process;
-pub mod random;
 pub mod store;
 pub mod traffic;
 

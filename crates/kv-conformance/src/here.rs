@@ -57,6 +57,7 @@ impl<H: Harness> Here<'_, H> {
         let begun = self.harness.now();
         while self.harness.now().since(begun) < span {
             self.turn(others);
+            rest(&self.side.transport, Duration::from_millis(1));
         }
     }
 

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kv_core::{Descriptor, PeerId, PostId, Time, Transport, TransportError, TransportEvent};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::sys::rest_among;
 use crate::{Harness, Random};
 
 /// The memory of one worker, as its server reads and writes it.
@@ -87,13 +88,24 @@ impl<P: Transport> Pair<P> {
         self.b.transport.poll(now, &mut self.b_events);
     }
 
+    /// Polls both sides once. If neither was told anything, sleeps until one has something to do.
+    pub fn turn_and_rest(&mut self) {
+        let told = |pair: &Pair<P>| pair.a_events.len() + pair.b_events.len();
+        let before = told(self);
+        self.turn();
+        if told(self) == before {
+            // What the caller waits for may be bytes or a moment, of which no event tells, so the sleep is short.
+            rest_among(&[&self.a.transport, &self.b.transport], Duration::from_millis(1));
+        }
+    }
+
     /// Polls both sides until `done` returns true. Panics with `what` if that takes longer than the harness's
     /// patience.
     pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Pair<P>) -> bool) {
         let deadline = Instant::now() + self.patience;
         while !done(self) {
             assert!(Instant::now() < deadline, "{what}: not within {:?}", self.patience);
-            self.turn();
+            self.turn_and_rest();
         }
     }
 

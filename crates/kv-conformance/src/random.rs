@@ -1,10 +1,11 @@
 //! [`Random`]: random choices that can be repeated with their seed.
 
-use std::time::SystemTime;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 
 use kv_core::random::SplitMix64;
 
-/// A small random number generator. The same seed makes the same choices.
+/// Random numbers from one seed. The same seed makes the same choices.
 #[derive(Debug)]
 pub struct Random(SplitMix64);
 
@@ -12,13 +13,20 @@ impl Random {
     /// A generator with a new seed, or with the seed in the environment variable `SEED`. The seed is printed
     /// after `what`.
     pub fn new(what: &str) -> Random {
-        let fresh = || {
-            let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            clock.map_or(1, |time| time.as_nanos() as u64)
-        };
+        let fresh = || RandomState::new().build_hasher().finish();
         let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(fresh);
         println!("{what}: SEED={seed}");
+        Random::from_seed(seed)
+    }
+
+    /// A generator with this seed, which is not printed.
+    pub fn from_seed(seed: u64) -> Random {
         Random(SplitMix64::new(seed))
+    }
+
+    /// Any number.
+    pub fn bits(&mut self) -> u64 {
+        self.0.bits()
     }
 
     /// A number from 0 to `below` - 1.
@@ -26,17 +34,28 @@ impl Random {
         self.0.below(below as u64) as usize
     }
 
+    /// True in `percent` of 100 cases.
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
     /// `len` bytes, each chosen at random.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.below(256) as u8).collect()
+        let words = std::iter::repeat_with(|| self.bits().to_le_bytes());
+        words.take(len.div_ceil(8)).flatten().take(len).collect()
+    }
+
+    /// Puts the items into a random order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
     }
 
     /// The numbers 0 to `count` - 1 in random order.
     pub fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
-        for index in (1..count).rev() {
-            order.swap(index, self.below(index + 1));
-        }
+        self.shuffle(&mut order);
         order
     }
 }

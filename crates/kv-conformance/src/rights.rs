@@ -31,7 +31,7 @@ fn write_all<P: Transport>(pair: &mut Pair<P>, ids: std::ops::Range<u64>) {
 fn pass<H: Harness>(harness: &H, pair: &mut Pair<H::Transport>, until: Time) {
     let mut turns = 0;
     while turns < 20 || harness.now() < until {
-        pair.turn();
+        pair.turn_and_rest();
         turns += 1;
     }
 }
@@ -87,7 +87,7 @@ fn is_cut_off<H: Harness>(harness: &H, span: Duration) -> bool {
             write_all(&mut pair, posted..posted + POSTS);
             posted += POSTS;
         }
-        pair.turn();
+        pair.turn_and_rest();
     }
     await_quiet(harness, &mut pair, until);
     let ended = pair.a_events.len() as u64;

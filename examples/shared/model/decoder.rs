@@ -1,10 +1,10 @@
 //! The forward pass: a batch of segments, each reading and writing its own KV cache.
 
+use kv_math::{add, add_scaled, argmax, dot, matmul, rms_norm, softmax, swiglu};
 use kv_transfer::unstable::hash::Fnv1a;
 use serde::{Deserialize, Serialize};
 
 use super::config::ModelConfig;
-use super::math::{add, add_scaled, argmax, dot, matmul, rms_norm, softmax, swiglu};
 use super::rope::Rope;
 use super::weights::{LayerWeights, Weights};
 use crate::error::ExampleError;

@@ -2,8 +2,8 @@
 //! latent vectors, the weights that would compute them are applied to the query and to the weighted sum.
 
 use super::config::Latent;
-use super::math::{add_scaled, dot, softmax};
 use super::rope::Rope;
+use kv_math::{add_scaled, dot, softmax};
 
 impl Latent {
     /// Rotates the part of each query head, and of the cached row, that depends on the position.

@@ -8,7 +8,6 @@
 mod config;
 mod decoder;
 mod latent;
-pub mod math;
 mod rng;
 mod rope;
 mod weights;

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::PATIENCE;
 use super::host::Host;
-use super::random::Random;
+use kv_conformance::Random;
 use receiving::Receiving;
 use sending::Sending;
 
@@ -163,11 +163,11 @@ fn draw(random: &mut Random, prefills: &[Host], decodes: &[Host], number: usize,
     let replica = prefills[prefill].replica;
     // Numbers may name the replica by themselves, as SGLang's do.
     let (here, there, follows) = if random.chance(50) {
-        let high = (random.next() & 0xf_ffff) << 30 | number as u64;
+        let high = (random.bits() & 0xf_ffff) << 30 | number as u64;
         let room = Room::Number(high * prefills.len() as u64 + u64::from(replica));
         (room.clone(), room, random.chance(50))
     } else {
-        let mut room = || Room::request(&format!("cmpl-{number}-0-{:08x}", random.next() as u32)).unwrap();
+        let mut room = || Room::request(&format!("cmpl-{number}-0-{:08x}", random.bits() as u32)).unwrap();
         (room(), room(), false)
     };
     let pages = match random.below(10) {
@@ -180,7 +180,7 @@ fn draw(random: &mut Random, prefills: &[Host], decodes: &[Host], number: usize,
         prefill,
         decode,
         pages,
-        content: random.next(),
+        content: random.bits(),
         with_row: random.chance(70),
         replica: (!follows).then_some(replica),
     };

@@ -6,7 +6,7 @@ use kv_transfer::{AuxIndex, Backpressure, OpenError, Receiver, Reclaimed};
 use super::{DEADLINE, End, Job, Patience, Tally};
 use crate::support::host::Host;
 use crate::support::memory::row_content;
-use crate::support::random::Random;
+use kv_conformance::Random;
 
 #[derive(Debug)]
 pub struct Receiving {

@@ -5,7 +5,7 @@ use kv_transfer::{AuxIndex, Backpressure, OpenError, Reclaimed, Sender};
 
 use super::{DEADLINE, End, Job, Patience, Tally};
 use crate::support::host::Host;
-use crate::support::random::Random;
+use kv_conformance::Random;
 
 #[derive(Debug)]
 pub struct Sending {

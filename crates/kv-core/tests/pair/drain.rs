@@ -168,6 +168,18 @@ fn a_peer_that_cannot_be_reached_any_more_is_owed_nothing_after_a_while() {
     assert_eq!(pair.node(P).gauges().owed, 0);
 }
 
+#[test]
+fn a_peer_that_was_restarted_is_owed_nothing_once_its_next_life_has_answered() {
+    let mut pair = Pair::new();
+    served_unheard(&mut pair, |_| true);
+    pair.restart(D);
+    pair.lose(|_| false);
+    pair.lose_way(P);
+    pair.run_for(Duration::from_secs(1));
+    assert!(!pair.node(P).owes_answers(), "no receiver of the former life waits");
+    pair.assert_empty();
+}
+
 /// The receiver was given no pages, so that nothing but the acknowledgement keeps its worker.
 #[test]
 fn an_abort_is_owed_until_the_sender_that_waits_in_vain_has_acknowledged_it() {

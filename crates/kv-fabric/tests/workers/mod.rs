@@ -75,6 +75,10 @@ impl Harness for Kind {
     fn other(&self, job: Job, peer: &[u8]) -> Process {
         Process::start(&format!("{:?}", self.others()), job, peer)
     }
+
+    fn most_descriptors(&self) -> usize {
+        if *self == Kind::Usual { 1_000_000 } else { 100_000 }
+    }
 }
 
 /// A worker with regions of these lengths, with gaps between them that nothing may touch.

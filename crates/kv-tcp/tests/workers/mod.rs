@@ -68,6 +68,10 @@ impl Harness for Kind {
     fn other(&self, job: Job, peer: &[u8]) -> Process {
         Process::start(&format!("{self:?}"), job, peer)
     }
+
+    fn most_descriptors(&self) -> usize {
+        if *self == Kind::Usual { 1_000_000 } else { 100_000 }
+    }
 }
 
 pub fn loopback() -> SocketAddr {

@@ -93,7 +93,11 @@ impl Harness for Kind {
     }
 
     fn most_descriptors(&self) -> usize {
-        if [Kind::Vram, Kind::VramToHost, Kind::HostToVram].contains(self) { 20_000 } else { 1_000_000 }
+        match self {
+            Kind::Usual => 1_000_000,
+            Kind::Vram | Kind::VramToHost | Kind::HostToVram => 20_000,
+            _ => 100_000,
+        }
     }
 }
 

@@ -77,9 +77,10 @@ impl Node {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
                 // That proves nothing about writes that the known incarnation left in flight.
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
-                // No sender of that incarnation waits to be told.
+                // No sender or receiver of that incarnation waits to be told.
                 if let Some(peer) = self.cx.peers.get_mut(id) {
                     peer.outgoing_mut().forget_ended();
+                    peer.incoming_mut().close_results(Attempt(0)..Attempt(u64::MAX));
                 }
                 if self.cx.peers.get(id).is_some_and(|peer| peer.is_idle()) {
                     self.cx.forget_peer(id);
