@@ -9,6 +9,7 @@
 #             dialect's, 1 000 000 cases for each decoder, and as many of hostile frames; also ten minutes guided by coverage, if cargo-fuzz and a nightly toolchain are installed
 #   kills     half an hour of kills and stops of processes, in every mode, over every installed transport
 #   stops     50 stops of each side in the middle of large copies, over every installed transport
+#   contract  the whole contract of transports, with kills, for every kind of worker of each of them
 #   layouts   200 000 pairs of random layouts, with a comparison of every byte
 #   garbage   measures what a peer that sends garbage at full speed costs a healthy peer
 #
@@ -56,6 +57,12 @@ stops() {
     set_up_natives
     SEED=$seed KV_STOPS=50 cargo test --locked "${what[@]}" --test stops -- --nocapture --test-threads=1
 }
+contract() {
+    step "the contract of transports"
+    . scripts/lib/natives.sh
+    set_up_natives
+    KV_CONTRACT=1 cargo test --locked "${what[@]}" --test transports -- --nocapture
+}
 layouts() {
     step "layouts, seed $seed"
     KV_LAYOUT_SEED=$seed KV_LAYOUT_CASES=200000 cargo test --profile bench --locked -p kv-core --test layouts
@@ -65,10 +72,10 @@ garbage() {
     cargo bench --locked -p kv-benches --bench garbage
 }
 
-[ $# -gt 0 ] || set -- seeds fuzz kills stops layouts garbage
+[ $# -gt 0 ] || set -- seeds fuzz kills stops contract layouts garbage
 for check in "$@"; do
     case $check in
-    seeds | fuzz | kills | stops | layouts | garbage) "$check" ;;
+    seeds | fuzz | kills | stops | contract | layouts | garbage) "$check" ;;
     *)
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2
         exit 2

@@ -58,13 +58,17 @@ cargo test "${what[@]}" --locked --no-run
 # Tests start the example programs.
 cargo build "${what[@]}" --profile test --locked --examples
 
-step "running the tests"
-# For half of their time tests wait, for processes and timeouts: four at once also where there are fewer processors.
-[ -n "${RUST_TEST_THREADS:-}" ] || [ "$(nproc)" -ge 4 ] || export RUST_TEST_THREADS=4
+step "running the tests, two programs at once"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+# "FOLDER PROGRAM" of each program of tests. The tests of a program wait for half of their time, so that a second one has room.
+programs() {
+    cargo test "${what[@]}" --locked --no-run --message-format=json 2>/dev/null |
+        sed -n '/"test":true}/s/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"executable":"\([^"]*\)".*/\1 \2/p'
+}
 status=0
-cargo test "${what[@]}" --locked --no-fail-fast -- "$@" 2>&1 | tee "$log" || status=$?
+programs | xargs -P 2 -n 2 scripts/lib/test-program.sh "$log" "$@" || status=$?
+cargo test "${what[@]}" --locked --no-fail-fast --doc -- "$@" 2>&1 | tee -a "$log" || status=$?
 
 # One last line with the sums over all test binaries.
 sum() { awk -v word="$1" '/^test result:/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ "^" word) n += $i } END { print n + 0 }' "$log"; }

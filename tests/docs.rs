@@ -4,7 +4,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-#[allow(dead_code)]
 use std::path::{Path, PathBuf};
 
 use kv_conformance::Random;

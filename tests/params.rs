@@ -4,7 +4,6 @@
 
 #[path = "params/foreign.rs"]
 mod foreign;
-#[allow(dead_code)]
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kv_conformance::Random;
 use kv_transfer::allocator::{FreeList, PageAllocator, RunAllocator};
 use kv_transfer::bootstrap::ClientConfig;
 use kv_transfer::prelude::*;
@@ -13,7 +14,6 @@ use kv_transfer::{Gauges, Layout, Publication, Receiver, Sender, StopReport};
 use super::memory::{Memory, Shape, page_content, row_content};
 use super::store::TransportKind;
 use super::{PATIENCE, until};
-use kv_conformance::Random;
 
 /// The settings of a host, whose fields tests change as they need.
 #[derive(Debug, Clone)]

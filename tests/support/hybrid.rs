@@ -1,6 +1,7 @@
 //! A worker of a hybrid model: attention pages, slots of a recurrent layer, window pages, and pages of a
 //! draft model, each with an allocator of its own, in memory whose every byte is checked.
 
+use kv_conformance::Random;
 use kv_transfer::allocator::{FreeList, PageAllocator};
 use kv_transfer::local::Arena;
 use kv_transfer::prelude::*;
@@ -9,7 +10,6 @@ use kv_transfer::{
 };
 
 use super::{PATIENCE, until};
-use kv_conformance::Random;
 
 /// The lane of attention pages, which are no cache group, but are indexed like one.
 pub const KV: usize = 0;

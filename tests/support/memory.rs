@@ -1,9 +1,9 @@
 //! A cache in shared memory, and an oracle that knows what every byte of it must be.
 
+use kv_conformance::Random;
 use kv_transfer::{Region, RegionRole};
 
 use super::store::{Store, TransportKind};
-use kv_conformance::Random;
 
 /// The number of bytes between regions, which nothing may touch. It is odd, so that nothing is aligned by
 /// chance.
@@ -166,6 +166,7 @@ impl Memory {
     pub fn check_all(&self, what: &str) {
         let mut bytes = vec![0; self.image.len()];
         self.store.read(0, &mut bytes);
+        // The comparison of slices is fast also in a test that is not optimised. The walk is for the message.
         let first_wrong = || bytes.iter().zip(&self.image).position(|(is, must)| is != must);
         let wrong = if bytes == self.image { None } else { first_wrong() };
         assert_eq!(wrong, None, "{what}: first wrong byte of {} ({:?})", bytes.len(), self.shape);
@@ -215,8 +216,8 @@ fn settle(
     what: &dyn std::fmt::Display,
 ) {
     let (is, old) = (get(store, places, item), of(image, places, item));
-    let strange = || is.iter().zip(old.iter().zip(new)).position(|(is, (old, new))| is != old && is != new);
-    let strange = if is == old || is == new { None } else { strange() };
+    let first = || is.iter().zip(old.iter().zip(new)).position(|(is, (old, new))| is != old && is != new);
+    let strange = if is == old || is == new { None } else { first() };
     assert_eq!(strange, None, "{what}: a byte of item {item} is neither old nor new");
     set(image, places, item, &is);
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kv_core::{MAX_FRAME, Op, Post, PostId, Transport, TransportError, TransportEvent};
 
-use crate::pair::descriptor;
+use crate::pair::{descriptor, ended};
+use crate::sys::rest_among;
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, connect, heard, snapshot};
 
 pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
@@ -45,6 +46,31 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
         }
         ended == posts && seen.len() as u64 == posts
     });
+}
+
+/// Between their turns both workers sleep on what their transports name, as the threads of real workers do.
+pub(crate) fn workers_that_sleep_wake_for_frames_and_for_the_ends_of_posts<H: Harness>(harness: &H) {
+    const TOO_LONG: Duration = Duration::from_secs(5);
+    let mut pair = Pair::connected(harness, &LENS);
+    for round in 0..20u64 {
+        let frame = Bytes::copy_from_slice(&round.to_le_bytes());
+        let descriptors = vec![descriptor((0, 0), (0, 0), LENS[0] as u64)];
+        let post = Post { id: PostId(round), op: Op::Write, descriptors, notify: None };
+        pair.a.transport.post(A_KNOWS_B, post).unwrap();
+        pair.a.transport.send(A_KNOWS_B, frame.clone()).unwrap();
+        let begun = Instant::now();
+        loop {
+            pair.turn();
+            if heard(&pair.b_events, &frame) && ended(&pair.a_events, PostId(round)).is_some() {
+                break;
+            }
+            rest_among(&[&pair.a.transport, &pair.b.transport], TOO_LONG);
+            assert!(begun.elapsed() < TOO_LONG, "round {round}: both sleep, and nothing wakes them");
+        }
+        // Now nothing is under way, and the next round must wake both of them.
+        pair.a_events.clear();
+        pair.b_events.clear();
+    }
 }
 
 /// A post that a transport moves in many parts: the frame comes after the last of them.

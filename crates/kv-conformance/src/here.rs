@@ -6,6 +6,7 @@ use kv_core::{Op, PeerId, Transport, TransportEvent, WayEnd};
 
 use crate::other::whole;
 use crate::pair::ended;
+use crate::sys::MOMENT;
 use crate::{Harness, Job, Other, Side, pattern, rest, snapshot};
 
 /// A worker here, and the events that it was told.
@@ -46,8 +47,7 @@ impl<H: Harness> Here<'_, H> {
             assert!(Instant::now() < deadline, "{what}: {} events", self.events.len());
             self.turn(others);
             if !done(&self.events, &self.side) {
-                // `done` may wait for memory that changes without an event, so the sleep is short.
-                rest(&self.side.transport, Duration::from_millis(2));
+                rest(&self.side.transport, MOMENT);
             }
         }
     }
@@ -57,7 +57,7 @@ impl<H: Harness> Here<'_, H> {
         let begun = self.harness.now();
         while self.harness.now().since(begun) < span {
             self.turn(others);
-            rest(&self.side.transport, Duration::from_millis(1));
+            rest(&self.side.transport, MOMENT);
         }
     }
 

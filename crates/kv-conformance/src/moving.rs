@@ -112,13 +112,13 @@ pub(crate) fn descriptors_out_of_bounds_are_refused_and_touch_nothing<H: Harness
     assert!((snapshot(&pair.a), snapshot(&pair.b)) == before, "a refused post has touched memory");
 }
 
-/// Posts of one and of a million descriptors ([`Harness::most_descriptors`]), at random places: a transport that splits
+/// Posts of one and of [very many](Harness::most_descriptors) descriptors, at random places: a transport that splits
 /// a post must report its end only once, when all bytes have moved.
-pub(crate) fn one_and_a_million_descriptors_move_their_bytes<H: Harness>(harness: &H) {
+pub(crate) fn one_and_very_many_descriptors_move_their_bytes<H: Harness>(harness: &H) {
     let (item, most) = (8, harness.most_descriptors());
     let len = item * most;
     let mut pair = Pair::connected(harness, &[len]);
-    let mut random = Random::new("one_and_a_million_descriptors_move_their_bytes");
+    let mut random = Random::new("one_and_very_many_descriptors_move_their_bytes");
     let ops = if harness.reads() { vec![Op::Write, Op::Read] } else { vec![Op::Write] };
     for (round, op) in ops.into_iter().enumerate() {
         for count in [1, most] {

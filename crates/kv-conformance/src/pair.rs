@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kv_core::{Descriptor, PeerId, PostId, Time, Transport, TransportError, TransportEvent};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::sys::rest_among;
+use crate::sys::{MOMENT, rest_among};
 use crate::{Harness, Random};
 
 /// The memory of one worker, as its server reads and writes it.
@@ -88,14 +88,14 @@ impl<P: Transport> Pair<P> {
         self.b.transport.poll(now, &mut self.b_events);
     }
 
-    /// Polls both sides once. If neither was told anything, sleeps until one has something to do.
-    pub fn turn_and_rest(&mut self) {
+    /// Polls both sides once. If neither was told anything, sleeps until one has something to do, but no longer than
+    /// [`MOMENT`].
+    pub(crate) fn turn_and_rest(&mut self) {
         let told = |pair: &Pair<P>| pair.a_events.len() + pair.b_events.len();
         let before = told(self);
         self.turn();
         if told(self) == before {
-            // What the caller waits for may be bytes or a moment, of which no event tells, so the sleep is short.
-            rest_among(&[&self.a.transport, &self.b.transport], Duration::from_millis(1));
+            rest_among(&[&self.a.transport, &self.b.transport], MOMENT);
         }
     }
 

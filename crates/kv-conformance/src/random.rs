@@ -24,7 +24,7 @@ impl Random {
         Random(SplitMix64::new(seed))
     }
 
-    /// Any number.
+    /// A random number of 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0.bits()
     }

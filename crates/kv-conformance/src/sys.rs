@@ -7,6 +7,9 @@ use std::time::Duration;
 use kv_core::{Transport, TransportWait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+/// How long a check sleeps at most: it may wait for bytes or for a time, and no event tells of them.
+pub(crate) const MOMENT: Duration = Duration::from_millis(1);
+
 /// Sleeps until the transport has something to do, but no longer than `most`.
 pub fn rest<P: Transport + ?Sized>(transport: &P, most: Duration) {
     rest_among(&[transport], most);

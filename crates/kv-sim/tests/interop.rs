@@ -43,6 +43,8 @@ fn running_a_world_of_a_dialect_twice_gives_the_same_history() {
 /// Each bug that can be planted in a dialect is caught there, by its invariant, in a world that keeps all promises without
 /// the bug.
 fn every_bug_is_caught(dialect: Dialect) {
+    // A dialect that is added needs tests of its own here.
+    let (Dialect::VllmPull | Dialect::VllmPush | Dialect::Sglang) = dialect;
     let mut bugs =
         Planted::ALL.iter().filter(|planted| planted.places().contains(&dialect.name())).peekable();
     assert!(bugs.peek().is_some(), "no bug can be planted in {}", dialect.name());

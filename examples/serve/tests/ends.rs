@@ -35,38 +35,56 @@ fn a_client_that_hangs_up_gets_its_pages_back_on_both_sides() {
     }
 }
 
-#[test]
-fn requests_of_a_killed_process_are_answered_by_another_or_end_with_an_error() {
-    for (mode, side) in [("pull", "prefill"), ("pull", "decode"), ("push", "prefill"), ("push", "decode")] {
-        let serve = Serve::start(&["--mode", mode, "--deadline", "10"]);
-        let prompt = prompt(600);
-        let expected = monolithic(&prompt, 300);
-        let request = completion(&prompt, 300).to_string();
-        let stream = send(&serve.addr, "POST", COMPLETIONS, "", request.as_bytes());
-        let name = format!("{side}/0");
-        while serve.rank(&name)["pages"]["requests"] == 0 {}
-        let killed = Instant::now();
-        serve.kill(&name);
-        let reply = receive(stream);
-        // Three tries, each with a deadline and the time to start a process.
-        assert!(killed.elapsed() < Duration::from_secs(90), "{mode} {side}");
-        match reply.status {
-            200 => assert_eq!(tokens(&reply.json()), expected, "{mode} {side}"),
-            503 => assert!(reply.head.contains("retry-after"), "{}", reply.head),
-            other => panic!("{mode} {side}: {other}"),
-        }
-        // The process is up again, or will be.
-        let patience = Instant::now() + Duration::from_secs(60);
-        let again = loop {
-            let reply = post(&serve.addr, COMPLETIONS, &completion(&prompt, 10).to_string());
-            if reply.status == 200 {
-                break reply.json();
-            }
-            assert!(Instant::now() < patience, "{mode} {side}: {}", reply.error());
-        };
-        assert_eq!(tokens(&again), expected[..10], "{mode} {side}");
-        serve.check_pages();
+/// A process is killed while it serves a request: another one answers the request, or the client is told when to come again.
+fn is_answered_or_told(mode: &str, side: &str) {
+    let serve = Serve::start(&["--mode", mode, "--deadline", "10"]);
+    let prompt = prompt(600);
+    let expected = monolithic(&prompt, 300);
+    let request = completion(&prompt, 300).to_string();
+    let stream = send(&serve.addr, "POST", COMPLETIONS, "", request.as_bytes());
+    let name = format!("{side}/0");
+    while serve.rank(&name)["pages"]["requests"] == 0 {}
+    let killed = Instant::now();
+    serve.kill(&name);
+    let reply = receive(stream);
+    // Three tries, each with a deadline and the time to start a process.
+    assert!(killed.elapsed() < Duration::from_secs(90), "{mode} {side}");
+    match reply.status {
+        200 => assert_eq!(tokens(&reply.json()), expected, "{mode} {side}"),
+        503 => assert!(reply.head.contains("retry-after"), "{}", reply.head),
+        other => panic!("{mode} {side}: {other}"),
     }
+    // The process is up again, or will be.
+    let patience = Instant::now() + Duration::from_secs(60);
+    let again = loop {
+        let reply = post(&serve.addr, COMPLETIONS, &completion(&prompt, 10).to_string());
+        if reply.status == 200 {
+            break reply.json();
+        }
+        assert!(Instant::now() < patience, "{mode} {side}: {}", reply.error());
+    };
+    assert_eq!(tokens(&again), expected[..10], "{mode} {side}");
+    serve.check_pages();
+}
+
+#[test]
+fn requests_of_a_killed_prefill_process_are_answered_by_another_or_end_with_an_error_in_pull_mode() {
+    is_answered_or_told("pull", "prefill");
+}
+
+#[test]
+fn requests_of_a_killed_decode_process_are_answered_by_another_or_end_with_an_error_in_pull_mode() {
+    is_answered_or_told("pull", "decode");
+}
+
+#[test]
+fn requests_of_a_killed_prefill_process_are_answered_by_another_or_end_with_an_error_in_push_mode() {
+    is_answered_or_told("push", "prefill");
+}
+
+#[test]
+fn requests_of_a_killed_decode_process_are_answered_by_another_or_end_with_an_error_in_push_mode() {
+    is_answered_or_told("push", "decode");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Multi-head latent attention that reads the cache as it is: instead of computing keys and values from the
 //! latent vectors, the weights that would compute them are applied to the query and to the weighted sum.
 
+use kv_math::{add_scaled, dot, softmax};
+
 use super::config::Latent;
 use super::rope::Rope;
-use kv_math::{add_scaled, dot, softmax};
 
 impl Latent {
     /// Rotates the part of each query head, and of the cached row, that depends on the position.

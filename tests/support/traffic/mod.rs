@@ -12,13 +12,13 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use kv_transfer::{Cause, PeerCause};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::PATIENCE;
 use super::host::Host;
-use kv_conformance::Random;
 use receiving::Receiving;
 use sending::Sending;
 

@@ -1,12 +1,12 @@
 //! The receiving half of a request.
 
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use kv_transfer::{AuxIndex, Backpressure, OpenError, Receiver, Reclaimed};
 
 use super::{DEADLINE, End, Job, Patience, Tally};
 use crate::support::host::Host;
 use crate::support::memory::row_content;
-use kv_conformance::Random;
 
 #[derive(Debug)]
 pub struct Receiving {

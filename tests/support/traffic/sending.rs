@@ -1,11 +1,11 @@
 //! The sending half of a request.
 
+use kv_conformance::Random;
 use kv_transfer::prelude::*;
 use kv_transfer::{AuxIndex, Backpressure, OpenError, Reclaimed, Sender};
 
 use super::{DEADLINE, End, Job, Patience, Tally};
 use crate::support::host::Host;
-use kv_conformance::Random;
 
 #[derive(Debug)]
 pub struct Sending {

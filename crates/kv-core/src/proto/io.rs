@@ -79,10 +79,10 @@ impl NodeConfig {
 pub struct Timing {
     /// How long a session may take, unless its options say otherwise (default 300 s, as in SGLang).
     pub session_deadline: Duration,
-    /// The pause before the first repetition of an unanswered frame (default 200 ms); the pause
-    /// doubles up to `retry_max`.
+    /// The pause before the first repetition of an unanswered frame, and before a lost way to a peer
+    /// is opened again (default 200 ms); the pause doubles up to `retry_max`.
     pub retry_first: Duration,
-    /// The longest pause between repetitions (default 2 s).
+    /// The longest pause between repetitions, and between tries to open a lost way (default 2 s).
     pub retry_max: Duration,
     /// A peer that a session depends on is sent a heartbeat after this much silence (default 1 s).
     pub keepalive: Duration,

@@ -333,9 +333,9 @@ mod tests {
         here.post(PEER, Post { descriptors: vec![descriptor], ..whole(1, Op::Read) }).unwrap();
         until(&mut [&mut here], "a request", |here, events| !here.requests.is_empty() || !events.is_empty());
         assert!(!here.requests.is_empty(), "it has ended before it could fail");
+        let failed = Instant::now();
         here.fail(0);
         here.disconnect(PEER);
-        let failed = Instant::now();
         let events = until(&mut [&mut here], "the end", |_, events| !events.is_empty());
         assert!(failed.elapsed() >= settle, "{events:?}");
         assert!(

@@ -186,6 +186,11 @@ impl Attempts {
         }
     }
 
+    /// Forgets all results.
+    pub(in crate::proto) fn forget_results(&mut self) {
+        self.close_results(Attempt(0)..Attempt(u64::MAX));
+    }
+
     /// The attempts that are not over: first those that do not read, then those that read.
     pub(in crate::proto) fn live(&self) -> impl Iterator<Item = (Attempt, &Incoming)> {
         each(self.live.iter().chain(&self.reading)).map(|(&attempt, incoming)| (attempt, incoming))

@@ -100,7 +100,7 @@ pub(super) struct Peer {
     leaving: bool,
     last_heard: Time,
     /// How often the way to the peer was lost since the peer was last heard.
-    lost_unheard: u32,
+    losses_unheard: u32,
     /// How many posts to or from the peer have not ended.
     posts: u32,
     outgoing: Outgoing,
@@ -150,7 +150,7 @@ impl Peer {
             suffixed: false,
             leaving: false,
             last_heard: now,
-            lost_unheard: 0,
+            losses_unheard: 0,
             posts: 0,
             outgoing: Outgoing::default(),
             incoming: Attempts::default(),
@@ -282,13 +282,13 @@ impl Peer {
 
     /// The peer was heard.
     fn heard(&mut self, now: Time) {
-        (self.last_heard, self.lost_unheard) = (now, 0);
+        (self.last_heard, self.losses_unheard) = (now, 0);
     }
 
     /// This side's way to the peer is lost.
-    fn lose_way(&mut self) {
+    fn way_lost(&mut self) {
         self.contact.turn(Event::WayLost);
-        self.lost_unheard = self.lost_unheard.saturating_add(1);
+        self.losses_unheard = self.losses_unheard.saturating_add(1);
     }
 
     // ---- what is under way with it --------------------------------------------------------------

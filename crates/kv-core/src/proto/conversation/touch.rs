@@ -161,7 +161,7 @@ impl Context {
             return false;
         }
         let Some(peer) = self.peers.get_mut(id) else { return false };
-        peer.lose_way();
+        peer.way_lost();
         if peer.contact.is_wanted() {
             // A peer that a session here looks for may come on another connection. Any other says hello there first,
             // and until then counts among the peers of its old connection.
@@ -190,12 +190,20 @@ impl Context {
         }
     }
 
-    /// Sets the time at which the lost way is opened again. A way over which nothing is heard before it is lost again (the
-    /// peer cannot open its own, and ends this one) is opened ever more rarely.
+    /// Sets the time at which the lost way is opened again. The more often the way was lost since the peer was last heard,
+    /// the longer the pause: a peer that cannot open its own way may end this one whenever it is open.
     pub(in crate::proto) fn reopen_later(&mut self, id: PeerId) {
-        let lost = self.peers.get(id).map_or(0, |peer| peer.lost_unheard);
-        let pause = self.fx.backoff(self.config.timing.retry_first, lost);
+        let losses = self.peers.get(id).map_or(0, |peer| peer.losses_unheard);
+        let pause = self.fx.backoff(self.config.timing.retry_first, losses);
         self.fx.arm(Timer::Peer(id), self.fx.now() + pause);
+    }
+
+    /// The peer is heard while the way to it is lost: the pause is no longer than that after a first loss.
+    pub(in crate::proto) fn reopen_sooner(&mut self, id: PeerId) {
+        let at = self.fx.now() + self.fx.backoff(self.config.timing.retry_first, 1);
+        if self.fx.due(Timer::Peer(id)).is_some_and(|due| due > at) {
+            self.fx.arm(Timer::Peer(id), at);
+        }
     }
 
     /// Opens a lost way again. Called repeatedly. False if the way [is not needed](Context::needs_way) any more.

@@ -77,10 +77,10 @@ impl Node {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
                 // That proves nothing about writes that the known incarnation left in flight.
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
-                // No sender or receiver of that incarnation waits to be told.
+                // Nobody there can be told of an end: another incarnation answers at its address.
                 if let Some(peer) = self.cx.peers.get_mut(id) {
                     peer.outgoing_mut().forget_ended();
-                    peer.incoming_mut().close_results(Attempt(0)..Attempt(u64::MAX));
+                    peer.incoming_mut().forget_results();
                 }
                 if self.cx.peers.get(id).is_some_and(|peer| peer.is_idle()) {
                     self.cx.forget_peer(id);
@@ -119,11 +119,13 @@ impl Node {
     /// this worker.
     fn came_up(&mut self, id: PeerId) {
         let Some(peer) = self.cx.peers.get(id) else { return };
-        // A lost way is opened again in its own time, however often the peer greets.
-        if !peer.is_lost() {
+        let waiting = peer.outgoing().waiting().clone();
+        if peer.is_lost() {
+            self.cx.reopen_sooner(id);
+        } else {
             self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + self.cx.config.timing.keepalive);
         }
-        for session in each(peer.outgoing().waiting().clone()) {
+        for session in each(waiting) {
             self.receiving.source_came_up(&mut self.cx, session);
         }
         self.cx.say_releases(id);
