@@ -95,8 +95,8 @@ end=$((SECONDS + seconds))
 printf '%5s %-5s %-21s %-6s %6s %4s %7s %7s %7s  %s\n' run mode what transport at/ms ok failed leaked ms verdict
 while [ "$SECONDS" -lt "$end" ]; do
     # Each combination has its turn before any comes again. The step is a prime, so that neighbours differ in all three, and a
-    # short run has some of everything. The moment is random.
-    combination=$((number * 41 % (${#harms[@]} * ${#modes[@]} * ${#transports[@]})))
+    # short run has some of everything. Where to begin depends on the seed, and the moment is random.
+    combination=$(((seed + number) * 41 % (${#harms[@]} * ${#modes[@]} * ${#transports[@]})))
     transport=${transports[combination % ${#transports[@]}]}
     mode=${modes[combination / ${#transports[@]} % ${#modes[@]}]}
     harm=${harms[combination / ${#transports[@]} / ${#modes[@]}]}

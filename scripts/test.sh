@@ -61,14 +61,15 @@ cargo build "${what[@]}" --profile test --locked --examples
 step "running the tests, two programs at once"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# "FOLDER PROGRAM" of each program of tests. The tests of a program wait for half of their time, so that a second one has room.
+# Folder and file of each program of tests, in two lines. Tests wait for half of their time, so a second program has room.
 programs() {
     cargo test "${what[@]}" --locked --no-run --message-format=json 2>/dev/null |
-        sed -n '/"test":true}/s/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"executable":"\([^"]*\)".*/\1 \2/p'
+        sed -n '/"test":true},"features":/s/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"executable":"\([^"]*\)".*/\1\n\2/p'
 }
 status=0
-programs | xargs -P 2 -n 2 scripts/lib/test-program.sh "$log" "$@" || status=$?
+programs | xargs -d '\n' -r -P 2 -n 2 scripts/lib/test-program.sh "$log" "$@" || status=$?
 cargo test "${what[@]}" --locked --no-fail-fast --doc -- "$@" 2>&1 | tee -a "$log" || status=$?
+grep '^error: .* has ended with status' "$log" || true
 
 # One last line with the sums over all test binaries.
 sum() { awk -v word="$1" '/^test result:/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ "^" word) n += $i } END { print n + 0 }' "$log"; }

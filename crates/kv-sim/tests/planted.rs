@@ -5,7 +5,7 @@
 use kv_sim::{Options, Planted, SEEDS, run_seed};
 
 /// Worlds in which a planted bug must show itself.
-const WORLDS: u64 = 3000;
+const WORLDS: u64 = 10_000;
 
 /// A bug that shows in few worlds is looked for from a seed shortly before one in which it has shown. Where it shows no more
 /// in that one, the search takes longer, and says no less.

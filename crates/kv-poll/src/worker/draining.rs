@@ -30,7 +30,7 @@ use super::waiters::Waiting;
 ///
 /// The worker is *empty* when every session has ended, everything lent to sessions is back, and every peer
 /// knows how its requests have ended (a peer that does not acknowledge an end, or whose connection is lost, is given
-/// five seconds, and one that was restarted is not waited for). An empty worker stays empty, and stopping it loses none of its sessions. A receiver hears of the
+/// five seconds, and one whose next life has answered is told no more). An empty worker stays empty, and stopping it loses none of its sessions. A receiver hears of the
 /// last write a moment before the sender's transport says that the write has ended: if the receiver's process ends in
 /// that moment, the sender's half fails with [`Cause::PeerLost`](kv_core::Cause::PeerLost), although the bytes are
 /// there. The ranks of an engine are therefore stopped when all of them are empty.

@@ -335,7 +335,7 @@ impl Context {
         peer.codec = Codec::between(versions, hello.versions).unwrap_or(Codec::MEETING);
         peer.origin = Some(from);
         peer.suffixed = hello.suffixed;
-        peer.heard(now);
+        peer.last_heard = now;
         let conversation = peer.ours;
         let body = match refusal {
             None => Body::Welcome(Welcome { versions, nonce, conversation, ask: peer.number(now) }),
@@ -391,7 +391,7 @@ impl Context {
         peer.contact.turn(Event::HelloOver);
         peer.contact.turn(Event::Heard);
         peer.origin = Some(from);
-        peer.heard(now);
+        (peer.last_heard, peer.losses_unanswered) = (now, 0);
         Some(peer)
     }
 

@@ -99,8 +99,9 @@ pub(super) struct Peer {
     /// True once the peer has said that it takes no new requests.
     leaving: bool,
     last_heard: Time,
-    /// How often the way to the peer was lost since the peer was last heard.
-    losses_unheard: u32,
+    /// How often the way to the peer was lost since the peer has last answered a hello of ours, for which this side's way must
+    /// work.
+    losses_unanswered: u32,
     /// How many posts to or from the peer have not ended.
     posts: u32,
     outgoing: Outgoing,
@@ -150,7 +151,7 @@ impl Peer {
             suffixed: false,
             leaving: false,
             last_heard: now,
-            losses_unheard: 0,
+            losses_unanswered: 0,
             posts: 0,
             outgoing: Outgoing::default(),
             incoming: Attempts::default(),
@@ -280,15 +281,10 @@ impl Peer {
         self.incoming.live_len() > 0 || self.incoming.results_len() > 0 && !self.contact.is_given_up()
     }
 
-    /// The peer was heard.
-    fn heard(&mut self, now: Time) {
-        (self.last_heard, self.losses_unheard) = (now, 0);
-    }
-
     /// This side's way to the peer is lost.
     fn way_lost(&mut self) {
         self.contact.turn(Event::WayLost);
-        self.losses_unheard = self.losses_unheard.saturating_add(1);
+        self.losses_unanswered = self.losses_unanswered.saturating_add(1);
     }
 
     // ---- what is under way with it --------------------------------------------------------------

@@ -52,7 +52,7 @@ impl Context {
     pub(in crate::proto) fn hear(&mut self, id: PeerId) -> bool {
         let now = self.fx.now();
         let Some(peer) = self.peers.get_mut(id) else { return false };
-        peer.heard(now);
+        peer.last_heard = now;
         let was_given_up = peer.contact.is_given_up();
         peer.contact.turn(Event::Heard);
         was_given_up
@@ -190,15 +190,15 @@ impl Context {
         }
     }
 
-    /// Sets the time at which the lost way is opened again. The more often the way was lost since the peer was last heard,
-    /// the longer the pause: a peer that cannot open its own way may end this one whenever it is open.
+    /// Sets the time at which the lost way is opened again. The more often the way was lost since the peer has last answered
+    /// over it, the longer the pause: a peer that cannot open its own way may end this one whenever it is open.
     pub(in crate::proto) fn reopen_later(&mut self, id: PeerId) {
-        let losses = self.peers.get(id).map_or(0, |peer| peer.losses_unheard);
+        let losses = self.peers.get(id).map_or(0, |peer| peer.losses_unanswered);
         let pause = self.fx.backoff(self.config.timing.retry_first, losses);
         self.fx.arm(Timer::Peer(id), self.fx.now() + pause);
     }
 
-    /// The peer is heard while the way to it is lost: the pause is no longer than that after a first loss.
+    /// The peer greets while the way to it is lost: the pause is no longer than that after a first loss.
     pub(in crate::proto) fn reopen_sooner(&mut self, id: PeerId) {
         let at = self.fx.now() + self.fx.backoff(self.config.timing.retry_first, 1);
         if self.fx.due(Timer::Peer(id)).is_some_and(|due| due > at) {
