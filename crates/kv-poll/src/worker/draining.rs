@@ -28,12 +28,13 @@ use super::waiters::Waiting;
 /// * The worker leaves its bootstrap server as soon as no open session awaits a peer that may still look for
 ///   it. A replica is found until all of its ranks have left.
 ///
-/// The worker is *empty* when every session has ended, everything lent to sessions is back, and every peer
-/// knows how its requests have ended (a peer that does not acknowledge an end, or whose connection is lost, is given
-/// five seconds, and one whose next life has answered is told no more). An empty worker stays empty, and stopping it loses none of its sessions. A receiver hears of the
-/// last write a moment before the sender's transport says that the write has ended: if the receiver's process ends in
-/// that moment, the sender's half fails with [`Cause::PeerLost`](kv_core::Cause::PeerLost), although the bytes are
-/// there. The ranks of an engine are therefore stopped when all of them are empty.
+/// The worker is *empty* when every session has ended, everything lent to sessions is back, and every peer knows
+/// how its requests have ended (a peer that does not acknowledge an end, or whose connection is lost, is given five
+/// seconds, and one whose next life has answered is told no more). An empty worker stays empty, and stopping it
+/// loses none of its sessions. A receiver hears of the last write a moment before the sender's transport says that
+/// the write has ended: if the receiver's process ends in that moment, the sender's half fails with
+/// [`Cause::PeerLost`](kv_core::Cause::PeerLost), although the bytes are there. The ranks of an engine are
+/// therefore stopped when all of them are empty.
 ///
 /// Dropping this value changes nothing.
 #[must_use = "this tells when the worker is empty"]

@@ -85,9 +85,10 @@ impl Serve {
             self.quiet();
             assert_eq!(post(&self.addr, "/reset_prefix_cache", "").status, 200);
             let ranks = self.quiet();
-            let is_free =
-                |rank: &Value| rank["pages"]["free"] == rank["pages"]["capacity"] && rank["quarantined"] == 0;
-            if ranks.iter().all(is_free) {
+            for rank in &ranks {
+                assert_eq!(rank["quarantined"], 0, "{rank}");
+            }
+            if ranks.iter().all(|rank| rank["pages"]["free"] == rank["pages"]["capacity"]) {
                 return;
             }
             // The end of a request that was hung up may have left its prefix just now.
