@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Granted, Hello, VERSIONS, Welcome};
+use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Granted, Hello, Refused, VERSIONS, Welcome};
 use kv_core::{
-    Attempt, Cause, Directions, KvPoll, Origin, PeerId, Quarantine, QuarantineReason, Room, SessionId,
-    SessionOptions, TransferMode, WayEnd, WriteFence,
+    Attempt, Cause, Directions, KvPoll, Origin, PeerCause, PeerId, Quarantine, QuarantineReason, Room,
+    SessionId, SessionOptions, TransferMode, WayEnd, WriteFence,
 };
 
 use crate::solo::*;
@@ -95,6 +95,52 @@ fn an_impostor_of_an_idle_prefill_worker_does_not_get_its_registrations_lost() {
         reached |= said.iter().any(|(_, body)| matches!(body, Body::Hello(_)));
     }
     assert!(reached, "for thirty seconds nothing was said that the prefill worker could answer");
+}
+
+/// Another incarnation, on a connection of its own, answers all hellos to peer 1 that are in the node's last outputs.
+fn another_life_answers(solo: &mut Solo, said: Vec<(Duration, Body)>) -> usize {
+    let nonce = |(_, body)| if let Body::Hello(hello) = body { Some(hello.nonce) } else { None };
+    let nonces: Vec<u64> = said.into_iter().filter_map(nonce).collect();
+    let to = solo.conversation(1);
+    for &nonce in &nonces {
+        let (versions, conversation, cause) = (VERSIONS, ConversationId::NONE, PeerCause::Unknown);
+        let refused = Body::Refused(Refused { versions, nonce, conversation, cause });
+        from_elsewhere(solo, 66, Frame { conversation: to, body: refused });
+    }
+    nonces.len()
+}
+
+/// P2, P4: at the address of a prefill worker another incarnation answers, for as long as it is asked. Its word was taken for
+/// the worker's: the worker was never given up, so that nothing ended the wait for its last writes.
+#[test]
+fn a_peer_for_which_another_incarnation_answers_is_given_up_nevertheless() {
+    let (mut solo, session, _) = receiving_over(WriteFence::Within(SECOND));
+    solo.init_receiver(session, &[0], None);
+    let (mut answers, mut since) = (0, Duration::ZERO);
+    while solo.released(session).is_empty() && since < SECOND * 120 {
+        let said = solo.run_for(SECOND / 4);
+        since += SECOND / 4;
+        answers += another_life_answers(&mut solo, said);
+    }
+    assert!(answers > 0, "the peer was never greeted");
+    assert_eq!(solo.cause(session), Cause::PeerRestarted);
+    assert_eq!(solo.released(session), [list(&[0])], "after {since:?}, and {answers} answers");
+}
+
+/// P2: a hello went astray to another incarnation, and the prefill worker, which lives, was no longer heard on its own
+/// connection.
+#[test]
+fn a_peer_for_which_another_incarnation_has_answered_is_heard_itself_nevertheless() {
+    let (mut solo, session, _) = receiving_over(WriteFence::AtDeath);
+    solo.init_receiver(session, &[0], None);
+    while {
+        let said = solo.run_for(SECOND / 4);
+        another_life_answers(&mut solo, said) == 0
+    } {}
+    assert_eq!(solo.cause(session), Cause::PeerRestarted);
+    assert_eq!(solo.released(session), [], "the worker may still write");
+    solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+    assert_eq!(solo.released(session), [list(&[0])]);
 }
 
 /// P1: somebody says hello under the incarnation of a prefill worker that the node has not met yet. The node

@@ -160,12 +160,7 @@ fn a_lost_way_is_left_as_it_is_while_the_right_to_write_is_revoked() {
 #[test]
 fn a_peer_that_has_come_by_another_transport_is_met_there() {
     let mut solo = solo();
-    let came = Hello {
-        transport: "far".to_owned(),
-        metadata: theirs("far").metadata,
-        ..hello(1, ConversationId::new(1, 1))
-    };
-    solo.greet_with(came);
+    comes_by(&mut solo, "far", 1);
     assert_eq!(connects(&solo), [(PeerId(0), theirs("far"))]);
     let session = meets(&mut solo, &["near", "far"]);
     assert_eq!((connects(&solo), greets(&solo)), (vec![], vec![ours("far")]), "one conversation, one way");
@@ -635,16 +630,62 @@ fn a_way_that_was_lost_before_an_answer_and_is_refused_makes_way_for_the_next() 
     assert_eq!(solo.node().gauges().peers, 0);
 }
 
+/// Peer 1 greets by this transport, with the number of a conversation.
+fn comes_by(solo: &mut Solo, name: &str, number: u32) {
+    let conversation = ConversationId::new(number, 1);
+    let TransportOffer { metadata, .. } = theirs(name);
+    solo.greet_with(Hello { transport: name.to_owned(), metadata, ..hello(1, conversation) });
+}
+
+/// A firewall that lets only the peer open connections: the node went by `near` for ever, because the peer was heard there.
+#[test]
+fn a_preferred_way_by_which_the_peer_comes_but_does_not_answer_is_left_until_it_does() {
+    let mut solo = solo();
+    comes_by(&mut solo, "near", 1);
+    let (greeted, _) = connects(&solo)[0];
+    let session = meets(&mut solo, &["near", "far"]);
+    assert_eq!(greets(&solo), [ours("near")], "nothing speaks against it yet");
+    solo.input(Input::ConnectFailed { peer: greeted, error: TransportError::PeerGone });
+    assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
+    comes_by(&mut solo, "near", 2);
+    let (near, _) = connects(&solo)[0];
+    let of_near = solo.conversation(1);
+
+    let (session, _) = meets_again(&mut solo);
+    let (far, _) = connects(&solo).into_iter().find(|(_, by)| *by == theirs("far")).expect("the other way");
+    connected(&mut solo, far);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    // Once the pause is over, the next session asks the peer over `near`, and does not wait for its answer.
+    let next = loop {
+        pass(&mut solo, 1);
+        let (next, asked) = meets_again(&mut solo);
+        assert_eq!(solo.poll(next), KvPoll::WaitingForInput, "it goes by `far`");
+        assert!(connects(&solo).is_empty(), "both ways are known");
+        if greets(&solo) == [ours("near")] {
+            assert!(asked);
+            break next;
+        }
+    };
+    let (later, _) = meets_again(&mut solo);
+    assert_eq!((greets(&solo), solo.poll(later)), (vec![], KvPoll::WaitingForInput), "it is asked once");
+    // The way is open in both directions now.
+    connected(&mut solo, near);
+    solo.welcome(1, 2);
+    assert_eq!(solo.conversation(1), of_near);
+    let (session, _) = meets_again(&mut solo);
+    solo.init_receiver(session, &[3], None);
+    let to = |solo: &Solo| solo.frames_to().into_iter().map(|(peer, _)| peer).collect::<Vec<_>>();
+    assert_eq!(to(&solo), [near], "the preferred way is regained");
+    solo.init_receiver(next, &[4], None);
+    assert_eq!(to(&solo), [far], "pages of one session never travel over two");
+}
+
 #[test]
 fn a_session_goes_on_where_the_peer_has_come_itself_and_a_better_way_is_tried_later() {
     let mut solo = solo();
     let session = meets(&mut solo, &["near", "far"]);
-    let came = Hello {
-        transport: "far".to_owned(),
-        metadata: theirs("far").metadata,
-        ..hello(1, ConversationId::new(1, 1))
-    };
-    solo.greet_with(came);
+    comes_by(&mut solo, "far", 1);
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
     solo.welcome(1, 1);

@@ -57,7 +57,7 @@ impl Context {
 
     fn prospect(&self, life: Incarnation, way: &TransportOffer) -> Prospect {
         let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
-        if peer.is_some_and(Peer::is_in_touch) {
+        if self.leads_to(life, way) {
             return Prospect::Works;
         }
         let is_met = peer.is_some_and(Peer::has_fallen_silent);
@@ -70,15 +70,30 @@ impl Context {
         }
     }
 
+    /// True if the peer is in touch over the way. That the peer greets this worker over a way on which it has not answered
+    /// since the way has failed says nothing: a firewall may let only one of the two open connections.
+    fn leads_to(&self, life: Incarnation, way: &TransportOffer) -> bool {
+        let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
+        peer.is_some_and(|peer| {
+            peer.is_up() || peer.is_in_touch() && !self.peers.detours.has_failed(&(life, way.clone()))
+        })
+    }
+
     /// True if a way that this worker prefers may lead to the peer again: the answer of the bootstrap
     /// server is to be asked for anew.
     pub(in crate::proto) fn may_be_met_better(&self, id: PeerId) -> bool {
         self.peers.get(id).is_some_and(|peer| {
-            each(peer.preferred()).any(|way| match self.peers.known(peer.incarnation, way) {
-                Some(there) => self.peers.get(there).is_some_and(Peer::is_in_touch),
-                None => self.peers.detours.is_due(&(peer.incarnation, way.clone()), self.fx.now()),
+            each(peer.preferred()).any(|way| {
+                self.leads_to(peer.incarnation, way) || self.may_be_tried_again(peer.incarnation, way)
             })
         })
+    }
+
+    /// True if a way has failed, its pause is over, and the peer is not asked over the way already.
+    fn may_be_tried_again(&self, life: Incarnation, way: &TransportOffer) -> bool {
+        let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
+        let is_asked = |peer: &Peer| !peer.is_in_touch() || peer.is_up() || peer.contact.hello().is_some();
+        !peer.is_some_and(is_asked) && self.peers.detours.is_due(&(life, way.clone()), self.fx.now())
     }
 
     /// What is needed to try a way again that has failed and that this worker prefers to the chosen one
@@ -90,14 +105,12 @@ impl Context {
         ways: &[TransportOffer],
         chosen: &TransportOffer,
     ) -> Option<Introduction> {
-        let (life, now) = (to.incarnation, self.fx.now());
+        let life = to.incarnation;
         let there = self.peers.known(life, chosen).and_then(|id| self.peers.get(id));
         let is_silent = there.is_some_and(Peer::has_fallen_silent);
         let mut preferred =
             each(ways).take_while(|way| is_silent || *way != chosen).filter(|way| *way != chosen);
-        let due = preferred.find(|way| {
-            self.peers.known(life, way).is_none() && self.peers.detours.is_due(&(life, (*way).clone()), now)
-        })?;
+        let due = preferred.find(|way| self.may_be_tried_again(life, way))?;
         let Introduction { worker, geometry, .. } = to;
         let (worker, geometry, transports) = (worker.clone(), geometry.clone(), [due.clone()].into());
         Some(Introduction { worker, incarnation: life, geometry, transports })

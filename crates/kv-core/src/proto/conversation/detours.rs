@@ -81,6 +81,11 @@ impl Detours {
         self.failed.get(way).map(|failed| failed.until).filter(|until| *until > now)
     }
 
+    /// True if the way has failed, and the peer has not answered over it since.
+    pub(super) fn has_failed(&self, way: &Way) -> bool {
+        self.failed.get(way).is_some_and(|failed| failed.answered.is_none())
+    }
+
     /// True if the way has failed before, and may be tried again.
     pub(super) fn is_due(&self, way: &Way, now: Time) -> bool {
         self.failed.get(way).is_some_and(|failed| failed.until <= now)

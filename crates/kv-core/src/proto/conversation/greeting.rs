@@ -50,10 +50,8 @@ impl Context {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.ways = ways;
         }
-        if let Some(again) = again
-            && self.peers.len() < self.config.limits.max_peers
-        {
-            self.greet_first(again);
+        if let Some(again) = again {
+            self.try_again(again);
         }
         Some(id)
     }
@@ -77,6 +75,16 @@ impl Context {
             }
         }
         id
+    }
+
+    /// Greets a worker by a transport that has failed, in a conversation for which no session waits.
+    fn try_again(&mut self, introduction: Introduction) {
+        let Some(way) = introduction.transports.front() else { return };
+        if let Some(known) = self.peers.known(introduction.incarnation, way) {
+            self.want_again(known);
+        } else if self.peers.len() < self.config.limits.max_peers {
+            self.greet_first(introduction);
+        }
     }
 
     /// Adds a peer, and greets it by the first of its transports.
@@ -380,15 +388,21 @@ impl Context {
 
     // ---- answers to hellos of ours --------------------------------------------------------------
 
-    /// The peer whose hello with this nonce was answered. Only the peer knows the nonce. `None` if
-    /// no such hello is under way.
-    fn answered(&mut self, from: Origin, id: PeerId, nonce: u64) -> Option<&mut Peer> {
-        let now = self.fx.now();
+    /// The peer whose hello with this nonce was answered. Only who has read the hello knows the nonce. `None` if no such
+    /// hello is under way.
+    fn greeted(&mut self, id: PeerId, nonce: u64) -> Option<&mut Peer> {
         let peer = self.peers.get_mut(id)?;
         if peer.contact.hello().is_none_or(|said| said.nonce != nonce) {
             return None;
         }
         peer.contact.turn(Event::HelloOver);
+        Some(peer)
+    }
+
+    /// The peer that has itself answered the hello with this nonce.
+    fn answered(&mut self, from: Origin, id: PeerId, nonce: u64) -> Option<&mut Peer> {
+        let now = self.fx.now();
+        let peer = self.greeted(id, nonce)?;
         peer.contact.turn(Event::Heard);
         peer.origin = Some(from);
         (peer.last_heard, peer.losses_unanswered) = (now, 0);
@@ -422,9 +436,13 @@ impl Context {
         refused: Refused,
     ) -> AnswerHeard {
         let ours = self.config.versions.get();
+        if refused.cause == PeerCause::Unknown {
+            // The known incarnation is not heard by that: it may be silent, or may speak on a connection of its own.
+            let greeted = self.greeted(id, refused.nonce).is_some();
+            return if greeted { AnswerHeard::AnotherLife } else { AnswerHeard::Nothing };
+        }
         let Some(peer) = self.answered(from, id, refused.nonce) else { return AnswerHeard::Nothing };
         let cause = match (refused.cause, peer.maps.mismatch()) {
-            (PeerCause::Unknown, _) => return AnswerHeard::AnotherLife,
             (PeerCause::Versions { .. }, _) => Cause::Versions { ours, theirs: refused.versions },
             (PeerCause::Incompatible(_), Some(mismatch)) => Cause::Incompatible(mismatch.clone()),
             (cause, _) => Cause::ByPeer(cause),
