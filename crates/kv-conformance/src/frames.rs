@@ -7,8 +7,8 @@ use bytes::Bytes;
 use kv_core::{MAX_FRAME, Op, Post, PostId, Transport, TransportError, TransportEvent};
 
 use crate::pair::{descriptor, ended};
-use crate::sys::rest_among;
-use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, connect, heard, snapshot};
+use crate::sys::{Sleep, first_awake};
+use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, boottime, connect, heard, snapshot};
 
 pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
     let mut pair = Pair::connected(harness, &LENS);
@@ -48,26 +48,40 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
     });
 }
 
-/// Between their turns both workers sleep on what their transports name, as the threads of real workers do.
+/// Each worker sleeps on what its own transport names, as the thread of a real worker does, and is polled only when that wakes
+/// it. The second worker sleeps already when the first one sends.
 pub(crate) fn workers_that_sleep_wake_for_frames_and_for_the_ends_of_posts<H: Harness>(harness: &H) {
     const TOO_LONG: Duration = Duration::from_secs(5);
     let mut pair = Pair::connected(harness, &LENS);
+    let mut b_sleeps = Sleep::of(&pair.b.transport);
     for round in 0..20u64 {
         let frame = Bytes::copy_from_slice(&round.to_le_bytes());
         let descriptors = vec![descriptor((0, 0), (0, 0), LENS[0] as u64)];
         let post = Post { id: PostId(round), op: Op::Write, descriptors, notify: None };
         pair.a.transport.post(A_KNOWS_B, post).unwrap();
         pair.a.transport.send(A_KNOWS_B, frame.clone()).unwrap();
+        let mut a_sleeps = Sleep::of(&pair.a.transport);
         let begun = Instant::now();
         loop {
-            pair.turn();
-            if heard(&pair.b_events, &frame) && ended(&pair.a_events, PostId(round)).is_some() {
+            let heard = heard(&pair.b_events, &frame);
+            let ended = ended(&pair.a_events, PostId(round)).is_some();
+            if heard && ended {
                 break;
             }
-            rest_among(&[&pair.a.transport, &pair.b.transport], TOO_LONG);
-            assert!(begun.elapsed() < TOO_LONG, "round {round}: both sleep, and nothing wakes them");
+            assert!(
+                begun.elapsed() < TOO_LONG,
+                "round {round}: nothing wakes who sleeps; frame heard: {heard}, post ended: {ended}"
+            );
+            let [a_is_awake, b_is_awake] = first_awake([&a_sleeps, &b_sleeps], TOO_LONG);
+            if a_is_awake {
+                pair.a.transport.poll(boottime(), &mut pair.a_events);
+                a_sleeps = Sleep::of(&pair.a.transport);
+            }
+            if b_is_awake {
+                pair.b.transport.poll(boottime(), &mut pair.b_events);
+                b_sleeps = Sleep::of(&pair.b.transport);
+            }
         }
-        // Now nothing is under way, and the next round must wake both of them.
         pair.a_events.clear();
         pair.b_events.clear();
     }

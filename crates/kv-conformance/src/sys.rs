@@ -1,8 +1,8 @@
 //! Sleeping on the descriptors of transports.
 #![allow(unsafe_code)]
 
-use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use kv_core::{Transport, TransportWait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,25 +12,44 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(1);
 
 /// Sleeps until the transport has something to do, but no longer than `most`.
 pub fn rest<P: Transport + ?Sized>(transport: &P, most: Duration) {
-    rest_among(&[transport], most);
+    first_awake([&Sleep::of(transport)], most);
 }
 
-/// Sleeps until one of the transports has something to do, but no longer than `most`.
-pub(crate) fn rest_among<P: Transport + ?Sized>(transports: &[&P], mut most: Duration) {
-    let mut fds = Vec::new();
-    for transport in transports {
+/// The sleep of a worker: what its transport wanted to be woken by when it was asked.
+pub(crate) struct Sleep {
+    readable: Vec<RawFd>,
+    until: Option<Instant>,
+}
+
+impl Sleep {
+    /// The sleep that begins now. It must not outlive the transport.
+    pub(crate) fn of<P: Transport + ?Sized>(transport: &P) -> Sleep {
         match transport.wait() {
-            TransportWait::Now => return,
-            TransportWait::Readable(more) => fds.extend(more),
-            TransportWait::ReadableOrAfter(more, after) => {
-                fds.extend(more);
-                most = most.min(after);
+            TransportWait::Now => Sleep { readable: Vec::new(), until: Some(Instant::now()) },
+            TransportWait::Readable(readable) => Sleep { readable, until: None },
+            TransportWait::ReadableOrAfter(readable, after) => {
+                Sleep { readable, until: Some(Instant::now() + after) }
             }
         }
     }
-    // SAFETY: the transports keep their descriptors open while they are borrowed.
-    let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
+}
+
+/// Sleeps until the first of the workers is awake, but no longer than `most`. Tells which workers are.
+pub(crate) fn first_awake<const N: usize>(sleeps: [&Sleep; N], most: Duration) -> [bool; N] {
+    let now = Instant::now();
+    let left = sleeps.iter().filter_map(|sleep| sleep.until).map(|until| until - now);
+    let most = left.min().map_or(most, |left| left.min(most));
+    let fds = sleeps.iter().flat_map(|sleep| &sleep.readable);
+    // SAFETY: the transports keep their descriptors open for as long as they live.
+    let fds: Vec<_> = fds.map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
     let mut polls: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
     let _ = poll(&mut polls, Some(&timeout));
+    let now = Instant::now();
+    let mut polls = polls.iter();
+    sleeps.map(|sleep| {
+        let told =
+            polls.by_ref().take(sleep.readable.len()).filter(|poll| !poll.revents().is_empty()).count();
+        told > 0 || sleep.until.is_some_and(|until| until <= now)
+    })
 }
