@@ -6,7 +6,7 @@
 
 use image::RgbImage;
 use kv_examples::model::{InputRows, Rng};
-use kv_math::{add, add_scaled, dot, matmul, rms_norm, softmax};
+use kv_math::{Columns, add, attend, matmul, rms_norm};
 
 use crate::error::EpdError;
 use crate::images::{ImageRef, PATCH};
@@ -168,13 +168,9 @@ impl Block {
         let mut mixed = vec![0.0; stream.len()];
         for (query, mix) in queries.chunks_exact(WIDTH).zip(mixed.chunks_exact_mut(WIDTH)) {
             for at in (0..WIDTH).step_by(dim) {
+                let of_head = |rows| Columns { rows, width: WIDTH, first: at };
                 let (query, mix) = (&query[at..at + dim], &mut mix[at..at + dim]);
-                let keys = keys.chunks_exact(WIDTH).map(|key| &key[at..at + dim]);
-                let mut scores: Vec<f32> = keys.map(|key| dot(query, key) * scale).collect();
-                softmax(&mut scores);
-                for (score, value) in scores.into_iter().zip(values.chunks_exact(WIDTH)) {
-                    add_scaled(mix, score, &value[at..at + dim]);
-                }
+                attend(query, scale, of_head(&keys), of_head(&values), mix);
             }
         }
         matmul(&mixed, &self.out, WIDTH, &mut normed);

@@ -7,7 +7,7 @@
 const LANES: usize = 8;
 
 /// How many tokens are multiplied with one row of weights at a time, so that the row is loaded once.
-const TILE: usize = 4;
+const TILE: usize = 8;
 
 /// The dot product of `a` and `b`.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -91,6 +91,34 @@ pub fn softmax(scores: &mut [f32]) {
     }
 }
 
+/// Some columns of a row-major matrix, from the first of them on.
+#[derive(Debug, Clone, Copy)]
+pub struct Columns<'a> {
+    /// The whole matrix.
+    pub rows: &'a [f32],
+    /// The length of a row.
+    pub width: usize,
+    /// The first of the columns.
+    pub first: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// So many columns of each row.
+    fn of_each_row(self, columns: usize) -> impl Iterator<Item = &'a [f32]> {
+        self.rows.chunks_exact(self.width).map(move |row| &row[self.first..self.first + columns])
+    }
+}
+
+/// The attention of a query: adds to `mix` each row of `values`, weighted by the softmax of `scale` times the dot product of
+/// the query and the same row of `keys`.
+pub fn attend(query: &[f32], scale: f32, keys: Columns<'_>, values: Columns<'_>, mix: &mut [f32]) {
+    let mut scores: Vec<f32> = keys.of_each_row(query.len()).map(|key| dot(query, key) * scale).collect();
+    softmax(&mut scores);
+    for (score, value) in scores.into_iter().zip(values.of_each_row(mix.len())) {
+        add_scaled(mix, score, value);
+    }
+}
+
 /// Computes `gate = silu(gate) * up`.
 pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
@@ -109,6 +137,20 @@ pub fn add(sum: &mut [f32], addend: &[f32]) {
 pub fn add_scaled(sum: &mut [f32], factor: f32, row: &[f32]) {
     for (sum, x) in sum.iter_mut().zip(row) {
         *sum += factor * x;
+    }
+}
+
+/// Writes the values in little-endian order.
+pub fn to_le_bytes(values: &[f32], bytes: &mut [u8]) {
+    for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *bytes = value.to_le_bytes();
+    }
+}
+
+/// Reads values in little-endian order.
+pub fn from_le_bytes(bytes: &[u8], values: &mut [f32]) {
+    for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+        *value = f32::from_le_bytes(*bytes);
     }
 }
 

@@ -199,14 +199,15 @@ impl RankKv {
     /// Takes this rank's heads out of `rows`, which have all heads of the model for each token.
     pub fn store(&self, at: Rows, rows: &[f32]) -> Result<(), ExampleError> {
         let (width, dim) = (self.total_heads * self.head_dim, self.head_dim);
-        let mut bytes = Vec::with_capacity(at.tokens * self.heads.len() * dim * size_of::<f32>());
+        let mut bytes = Vec::new();
         for Piece { head, heads, token, tokens, offset } in self.pieces(at) {
-            bytes.clear();
-            for row in rows.chunks_exact(width).skip(token).take(tokens) {
-                let heads = row.iter().skip(head * dim).take(heads * dim);
-                heads.for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
+            let (of_heads, len) = (heads * dim, heads * dim * size_of::<f32>());
+            let bytes = room(&mut bytes, tokens * len);
+            let rows = rows.chunks_exact(width).skip(token).take(tokens);
+            for (row, bytes) in rows.zip(bytes.chunks_exact_mut(len)) {
+                kv_math::to_le_bytes(&row[head * dim..][..of_heads], bytes);
             }
-            self.memory.write(offset, &bytes)?;
+            self.memory.write(offset, bytes)?;
         }
         Ok(())
     }
@@ -216,13 +217,12 @@ impl RankKv {
         let (width, dim) = (self.total_heads * self.head_dim, self.head_dim);
         let mut bytes = Vec::new();
         for Piece { head, heads, token, tokens, offset } in self.pieces(at) {
-            bytes.resize(tokens * heads * dim, [0; size_of::<f32>()]);
-            self.memory.read(offset, bytes.as_flattened_mut())?;
+            let (of_heads, len) = (heads * dim, heads * dim * size_of::<f32>());
+            let bytes = room(&mut bytes, tokens * len);
+            self.memory.read(offset, bytes)?;
             let rows = rows.chunks_exact_mut(width).skip(token).take(tokens);
-            for (row, bytes) in rows.zip(bytes.chunks_exact(heads * dim)) {
-                for (x, bytes) in row.iter_mut().skip(head * dim).zip(bytes) {
-                    *x = f32::from_le_bytes(*bytes);
-                }
+            for (row, bytes) in rows.zip(bytes.chunks_exact(len)) {
+                kv_math::from_le_bytes(bytes, &mut row[head * dim..][..of_heads]);
             }
         }
         Ok(())
@@ -307,6 +307,14 @@ impl RankKv {
         let len = lens.get(buffer).copied().unwrap_or(0);
         self.pages * self.page_bytes() + before as usize * self.aux_rows + row * len as usize
     }
+}
+
+/// The first `len` bytes of a buffer, which grows if it is shorter.
+fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        *buffer = vec![0; len];
+    }
+    &mut buffer[..len]
 }
 
 /// The number of heads that are cached separately. Latent vectors belong to no head, and every rank holds

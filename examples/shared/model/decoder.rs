@@ -1,6 +1,6 @@
 //! The forward pass: a batch of segments, each reading and writing its own KV cache.
 
-use kv_math::{add, add_scaled, argmax, dot, matmul, rms_norm, softmax, swiglu};
+use kv_math::{Columns, add, argmax, attend, matmul, rms_norm, swiglu};
 use kv_transfer::unstable::hash::Fnv1a;
 use serde::{Deserialize, Serialize};
 
@@ -219,15 +219,9 @@ impl Model {
         let (dim, kv_dim) = (self.config.head_dim, self.config.key_dim());
         let queries_per_kv = self.config.num_attention_heads / self.config.num_key_value_heads;
         let scale = (dim as f32).sqrt().recip();
-        let heads = query.chunks_exact(dim).zip(mix.chunks_exact_mut(dim));
-        for (head, (query, mix)) in heads.enumerate() {
-            let at = head / queries_per_kv * dim;
-            let mut scores: Vec<f32> =
-                keys.chunks_exact(kv_dim).map(|row| dot(query, &row[at..at + dim]) * scale).collect();
-            softmax(&mut scores);
-            for (score, row) in scores.into_iter().zip(values.chunks_exact(kv_dim)) {
-                add_scaled(mix, score, &row[at..at + dim]);
-            }
+        for (head, (query, mix)) in query.chunks_exact(dim).zip(mix.chunks_exact_mut(dim)).enumerate() {
+            let of_head = |rows| Columns { rows, width: kv_dim, first: head / queries_per_kv * dim };
+            attend(query, scale, of_head(keys), of_head(values), mix);
         }
     }
 

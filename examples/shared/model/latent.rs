@@ -1,7 +1,7 @@
 //! Multi-head latent attention that reads the cache as it is: instead of computing keys and values from the
 //! latent vectors, the weights that would compute them are applied to the query and to the weighted sum.
 
-use kv_math::{add_scaled, dot, softmax};
+use kv_math::{Columns, add_scaled, attend, dot};
 
 use super::config::Latent;
 use super::rope::Rope;
@@ -30,13 +30,9 @@ impl Latent {
                 add_scaled(&mut latent_query, *x, row);
             }
             latent_query.extend_from_slice(rotated);
-            let mut scores: Vec<f32> =
-                rows.chunks_exact(width).map(|row| dot(&latent_query, row) * scale).collect();
-            softmax(&mut scores);
+            let rows = Columns { rows, width, first: 0 };
             let mut latent = vec![0.0; rank];
-            for (score, row) in scores.into_iter().zip(rows.chunks_exact(width)) {
-                add_scaled(&mut latent, score, &row[..rank]);
-            }
+            attend(&latent_query, scale, rows, rows, &mut latent);
             for (out, row) in mix.iter_mut().zip(up_value.chunks_exact(rank)) {
                 *out = dot(&latent, row);
             }
@@ -46,6 +42,8 @@ impl Latent {
 
 #[cfg(test)]
 mod tests {
+    use kv_math::softmax;
+
     use super::*;
     use crate::model::Rng;
 
