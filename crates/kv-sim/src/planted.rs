@@ -133,6 +133,8 @@ planted! {
     NamedAfterLeaving: drains_lose_nothing in SEEDS;
     /// A host is called empty while peers have not heard that their sessions were served.
     StopsInDebt: drains_lose_nothing in SEEDS;
+    /// A host is called empty while a way of its own to a peer is lost over which the peer has yet to hear.
+    NotOwedWhileLost: drains_lose_nothing in SEEDS;
     /// Machines are not told of pages that a receiver is given a second time.
     SecondInitUnheard: success_means_right_bytes in SEEDS;
     /// Machines do not hear that their timers ring.

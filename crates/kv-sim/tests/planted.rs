@@ -79,6 +79,7 @@ each! {
     hosts_that_leave_while_peers_are_awaited_are_caught: LeavesAwaited,
     hosts_named_after_they_have_left_are_caught: NamedAfterLeaving,
     hosts_stopped_before_peers_know_of_their_ends_are_caught: StopsInDebt,
+    hosts_stopped_before_their_lost_ways_are_open_again_are_caught: NotOwedWhileLost from 8_700,
     pages_given_again_that_machines_do_not_hear_of_are_caught: SecondInitUnheard,
     timers_that_never_ring_are_caught: DeafToTime,
     tokens_kept_are_caught: ReleaseSwallowed,

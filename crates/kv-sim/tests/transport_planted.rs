@@ -75,11 +75,11 @@ enum Bug {
     OneOrigin,
     /// When one peer dies, every peer is reported dead.
     AllDieWithOne,
-    /// What happens does not wake the worker that knows its peer by this id.
+    /// The worker that knows its peer by this id sleeps on, whatever happens.
     Oversleeps(PeerId),
 }
 
-/// Each check of the suite, with the bug that it must find.
+/// Each check of the suite, with a bug that it must find; a check stands here once for each of its bugs.
 const FINDS: [(&str, Bug); 29] = [
     ("posts_move_exactly_the_described_bytes", Bug::ForgetsADescriptor),
     ("descriptors_out_of_bounds_are_refused_and_touch_nothing", Bug::MovesBeforeItChecks),
@@ -380,7 +380,7 @@ fn every_check_finds_the_bug_that_is_planted_for_it() {
         let found = found.is_some();
         println!("{check}: {bug:?} {}", if found { "found" } else { "NOT FOUND" });
         if !found {
-            blind.push(check);
+            blind.push((check, bug));
         }
     }
     assert!(blind.is_empty(), "these checks did not fail: {blind:?}");

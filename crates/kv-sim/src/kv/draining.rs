@@ -28,7 +28,7 @@ impl KvWorld {
             }
             _ => drop(self.feed(life, "drain", Input::Command(Command::Drain))),
         }
-        if !self.service.params.is_gentle() {
+        if !self.service.params.spares_hosts() {
             return;
         }
         let deadlines = open.iter().map(|&leg| self.service.ledger.legs[leg].deadline);

@@ -206,6 +206,10 @@ impl Service for Kv {
         world.service.params.is_gentle()
     }
 
+    fn spares_hosts(world: &KvWorld) -> bool {
+        world.service.params.spares_hosts()
+    }
+
     fn heal(world: &mut KvWorld) {
         world.end_liars();
     }

@@ -182,7 +182,7 @@ impl<S: Service> World<S> {
             if let Some(life) = self.slots[slot] {
                 // Who is paused continues when its time has come: soon.
                 // Where hosts do not fail, a host that drains is replaced once it is empty.
-                let drains = self.lives[life].draining.is_some() && !S::is_gentle(self);
+                let drains = self.lives[life].draining.is_some() && !S::spares_hosts(self);
                 if self.lives[life].shut_down || drains {
                     self.crash(slot);
                 }

@@ -49,7 +49,10 @@ impl<S: Service> World<S> {
             S::left(self, life);
         }
         let record = &self.lives[life];
-        let owes = owes_answers && self.planted != Some(Planted::StopsInDebt);
+        let (planted, conns) = (self.planted, &self.hosts[life].conns);
+        let is_forgotten = planted == Some(Planted::StopsInDebt)
+            || planted == Some(Planted::NotOwedWhileLost) && conns.values().any(|conn| conn.dead);
+        let owes = owes_answers && !is_forgotten;
         let is_busy = is_busy && self.planted != Some(Planted::EmptyWhileItServes);
         let busy = is_busy || owes || record.open_sessions > 0 || record.holds_out > 0;
         let done = record.left.is_some() && !busy;
@@ -74,7 +77,7 @@ impl<S: Service> World<S> {
             self.counters.restarts += 1;
             S::boot(self, slot);
             self.replaced = Some(self.now);
-        } else if !S::is_gentle(self) {
+        } else if !S::spares_hosts(self) {
             let down_for = self.rng.tail(5 * MS, 100 * MS);
             self.calendar.enter(self.now + down_for, Event::Strike(Strike::Boot { slot }));
         }

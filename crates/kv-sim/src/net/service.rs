@@ -108,6 +108,11 @@ pub trait Service: Sized {
         true
     }
 
+    /// True if hosts do not fail: one that drains is stopped once it is empty, and not before.
+    fn spares_hosts(world: &World<Self>) -> bool {
+        Self::is_gentle(world)
+    }
+
     /// Faults stop for good: first of all.
     fn heal(_world: &mut World<Self>) {}
 

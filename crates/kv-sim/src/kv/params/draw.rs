@@ -116,6 +116,9 @@ impl Params {
             detect_max: rng.pick(&[MS, 20 * MS, 100 * MS]),
             ..ChaosParams::default()
         };
+        if rng.chance(300) {
+            self.physics.chaos.drains = 1 + rng.below(2);
+        }
         self.sched.retry = 0;
     }
 

@@ -174,6 +174,11 @@ impl Params {
         self.lossless || self.drizzle
     }
 
+    /// True if no host fails. A host that drains is stopped nevertheless, once it is empty.
+    pub fn spares_hosts(&self) -> bool {
+        self.is_gentle() || self.frayed
+    }
+
     /// True if what becomes of a half of a request must be told to the other side, and not be left to its deadline.
     pub fn tells_ends(&self) -> bool {
         self.lossless || self.frayed

@@ -83,16 +83,17 @@ impl Planted {
                 params.requests = 12;
             }
             Planted::SaidInVain => {
-                // Small limits forget what is to be told.
-                let max_post_bytes = params.limits.max_post_bytes;
-                params.limits = Limits::default().with(|limits| limits.max_post_bytes = max_post_bytes);
-                params.fray(&mut Rng::new(params.physics.seed));
+                fray_wide(params);
                 (params.sched.abort, params.requests) = (300, 12);
             }
             Planted::StopsInDebt => {
                 params.physics.chaos.drains = 3;
                 params.physics.net.drop = params.physics.net.drop.max(100);
                 (params.lossless, params.frayed) = (false, false);
+            }
+            Planted::NotOwedWhileLost => {
+                fray_wide(params);
+                (params.physics.chaos.drains, params.requests) = (3, 12);
             }
             _ => self.provoke_leases(params),
         }
@@ -150,4 +151,11 @@ impl Planted {
             _ => {}
         }
     }
+}
+
+/// Connections break. Limits are wide: small ones forget what is to be told.
+fn fray_wide(params: &mut Params) {
+    let max_post_bytes = params.limits.max_post_bytes;
+    params.limits = Limits::default().with(|limits| limits.max_post_bytes = max_post_bytes);
+    params.fray(&mut Rng::new(params.physics.seed));
 }
