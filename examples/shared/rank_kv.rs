@@ -202,7 +202,7 @@ impl RankKv {
         let mut bytes = Vec::new();
         for Piece { head, heads, token, tokens, offset } in self.pieces(at) {
             let (of_heads, len) = (heads * dim, heads * dim * size_of::<f32>());
-            let bytes = room(&mut bytes, tokens * len);
+            let bytes = first_of(&mut bytes, tokens * len);
             let rows = rows.chunks_exact(width).skip(token).take(tokens);
             for (row, bytes) in rows.zip(bytes.chunks_exact_mut(len)) {
                 kv_math::to_le_bytes(&row[head * dim..][..of_heads], bytes);
@@ -218,7 +218,7 @@ impl RankKv {
         let mut bytes = Vec::new();
         for Piece { head, heads, token, tokens, offset } in self.pieces(at) {
             let (of_heads, len) = (heads * dim, heads * dim * size_of::<f32>());
-            let bytes = room(&mut bytes, tokens * len);
+            let bytes = first_of(&mut bytes, tokens * len);
             self.memory.read(offset, bytes)?;
             let rows = rows.chunks_exact_mut(width).skip(token).take(tokens);
             for (row, bytes) in rows.zip(bytes.chunks_exact(len)) {
@@ -309,8 +309,8 @@ impl RankKv {
     }
 }
 
-/// The first `len` bytes of a buffer, which grows if it is shorter.
-fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+/// The first bytes of a buffer, which is made anew if it is shorter: growing it byte by byte takes long without optimisation.
+fn first_of(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if buffer.len() < len {
         *buffer = vec![0; len];
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use kv_core::{MAX_FRAME, Op, Post, PostId, Transport, TransportError, TransportEvent};
 
 use crate::pair::{descriptor, ended};
-use crate::sys::{Sleep, first_awake};
+use crate::sys::{Sleep, sleep_until_one_wakes};
 use crate::{A_KNOWS_B, B_KNOWS_A, Harness, LENS, Pair, Random, boottime, connect, heard, snapshot};
 
 pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
@@ -48,8 +48,9 @@ pub(crate) fn the_notify_frame_comes_after_the_bytes<H: Harness>(harness: &H) {
     });
 }
 
-/// Each worker sleeps on what its own transport names, as the thread of a real worker does, and is polled only when that wakes
-/// it. The second worker sleeps already when the first one sends.
+/// Each worker sleeps on what its own transport names, and is polled only when that has come, as by the thread of a real
+/// worker: polled whenever the other worker wakes, it would hide that it sleeps too long. The second worker sleeps already
+/// when the first one sends.
 pub(crate) fn workers_that_sleep_wake_for_frames_and_for_the_ends_of_posts<H: Harness>(harness: &H) {
     const TOO_LONG: Duration = Duration::from_secs(5);
     let mut pair = Pair::connected(harness, &LENS);
@@ -70,9 +71,9 @@ pub(crate) fn workers_that_sleep_wake_for_frames_and_for_the_ends_of_posts<H: Ha
             }
             assert!(
                 begun.elapsed() < TOO_LONG,
-                "round {round}: nothing wakes who sleeps; frame heard: {heard}, post ended: {ended}"
+                "round {round}: a worker sleeps on; frame heard: {heard}, post ended: {ended}"
             );
-            let [a_is_awake, b_is_awake] = first_awake([&a_sleeps, &b_sleeps], TOO_LONG);
+            let [a_is_awake, b_is_awake] = sleep_until_one_wakes([&a_sleeps, &b_sleeps], TOO_LONG);
             if a_is_awake {
                 pair.a.transport.poll(boottime(), &mut pair.a_events);
                 a_sleeps = Sleep::of(&pair.a.transport);

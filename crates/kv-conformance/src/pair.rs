@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kv_core::{Descriptor, PeerId, PostId, Time, Transport, TransportError, TransportEvent};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::sys::{MOMENT, Sleep, first_awake};
+use crate::sys::{MOMENT, Sleep, sleep_until_one_wakes};
 use crate::{Harness, Random};
 
 /// The memory of one worker, as its server reads and writes it.
@@ -95,7 +95,7 @@ impl<P: Transport> Pair<P> {
         let before = told(self);
         self.turn();
         if told(self) == before {
-            first_awake([&Sleep::of(&self.a.transport), &Sleep::of(&self.b.transport)], MOMENT);
+            sleep_until_one_wakes([&Sleep::of(&self.a.transport), &Sleep::of(&self.b.transport)], MOMENT);
         }
     }
 

@@ -12,7 +12,7 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(1);
 
 /// Sleeps until the transport has something to do, but no longer than `most`.
 pub fn rest<P: Transport + ?Sized>(transport: &P, most: Duration) {
-    first_awake([&Sleep::of(transport)], most);
+    sleep_until_one_wakes([&Sleep::of(transport)], most);
 }
 
 /// The sleep of a worker: what its transport wanted to be woken by when it was asked.
@@ -22,25 +22,25 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// The sleep that begins now. It must not outlive the transport.
+    /// The sleep that begins now. It is over once the transport is called again, which may close descriptors.
     pub(crate) fn of<P: Transport + ?Sized>(transport: &P) -> Sleep {
         match transport.wait() {
             TransportWait::Now => Sleep { readable: Vec::new(), until: Some(Instant::now()) },
             TransportWait::Readable(readable) => Sleep { readable, until: None },
             TransportWait::ReadableOrAfter(readable, after) => {
-                Sleep { readable, until: Some(Instant::now() + after) }
+                Sleep { readable, until: Instant::now().checked_add(after) }
             }
         }
     }
 }
 
-/// Sleeps until the first of the workers is awake, but no longer than `most`. Tells which workers are.
-pub(crate) fn first_awake<const N: usize>(sleeps: [&Sleep; N], most: Duration) -> [bool; N] {
+/// Sleeps until one of the workers has something to do, but no longer than `most`. Returns which of them have.
+pub(crate) fn sleep_until_one_wakes<const N: usize>(sleeps: [&Sleep; N], most: Duration) -> [bool; N] {
     let now = Instant::now();
     let left = sleeps.iter().filter_map(|sleep| sleep.until).map(|until| until - now);
     let most = left.min().map_or(most, |left| left.min(most));
     let fds = sleeps.iter().flat_map(|sleep| &sleep.readable);
-    // SAFETY: the transports keep their descriptors open for as long as they live.
+    // SAFETY: no transport was called since its sleep has begun, so that its descriptors are open.
     let fds: Vec<_> = fds.map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
     let mut polls: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
@@ -48,8 +48,9 @@ pub(crate) fn first_awake<const N: usize>(sleeps: [&Sleep; N], most: Duration) -
     let now = Instant::now();
     let mut polls = polls.iter();
     sleeps.map(|sleep| {
-        let told =
+        // All descriptors of this worker are taken, so that those of the next one follow.
+        let readable =
             polls.by_ref().take(sleep.readable.len()).filter(|poll| !poll.revents().is_empty()).count();
-        told > 0 || sleep.until.is_some_and(|until| until <= now)
+        readable > 0 || sleep.until.is_some_and(|until| until <= now)
     })
 }

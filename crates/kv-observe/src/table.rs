@@ -159,7 +159,7 @@ metrics! {
     PEERS = gauge("kv_transfer_peers", &["worker", "transport"],
         "Peers that are connected over each transport of a worker with several.");
     WAYS_FAILED = counter("kv_transfer_ways_failed_total", &["worker", "transport", "fault"],
-        "Transports of a worker with several that were left alone for a peer: `refused`, `lost` or `silent`.");
+        "Transports of a worker with several that were left alone for a peer: `refused`, `lost`, `silent` or `another_life`.");
     FRAMES_IGNORED = counter("kv_transfer_frames_ignored_total", &["worker", "reason"],
         "Frames that arrived and were ignored, by reason.")
         .vllm("vllm:nixl_num_notifications_after_expiry");

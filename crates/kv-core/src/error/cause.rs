@@ -63,7 +63,7 @@ pub enum Cause {
     /// This worker's connection to the peer was lost. The peer's process may still run.
     #[error("the connection to the peer was lost")]
     WayLost,
-    /// The peer's process has ended, and another incarnation of the worker has taken its place.
+    /// The peer has forgotten its sessions with this worker, or another incarnation answers in the peer's place.
     #[error("the peer was restarted")]
     PeerRestarted,
     /// No frame came from the peer for so long that the session was given up.

@@ -187,8 +187,8 @@ pub enum KvWhat {
         /// For how long from now the peer's last writes may still arrive.
         quiet_after: Duration,
     },
-    /// The peer has forgotten the conversation, or another incarnation of its worker has answered:
-    /// the peer does not know its sessions with this worker any more.
+    /// The peer has forgotten the conversation, or another incarnation of its worker has answered in its place: the sessions
+    /// with the peer fail.
     PeerRestarted,
     /// This worker has forgotten the peer. If they meet again, the peer gets another id.
     PeerForgotten,
@@ -215,6 +215,8 @@ pub enum WayFault {
     Lost,
     /// Nothing has come back over the way.
     Silent,
+    /// Another incarnation has answered over the way.
+    AnotherLife,
 }
 
 impl WayFault {
@@ -224,6 +226,7 @@ impl WayFault {
             WayFault::Refused(_) => "refused",
             WayFault::Lost => "lost",
             WayFault::Silent => "silent",
+            WayFault::AnotherLife => "another_life",
         }
     }
 }
@@ -234,6 +237,7 @@ impl fmt::Display for WayFault {
             WayFault::Refused(error) => write!(f, "{error}"),
             WayFault::Lost => f.write_str("the way was lost"),
             WayFault::Silent => f.write_str("nothing came back"),
+            WayFault::AnotherLife => f.write_str("another incarnation answered"),
         }
     }
 }
@@ -373,9 +377,9 @@ impl fmt::Display for KvWhat {
             KvWhat::PeerGivenUp { silent_for } => write!(f, "is given up after {silent_for:?} of silence"),
             KvWhat::PeerBack => f.write_str("speaks again"),
             KvWhat::PeerDead { quiet_after } => write!(f, "is dead; its writes are over in {quiet_after:?}"),
-            KvWhat::PeerRestarted => f.write_str(
-                "has begun anew, or another incarnation of it answers: it does not know its sessions any more",
-            ),
+            KvWhat::PeerRestarted => {
+                f.write_str("has begun anew, or another incarnation answers in its place: its sessions fail")
+            }
             KvWhat::PeerForgotten => f.write_str("is forgotten"),
             KvWhat::PermissionBegan { lasts } => write!(f, "permits writes for {lasts:?}"),
             KvWhat::PermissionEnded => f.write_str("is not asked for permission to write any more"),

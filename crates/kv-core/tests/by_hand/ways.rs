@@ -5,13 +5,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
 use kv_core::trace::{KvWhat, WayFault};
-use kv_core::wire::{Body, ConversationId, Hello};
+use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Hello, Refused, VERSIONS, Welcome};
 use kv_core::{
-    BootstrapError, Cause, Directions, Geometry, KvPoll, LookupId, Mismatch, PeerCause, PeerId, RankRecord,
-    Room, SessionId, TransportError, TransportOffer, WayEnd, WriteFence,
+    Attempt, BootstrapError, Cause, Directions, Geometry, KvPoll, LookupId, Mismatch, PeerCause, PeerId,
+    RankRecord, Room, SessionId, TransportError, TransportOffer, WayEnd, WriteFence,
 };
 
-use crate::solo::{Solo, args, hello, list, record, record_with, sign_of_life};
+use crate::solo::{Solo, args, hello, list, record, record_with, register, sign_of_life};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 pub const ROOM: Room = Room::Number(1);
@@ -39,6 +39,13 @@ pub fn meets(solo: &mut Solo, names: &[&str]) -> SessionId {
     let session = solo.open_receiver(ROOM, None);
     solo.found(solo.lookups()[0].0, vec![reached_by(names)]);
     session
+}
+
+/// Peer 1 greets by this transport, in its conversation with this number.
+fn comes_by(solo: &mut Solo, name: &str, number: u32) {
+    let conversation = ConversationId::new(number, 1);
+    let TransportOffer { metadata, .. } = theirs(name);
+    solo.greet_with(Hello { transport: name.to_owned(), metadata, ..hello(1, conversation) });
 }
 
 /// By which transports ways are asked for in the last outputs.
@@ -630,22 +637,15 @@ fn a_way_that_was_lost_before_an_answer_and_is_refused_makes_way_for_the_next() 
     assert_eq!(solo.node().gauges().peers, 0);
 }
 
-/// Peer 1 greets by this transport, with the number of a conversation.
-fn comes_by(solo: &mut Solo, name: &str, number: u32) {
-    let conversation = ConversationId::new(number, 1);
-    let TransportOffer { metadata, .. } = theirs(name);
-    solo.greet_with(Hello { transport: name.to_owned(), metadata, ..hello(1, conversation) });
-}
-
 /// A firewall that lets only the peer open connections: the node went by `near` for ever, because the peer was heard there.
 #[test]
 fn a_preferred_way_by_which_the_peer_comes_but_does_not_answer_is_left_until_it_does() {
     let mut solo = solo();
     comes_by(&mut solo, "near", 1);
-    let (greeted, _) = connects(&solo)[0];
+    let (first, _) = connects(&solo)[0];
     let session = meets(&mut solo, &["near", "far"]);
     assert_eq!(greets(&solo), [ours("near")], "nothing speaks against it yet");
-    solo.input(Input::ConnectFailed { peer: greeted, error: TransportError::PeerGone });
+    refused_for_now(&mut solo, first);
     assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
     comes_by(&mut solo, "near", 2);
     let (near, _) = connects(&solo)[0];
@@ -657,28 +657,161 @@ fn a_preferred_way_by_which_the_peer_comes_but_does_not_answer_is_left_until_it_
     solo.welcome(1, 1);
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     // Once the pause is over, the next session asks the peer over `near`, and does not wait for its answer.
-    let next = loop {
+    let mut later = (0..100).map(|_| {
         pass(&mut solo, 1);
         let (next, asked) = meets_again(&mut solo);
         assert_eq!(solo.poll(next), KvPoll::WaitingForInput, "it goes by `far`");
         assert!(connects(&solo).is_empty(), "both ways are known");
-        if greets(&solo) == [ours("near")] {
-            assert!(asked);
-            break next;
-        }
-    };
+        let tries = greets(&solo) == [ours("near")];
+        assert_eq!(asked, tries, "the bootstrap server is asked once the pause is over");
+        tries.then_some(next)
+    });
+    let next = later.find_map(|next| next).expect("the preferred way is tried again");
     let (later, _) = meets_again(&mut solo);
     assert_eq!((greets(&solo), solo.poll(later)), (vec![], KvPoll::WaitingForInput), "it is asked once");
     // The way is open in both directions now.
     connected(&mut solo, near);
     solo.welcome(1, 2);
-    assert_eq!(solo.conversation(1), of_near);
+    assert_eq!(solo.conversation(1), of_near, "the conversation in which the peer came goes on");
     let (session, _) = meets_again(&mut solo);
     solo.init_receiver(session, &[3], None);
     let to = |solo: &Solo| solo.frames_to().into_iter().map(|(peer, _)| peer).collect::<Vec<_>>();
     assert_eq!(to(&solo), [near], "the preferred way is regained");
     solo.init_receiver(next, &[4], None);
     assert_eq!(to(&solo), [far], "pages of one session never travel over two");
+}
+
+/// The hellos among these messages, by this transport.
+fn hellos(said: &[Body], name: &str) -> Vec<Hello> {
+    let by = |body: &Body| match body {
+        Body::Hello(hello) if hello.transport == name => Some(hello.clone()),
+        _ => None,
+    };
+    said.iter().filter_map(by).collect()
+}
+
+/// Peer 1 answers this hello.
+fn welcomes(solo: &mut Solo, hello: &Hello) {
+    let (versions, nonce, conversation) = (VERSIONS, hello.nonce, ConversationId::new(2, 1));
+    let welcome = Body::Welcome(Welcome { versions, nonce, conversation, ask: 1 });
+    solo.frame_from(1, Frame { conversation: hello.conversation, body: welcome });
+}
+
+/// What the node says in this time.
+fn said_in(solo: &mut Solo, time: Duration) -> Vec<Body> {
+    solo.run_for(time).into_iter().map(|(_, body)| body).collect()
+}
+
+/// A firewall that drops what this side says, while the peer comes every two seconds: the node remembered that the peer was to
+/// be met there, and session after session waited in vain.
+#[test]
+fn a_preferred_way_on_which_hellos_get_lost_costs_one_session_and_no_later_one() {
+    let mut solo = solo();
+    comes_by(&mut solo, "near", 1);
+    let near = connects(&solo)[0].0;
+    connected(&mut solo, near);
+    let first = meets(&mut solo, &["near", "far"]);
+    for _ in 0..10 {
+        solo.run_for(SECOND * 2);
+        comes_by(&mut solo, "near", 1);
+    }
+    assert!(matches!(solo.cause(first), Cause::PeerUnresponsive { .. }));
+    let (second, asked) = meets_again(&mut solo);
+    let said = hellos(&solo.frames(), "far");
+    assert!(asked && said.len() == 1, "it goes by the other way at once");
+    welcomes(&mut solo, &said[0]);
+    assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
+}
+
+/// The peer's hellos put off what the node does next about the peer: repeating its own hello, and giving up.
+#[test]
+fn a_peer_that_greets_all_the_time_and_never_answers_holds_a_session_up_no_longer() {
+    let mut solo = solo();
+    comes_by(&mut solo, "near", 1);
+    let session = meets(&mut solo, &["near", "far"]);
+    let (mut waited, mut greeted) = (Duration::ZERO, 0);
+    while solo.failure_count(session) == 0 && waited < SECOND * 100 {
+        greeted += hellos(&said_in(&mut solo, SECOND * 9 / 10), "near").len();
+        waited += SECOND * 9 / 10;
+        comes_by(&mut solo, "near", 1);
+    }
+    assert!(waited < SECOND * 8 && greeted > 3, "it waited for {waited:?}, and {greeted} hellos were said");
+}
+
+#[test]
+fn a_way_that_leads_to_another_incarnation_costs_one_session_and_no_later_one() {
+    for comes in [false, true] {
+        let mut solo = solo();
+        if comes {
+            comes_by(&mut solo, "near", 1);
+            solo.says(1, Body::Register(register(1, Room::Number(77), &[1])));
+        }
+        let first = meets(&mut solo, &["near", "far"]);
+        let hello = hellos(&solo.frames(), "near").remove(0);
+        let refused = Refused {
+            versions: VERSIONS,
+            nonce: hello.nonce,
+            conversation: ConversationId::NONE,
+            cause: PeerCause::Unknown,
+        };
+        solo.frame_from(66, Frame { conversation: hello.conversation, body: Body::Refused(refused) });
+        assert_eq!(solo.cause(first), Cause::PeerRestarted, "the peer comes itself: {comes}");
+        let (second, asked) = meets_again(&mut solo);
+        assert!(asked && hellos(&solo.frames(), "far").len() == 1, "the peer comes itself: {comes}");
+        solo.welcome(1, 1);
+        assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
+    }
+}
+
+/// The peer has registered something here, so that it is not forgotten, and nothing of this worker makes it be asked.
+#[test]
+fn a_preferred_way_over_which_the_peer_was_given_up_is_tried_again_by_later_sessions() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.abort(session);
+    solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+    solo.says(1, Body::Register(register(1, Room::Number(77), &[1])));
+    solo.run_for(SECOND * 60);
+    let (session, _) = meets_again(&mut solo);
+    let said = solo.frames();
+    let [far] = &hellos(&said, "far")[..] else { panic!("the other way is not taken") };
+    assert_eq!(hellos(&said, "near").len(), 1, "the pause is over");
+    welcomes(&mut solo, far);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+    // Tries that nobody answers become rarer, and go on.
+    let mut tries = Vec::new();
+    for _ in 0..400 {
+        let (session, _) = meets_again(&mut solo);
+        tries.push(hellos(&solo.frames(), "near").len() + hellos(&said_in(&mut solo, SECOND), "near").len());
+        solo.frame_from(1, Frame { conversation: far.conversation, body: sign_of_life() });
+        assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
+        solo.abort(session);
+    }
+    let [early, late] = [&tries[..200], &tries[200..]].map(|tries| tries.iter().sum::<usize>());
+    assert!(early >= late && late > 0, "{early} hellos in the first half, {late} in the second");
+}
+
+#[test]
+fn a_hello_of_long_ago_that_was_not_answered_speaks_against_no_way() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1], None);
+    // A hiccup, in which the hello is lost or its answer. Then the peer goes on.
+    let said = said_in(&mut solo, SECOND * 7 / 2);
+    assert!(!hellos(&said, "near").is_empty(), "the peer is greeted in its silence");
+    solo.says(1, sign_of_life());
+    solo.abort(session);
+    solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+    solo.run_for(SECOND * 20);
+    comes_by(&mut solo, "near", 9);
+    solo.run_for(SECOND * 2);
+    assert_eq!(solo.node().gauges().failed_ways, 0);
+    meets_again(&mut solo);
+    assert_eq!(greets(&solo), [ours("near")], "the way has always worked");
 }
 
 #[test]

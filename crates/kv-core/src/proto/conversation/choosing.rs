@@ -6,9 +6,11 @@
 //! which the peer has answered before. The order of this worker's list decides among equals. So a
 //! failed transport costs the sessions that were under way on it, and no later one.
 //!
-//! A preferred transport that has failed is tried again after a pause, in a conversation of its own
-//! for which no session waits; so is every other one while the peer does not answer over the chosen
-//! one. Once the peer answers there, new sessions go that way.
+//! A preferred transport that has failed is tried again after a pause, and no session waits for that;
+//! so is every other one while the peer does not answer over the chosen one. Once the peer answers
+//! there, new sessions go that way. A transport that has failed here, and by which the peer comes
+//! itself, has still failed until the peer answers there: a firewall may let only the peer open
+//! connections.
 
 use std::collections::VecDeque;
 
@@ -27,7 +29,7 @@ use crate::trace::{KvWhat, WayFault};
 /// How much the next session can expect of a way, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Prospect {
-    /// The peer is in touch over the way.
+    /// The peer answers over the way; or the peer has come over the way, and nothing has failed there.
     Works,
     /// Nothing speaks against the way.
     Untried,
@@ -56,11 +58,10 @@ impl Context {
     }
 
     fn prospect(&self, life: Incarnation, way: &TransportOffer) -> Prospect {
-        let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
         if self.leads_to(life, way) {
             return Prospect::Works;
         }
-        let is_met = peer.is_some_and(Peer::has_fallen_silent);
+        let is_met = self.peer_by(life, way).is_some_and(Peer::has_fallen_silent);
         let footing = if is_met { Footing::Met } else { Footing::Unmet };
         let (way, now) = ((life, way.clone()), self.fx.now());
         match self.peers.detours.left_alone(&way, now) {
@@ -70,13 +71,16 @@ impl Context {
         }
     }
 
-    /// True if the peer is in touch over the way. That the peer greets this worker over a way on which it has not answered
-    /// since the way has failed says nothing: a firewall may let only one of the two open connections.
+    /// True if a session can go by the way at once: the peer has answered a hello of this worker there, or has come there
+    /// and no attempt to reach the peer there has failed since the peer's last answer.
     fn leads_to(&self, life: Incarnation, way: &TransportOffer) -> bool {
-        let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
-        peer.is_some_and(|peer| {
-            peer.is_up() || peer.is_in_touch() && !self.peers.detours.has_failed(&(life, way.clone()))
+        self.peer_by(life, way).is_some_and(|peer| {
+            peer.is_up() || peer.is_in_touch() && !self.peers.detours.is_unanswered(&(life, way.clone()))
         })
+    }
+
+    fn peer_by(&self, life: Incarnation, way: &TransportOffer) -> Option<&Peer> {
+        self.peers.known(life, way).and_then(|id| self.peers.get(id))
     }
 
     /// True if a way that this worker prefers may lead to the peer again: the answer of the bootstrap
@@ -84,33 +88,41 @@ impl Context {
     pub(in crate::proto) fn may_be_met_better(&self, id: PeerId) -> bool {
         self.peers.get(id).is_some_and(|peer| {
             each(peer.preferred()).any(|way| {
-                self.leads_to(peer.incarnation, way) || self.may_be_tried_again(peer.incarnation, way)
+                self.leads_to(peer.incarnation, way) || self.is_worth_another_try(peer.incarnation, way)
             })
         })
     }
 
-    /// True if a way has failed, its pause is over, and the peer is not asked over the way already.
-    fn may_be_tried_again(&self, life: Incarnation, way: &TransportOffer) -> bool {
-        let peer = self.peers.known(life, way).and_then(|id| self.peers.get(id));
-        let is_asked = |peer: &Peer| !peer.is_in_touch() || peer.is_up() || peer.contact.hello().is_some();
-        !peer.is_some_and(is_asked) && self.peers.detours.is_due(&(life, way.clone()), self.fx.now())
+    /// True if a way has failed, its pause is over, and the peer can be greeted there. A peer is not greeted there if it
+    /// answers or does not fit, if a hello is under way, if its lost way is being opened again, or if its right to write is
+    /// being revoked.
+    fn is_worth_another_try(&self, life: Incarnation, way: &TransportOffer) -> bool {
+        let can_be_greeted = match self.peer_by(life, way) {
+            None => self.peers.len() < self.config.limits.max_peers,
+            Some(peer) => {
+                let fits = !peer.is_refused() && peer.refuses().is_none();
+                let is_busy =
+                    peer.contact.hello().is_some() || peer.is_lost() || peer.writes_in.is_revoking();
+                fits && !is_busy && !peer.is_up()
+            }
+        };
+        can_be_greeted && self.peers.detours.is_due(&(life, way.clone()), self.fx.now())
     }
 
     /// What is needed to try a way again that has failed and that this worker prefers to the chosen one
     /// (`ways` is in the order of this worker's list); `None` if no such way is due. While the peer does
     /// not answer over the chosen way, this worker prefers every other one.
-    pub(super) fn second_try(
+    pub(super) fn way_to_try_again(
         &self,
         to: &Introduction,
         ways: &[TransportOffer],
         chosen: &TransportOffer,
     ) -> Option<Introduction> {
         let life = to.incarnation;
-        let there = self.peers.known(life, chosen).and_then(|id| self.peers.get(id));
-        let is_silent = there.is_some_and(Peer::has_fallen_silent);
+        let is_silent = self.peer_by(life, chosen).is_some_and(Peer::has_fallen_silent);
         let mut preferred =
             each(ways).take_while(|way| is_silent || *way != chosen).filter(|way| *way != chosen);
-        let due = preferred.find(|way| self.may_be_tried_again(life, way))?;
+        let due = preferred.find(|way| self.is_worth_another_try(life, way))?;
         let Introduction { worker, geometry, .. } = to;
         let (worker, geometry, transports) = (worker.clone(), geometry.clone(), [due.clone()].into());
         Some(Introduction { worker, incarnation: life, geometry, transports })

@@ -2,10 +2,10 @@
 //!
 //! | a way is | from | when |
 //! |---|---|---|
-//! | left alone | – | it could not be opened, was lost, or brought no answer |
+//! | left alone | – | it could not be opened, was lost, brought no answer, or led to another incarnation |
 //! | due | left alone | its pause is over: a session tries it beside the way that works |
 //! | left alone, for twice as long | due | it failed again |
-//! | good | left alone, due | the peer has answered over it |
+//! | good | left alone, due | the peer has answered a hello of this worker over it; that the peer comes over it changes nothing |
 //! | left alone, for twice as long | good | it failed again, sooner after the answer than its pause was long |
 //! | left alone, as for the first time | good | it failed after it had worked for longer than its pause |
 //!
@@ -82,7 +82,7 @@ impl Detours {
     }
 
     /// True if the way has failed, and the peer has not answered over it since.
-    pub(super) fn has_failed(&self, way: &Way) -> bool {
+    pub(super) fn is_unanswered(&self, way: &Way) -> bool {
         self.failed.get(way).is_some_and(|failed| failed.answered.is_none())
     }
 
@@ -132,8 +132,10 @@ mod tests {
         assert_eq!([0, 1, 3, 7, 12].map(|now| fail(&mut detours, now)), [1, 2, 4, 5, 5]);
         assert_eq!(detours.left_alone(&near, at(16)), Some(at(17)));
         assert!(!detours.is_due(&near, at(16)) && detours.is_due(&near, at(17)));
+        assert!(detours.is_unanswered(&near) && !detours.is_unanswered(&way(2, "near")));
         detours.answered(&near, at(20));
         detours.answered(&near, at(24));
+        assert!(!detours.is_unanswered(&near));
         assert_eq!(detours.left_alone(&near, at(20)), None);
         assert_eq!(fail(&mut detours, 24), 5, "it has worked for less than its pause");
         detours.answered(&near, at(30));

@@ -38,7 +38,7 @@ impl Context {
         let ways: Vec<TransportOffer> = introduction.transports.iter().cloned().collect();
         self.order_ways(introduction.incarnation, &mut introduction.transports);
         let chosen = introduction.transports.front()?;
-        let again = self.second_try(&introduction, &ways, chosen);
+        let again = self.way_to_try_again(&introduction, &ways, chosen);
         let id = match self.peers.known(introduction.incarnation, chosen) {
             Some(known) => {
                 introduction.transports.pop_front();
@@ -56,7 +56,7 @@ impl Context {
         Some(id)
     }
 
-    /// A session looks for a peer that is known. An old hello for which no session waited is
+    /// A session looks for a peer that is known, or a failed way to the peer is tried again. An old hello for which no session waited is
     /// replaced, so that its age does not count as silence.
     pub(in crate::proto) fn want_again(&mut self, id: PeerId) -> PeerId {
         if let Some(peer) = self.peers.get_mut(id) {
@@ -77,12 +77,13 @@ impl Context {
         id
     }
 
-    /// Greets a worker by a transport that has failed, in a conversation for which no session waits.
+    /// Greets a worker by a transport that has failed. No session waits for the answer. If the worker has come by that
+    /// transport itself, the greeting belongs to the conversation that the worker has begun.
     fn try_again(&mut self, introduction: Introduction) {
         let Some(way) = introduction.transports.front() else { return };
         if let Some(known) = self.peers.known(introduction.incarnation, way) {
             self.want_again(known);
-        } else if self.peers.len() < self.config.limits.max_peers {
+        } else {
             self.greet_first(introduction);
         }
     }
@@ -388,9 +389,9 @@ impl Context {
 
     // ---- answers to hellos of ours --------------------------------------------------------------
 
-    /// The peer whose hello with this nonce was answered. Only who has read the hello knows the nonce. `None` if no such
-    /// hello is under way.
-    fn greeted(&mut self, id: PeerId, nonce: u64) -> Option<&mut Peer> {
+    /// Ends the hello with this nonce, because somebody has answered it: only a process that has read the hello knows the
+    /// nonce. `None` if no such hello is under way.
+    fn end_hello(&mut self, id: PeerId, nonce: u64) -> Option<&mut Peer> {
         let peer = self.peers.get_mut(id)?;
         if peer.contact.hello().is_none_or(|said| said.nonce != nonce) {
             return None;
@@ -399,10 +400,11 @@ impl Context {
         Some(peer)
     }
 
-    /// The peer that has itself answered the hello with this nonce.
+    /// Ends the hello with this nonce, and notes that the peer was heard, on the connection of the answer. Not for
+    /// `PeerCause::Unknown`, with which another incarnation answers.
     fn answered(&mut self, from: Origin, id: PeerId, nonce: u64) -> Option<&mut Peer> {
         let now = self.fx.now();
-        let peer = self.greeted(id, nonce)?;
+        let peer = self.end_hello(id, nonce)?;
         peer.contact.turn(Event::Heard);
         peer.origin = Some(from);
         (peer.last_heard, peer.losses_unanswered) = (now, 0);
@@ -437,9 +439,10 @@ impl Context {
     ) -> AnswerHeard {
         let ours = self.config.versions.get();
         if refused.cause == PeerCause::Unknown {
-            // The known incarnation is not heard by that: it may be silent, or may speak on a connection of its own.
-            let greeted = self.greeted(id, refused.nonce).is_some();
-            return if greeted { AnswerHeard::AnotherLife } else { AnswerHeard::Nothing };
+            // Another incarnation says this. The peer is not heard by that: the peer may be gone, or may speak on a connection
+            // of its own.
+            let is_ours = self.end_hello(id, refused.nonce).is_some();
+            return if is_ours { AnswerHeard::AnotherLife } else { AnswerHeard::Nothing };
         }
         let Some(peer) = self.answered(from, id, refused.nonce) else { return AnswerHeard::Nothing };
         let cause = match (refused.cause, peer.maps.mismatch()) {

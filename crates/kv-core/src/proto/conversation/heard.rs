@@ -38,7 +38,7 @@ pub(in crate::proto) enum AnswerHeard {
         /// True if the peer refuses this worker for good.
         refuses: bool,
     },
-    /// Another incarnation of the worker has answered.
+    /// Another incarnation of the worker has answered. Nothing was heard of the peer itself.
     AnotherLife,
 }
 

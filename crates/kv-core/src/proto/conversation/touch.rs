@@ -100,7 +100,8 @@ impl Context {
         }
     }
 
-    /// If nothing depends on the peer, stops its timer and returns true.
+    /// If nothing depends on the peer, stops its timer and returns true. A hello that was not answered is over then: later,
+    /// its age would count as silence.
     pub(in crate::proto) fn rest_if_idle(&mut self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return true };
         if peer.outgoing.is_needed() || peer.has_attempts() {
@@ -108,6 +109,8 @@ impl Context {
         }
         if peer.contact.conversation().is_none() {
             self.forget_peer(id);
+        } else if let Some(peer) = self.peers.get_mut(id) {
+            peer.contact.turn(Event::HelloOver);
         }
         true
     }

@@ -75,9 +75,13 @@ impl Node {
             }
             AnswerHeard::AnotherLife => {
                 self.cx.fx.tell(id, || KvWhat::PeerRestarted);
+                // The next session asks the bootstrap server anew, and goes by another way if the server names this one.
+                self.cx.note_fault(id, WayFault::AnotherLife);
+                self.cx.lookups.forget(id);
                 // That proves nothing about writes that the known incarnation left in flight.
                 self.fail_peer_sessions(id, &Cause::PeerRestarted, None);
-                // Nobody there can be told of an end: another incarnation answers at its address.
+                // What is forgotten would be said again over this way, where another incarnation answers. The known one may
+                // live, and may write: that is waited for.
                 if let Some(peer) = self.cx.peers.get_mut(id) {
                     peer.outgoing_mut().forget_ended();
                     peer.incoming_mut().forget_results();
@@ -120,10 +124,12 @@ impl Node {
     fn came_up(&mut self, id: PeerId) {
         let Some(peer) = self.cx.peers.get(id) else { return };
         let waiting = peer.outgoing().waiting().clone();
+        let (is_up, at) = (peer.is_up(), self.cx.fx.now() + self.cx.config.timing.keepalive);
         if peer.is_lost() {
             self.cx.reopen_sooner(id);
-        } else {
-            self.cx.fx.arm(Timer::Peer(id), self.cx.fx.now() + self.cx.config.timing.keepalive);
+        } else if is_up || self.cx.fx.due(Timer::Peer(id)).is_none_or(|due| due > at) {
+            // While the peer greets and does not answer, the hello of this worker must be said again in time.
+            self.cx.fx.arm(Timer::Peer(id), at);
         }
         for session in each(waiting) {
             self.receiving.source_came_up(&mut self.cx, session);
@@ -197,6 +203,8 @@ impl Node {
             }
             Some(Unanswered::GiveUp { silent_for }) => {
                 self.cx.note_fault(id, WayFault::Silent);
+                // The next session asks the bootstrap server anew, and may find another way.
+                self.cx.lookups.forget(id);
                 for session in each(self.cx.stop_greeting(id)) {
                     let cause = Cause::PeerUnresponsive { silent_for };
                     self.receiving.fail_by(&mut self.cx, session, Some(id), cause);
