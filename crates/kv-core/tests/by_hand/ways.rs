@@ -697,6 +697,13 @@ fn welcomes(solo: &mut Solo, hello: &Hello) {
     solo.frame_from(1, Frame { conversation: hello.conversation, body: welcome });
 }
 
+/// Another incarnation answers this hello, on a connection of its own.
+fn another_life_answers(solo: &mut Solo, hello: &Hello) {
+    let (versions, conversation, cause) = (VERSIONS, ConversationId::NONE, PeerCause::Unknown);
+    let refused = Body::Refused(Refused { versions, nonce: hello.nonce, conversation, cause });
+    solo.frame_from(66, Frame { conversation: hello.conversation, body: refused });
+}
+
 /// What the node says in this time.
 fn said_in(solo: &mut Solo, time: Duration) -> Vec<Body> {
     solo.run_for(time).into_iter().map(|(_, body)| body).collect()
@@ -748,19 +755,56 @@ fn a_way_that_leads_to_another_incarnation_costs_one_session_and_no_later_one() 
         }
         let first = meets(&mut solo, &["near", "far"]);
         let hello = hellos(&solo.frames(), "near").remove(0);
-        let refused = Refused {
-            versions: VERSIONS,
-            nonce: hello.nonce,
-            conversation: ConversationId::NONE,
-            cause: PeerCause::Unknown,
-        };
-        solo.frame_from(66, Frame { conversation: hello.conversation, body: Body::Refused(refused) });
+        another_life_answers(&mut solo, &hello);
         assert_eq!(solo.cause(first), Cause::PeerRestarted, "the peer comes itself: {comes}");
         let (second, asked) = meets_again(&mut solo);
         assert!(asked && hellos(&solo.frames(), "far").len() == 1, "the peer comes itself: {comes}");
         solo.welcome(1, 1);
         assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
     }
+}
+
+/// The peer was met before over the way, and what this worker asked it to write waits in quarantine.
+#[test]
+fn a_way_on_which_another_incarnation_follows_a_met_peer_costs_one_session_and_no_later_one() {
+    let mut solo = solo();
+    let first = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(first, &[1], None);
+    let said = said_in(&mut solo, SECOND * 7 / 2);
+    another_life_answers(&mut solo, &hellos(&said, "near")[0]);
+    assert_eq!(solo.cause(first), Cause::PeerRestarted);
+    assert_eq!(solo.released(first), [], "nothing was proven about the peer");
+    let (second, asked) = meets_again(&mut solo);
+    let said = hellos(&solo.frames(), "far");
+    assert!(asked && said.len() == 1, "it goes by the other way at once");
+    welcomes(&mut solo, &said[0]);
+    assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
+    // The peer lives, and says on its own connection that it writes nothing more.
+    solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+    assert_eq!(solo.released(first), [list(&[1])]);
+}
+
+/// The table of peers is full but for one place, and nobody in it is idle. The second try took the place of the peer that the
+/// session had just met, so that the session waited for nobody.
+#[test]
+fn a_second_try_takes_no_place_from_the_way_that_a_session_has_chosen() {
+    let mut solo = Solo::new(|config| {
+        config.transports = vec![ours("near"), ours("far")];
+        config.limits.max_peers = 2;
+    });
+    let first = meets(&mut solo, &["near"]);
+    refused_for_now(&mut solo, PeerId(0));
+    assert_eq!(solo.poll(first), KvPoll::Failed);
+    solo.greet_with(Hello { transport: "far".to_owned(), ..hello(2, ConversationId::new(1, 2)) });
+    solo.says(2, Body::Register(register(1, Room::Number(77), &[1])));
+    solo.run_for(SECOND * 2);
+    let session = meets(&mut solo, &["near", "far"]);
+    assert_eq!(connects(&solo).into_iter().map(|(_, by)| by).collect::<Vec<_>>(), [theirs("far")]);
+    assert_eq!(solo.disconnected(), []);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
 }
 
 /// The peer has registered something here, so that it is not forgotten, and nothing of this worker makes it be asked.

@@ -20,7 +20,7 @@
 //! | voice | from | when |
 //! |---|---|---|
 //! | `Heard` | – | the peer is known |
-//! | `GivenUp` | `Heard` | nothing was heard for so long that the peer's sessions were failed |
+//! | `GivenUp` | `Heard` | nothing was heard for so long that the peer's sessions were failed, or another incarnation answers for the peer |
 //! | `Heard` | `GivenUp` | the peer is heard again |
 
 use std::time::Duration;
@@ -148,6 +148,13 @@ impl Contact {
     pub(super) fn excuse(&mut self, deaf: Duration, now: Time) {
         if let Some(said) = &mut self.hello {
             said.first_said = (said.first_said + deaf).min(now);
+        }
+    }
+
+    /// The time from which an answer to a hello that was said before is awaited.
+    pub(super) fn date_hello(&mut self, now: Time) {
+        if let Some(said) = &mut self.hello {
+            said.first_said = now;
         }
     }
 

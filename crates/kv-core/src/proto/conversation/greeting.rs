@@ -83,7 +83,8 @@ impl Context {
         let Some(way) = introduction.transports.front() else { return };
         if let Some(known) = self.peers.known(introduction.incarnation, way) {
             self.want_again(known);
-        } else {
+        } else if self.peers.len() < self.config.limits.max_peers {
+            // The chosen way may have taken the last place meanwhile.
             self.greet_first(introduction);
         }
     }

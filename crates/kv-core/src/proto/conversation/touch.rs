@@ -41,10 +41,19 @@ impl Context {
             return;
         }
         self.fx.arm(Timer::Peer(id), self.fx.now() + self.config.timing.keepalive);
-        // Nothing was expected from the peer until now: its silence says nothing.
+        // Nothing was expected from the peer until now: its silence says nothing, and no hello of long ago does.
         let now = self.fx.now();
         if let Some(peer) = self.peers.get_mut(id) {
             peer.last_heard = now;
+            peer.contact.date_hello(now);
+        }
+    }
+
+    /// Another incarnation answers for the peer, whose sessions have failed: the peer is given up as if it had been silent for
+    /// long. It may still be heard itself.
+    pub(in crate::proto) fn give_up(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.contact.turn(Event::Silent);
         }
     }
 
@@ -100,8 +109,7 @@ impl Context {
         }
     }
 
-    /// If nothing depends on the peer, stops its timer and returns true. A hello that was not answered is over then: later,
-    /// its age would count as silence.
+    /// If nothing depends on the peer, stops its timer and returns true.
     pub(in crate::proto) fn rest_if_idle(&mut self, id: PeerId) -> bool {
         let Some(peer) = self.peers.get(id) else { return true };
         if peer.outgoing.is_needed() || peer.has_attempts() {
@@ -109,8 +117,6 @@ impl Context {
         }
         if peer.contact.conversation().is_none() {
             self.forget_peer(id);
-        } else if let Some(peer) = self.peers.get_mut(id) {
-            peer.contact.turn(Event::HelloOver);
         }
         true
     }

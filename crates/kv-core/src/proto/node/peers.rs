@@ -86,6 +86,7 @@ impl Node {
                     peer.outgoing_mut().forget_ended();
                     peer.incoming_mut().forget_results();
                 }
+                self.cx.give_up(id);
                 if self.cx.peers.get(id).is_some_and(|peer| peer.is_idle()) {
                     self.cx.forget_peer(id);
                 }
@@ -124,12 +125,16 @@ impl Node {
     fn came_up(&mut self, id: PeerId) {
         let Some(peer) = self.cx.peers.get(id) else { return };
         let waiting = peer.outgoing().waiting().clone();
-        let (is_up, at) = (peer.is_up(), self.cx.fx.now() + self.cx.config.timing.keepalive);
-        if peer.is_lost() {
+        let (is_lost, is_up) = (peer.is_lost(), peer.is_up());
+        if is_lost {
             self.cx.reopen_sooner(id);
-        } else if is_up || self.cx.fx.due(Timer::Peer(id)).is_none_or(|due| due > at) {
+        } else {
+            self.cx.watch_peer(id);
+            let at = self.cx.fx.now() + self.cx.config.timing.keepalive;
             // While the peer greets and does not answer, the hello of this worker must be said again in time.
-            self.cx.fx.arm(Timer::Peer(id), at);
+            if is_up || self.cx.fx.due(Timer::Peer(id)).is_some_and(|due| due > at) {
+                self.cx.fx.arm(Timer::Peer(id), at);
+            }
         }
         for session in each(waiting) {
             self.receiving.source_came_up(&mut self.cx, session);

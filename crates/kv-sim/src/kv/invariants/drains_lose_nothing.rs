@@ -113,7 +113,7 @@ fn fails(view: &View<'_>, leg: LegId, cause: &Cause) -> Verdict {
         half.poll == KvPoll::Success && half.life.is_some_and(|life| view.lives[life].emptied.is_some())
     };
     // A receiver whose own way breaks does not wait for what its server may yet tell.
-    let told = gentle || view.params.frayed && matches!(cause, Cause::PeerLost | Cause::PeerRestarted);
+    let told = gentle || view.params.frayed && *cause == Cause::PeerLost;
     if told && lost && known.side == Side::Receiver && !halves.is_empty() && halves.iter().all(served) {
         return Err(format!("leg {leg} was served, and fails when its server is stopped empty: {cause}"));
     }
