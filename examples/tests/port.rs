@@ -30,9 +30,13 @@ fn causes(result: &Value) -> String {
     result["causes"].to_string()
 }
 
+/// Blocks for all requests of a run. With fewer, P may have no room for the next one before it has heard that an earlier one
+/// was read, and D computes that prompt itself.
+const ROOM_FOR_ALL: [&str; 2] = ["--blocks", "2048"];
+
 #[test]
 fn every_long_prompt_is_computed_by_p_and_every_byte_is_right() {
-    let result = run(&["--requests", "40"]);
+    let result = run(&[&["--requests", "40"], &ROOM_FOR_ALL[..]].concat());
     assert_eq!((number(&result, "remote"), number(&result, "local")), (40, 0), "{result}");
     let short = run(&["--requests", "10", "--tokens", "127"]);
     assert_eq!((number(&short, "remote"), number(&short, "local")), (0, 10), "{short}");
@@ -55,7 +59,8 @@ fn a_killed_d_gives_ps_blocks_back_and_its_ids_start_again_without_foreign_kv() 
 #[test]
 fn tensor_parallel_ranks_pair_by_rank_and_unequal_numbers_of_ranks_are_served() {
     for (prefill, decode) in [("2", "2"), ("2", "1"), ("1", "4"), ("4", "2")] {
-        let result = run(&["--requests", "20", "--prefill-tp", prefill, "--decode-tp", decode]);
+        let ranks = ["--requests", "20", "--prefill-tp", prefill, "--decode-tp", decode];
+        let result = run(&[&ranks, &ROOM_FOR_ALL[..]].concat());
         assert_eq!((number(&result, "remote"), number(&result, "local")), (20, 0), "{result}");
     }
 }
