@@ -8,7 +8,7 @@ use kv_core::proto::{Command, Input, Node, NodeConfig, Output, Resource};
 use kv_core::trace::{Event, KvWhat};
 use kv_core::wire::{
     Abort, Acquire, Body, ConversationId, Delivery, Destination, Frame, Heartbeat, HeartbeatAck, Hello,
-    Progress, Register, Release, VERSIONS, Welcome,
+    Progress, Refused, Register, Release, VERSIONS, Welcome,
 };
 use kv_core::{
     Asked, Attempt, AuxIndex, CacheGroup, Cause, Geometry, Incarnation, KvArgs, KvArgsBuilder, KvPoll,
@@ -395,11 +395,23 @@ impl Solo {
     pub fn welcome(&mut self, incarnation: u64, conversation: u32) {
         let hello = self.hellos.remove(&incarnation).expect("a hello was said");
         self.conversations.insert(incarnation, hello.conversation);
+        self.welcome_to(&hello, incarnation, conversation);
+    }
+
+    /// This hello is answered by the peer, which draws `conversation`.
+    pub fn welcome_to(&mut self, hello: &Hello, incarnation: u64, conversation: u32) {
         let conversation = ConversationId::new(conversation, incarnation as u32);
-        self.says(
-            incarnation,
-            Body::Welcome(Welcome { versions: VERSIONS, nonce: hello.nonce, conversation, ask: 1 }),
-        );
+        let welcome = Welcome { versions: VERSIONS, nonce: hello.nonce, conversation, ask: 1 };
+        let frame = Frame { conversation: hello.conversation, body: Body::Welcome(welcome) };
+        self.frame_from(incarnation, frame);
+    }
+
+    /// This hello is answered by another incarnation than the one that it is for, on a connection of its own.
+    pub fn another_life_answers(&mut self, hello: &Hello) {
+        let (versions, nonce, conversation) = (VERSIONS, hello.nonce, ConversationId::NONE);
+        let refused = Refused { versions, nonce, conversation, cause: PeerCause::Unknown };
+        let frame = Frame { conversation: hello.conversation, body: Body::Refused(refused) };
+        self.frame_from(66, frame);
     }
 
     /// The peer says something.

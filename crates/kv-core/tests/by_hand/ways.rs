@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kv_core::proto::{Input, Output};
 use kv_core::trace::{KvWhat, WayFault};
-use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Hello, Refused, VERSIONS, Welcome};
+use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Hello};
 use kv_core::{
     Attempt, BootstrapError, Cause, Directions, Geometry, KvPoll, LookupId, Mismatch, PeerCause, PeerId,
     RankRecord, Room, SessionId, TransportError, TransportOffer, WayEnd, WriteFence,
@@ -79,6 +79,14 @@ pub fn connected(solo: &mut Solo, peer: PeerId) {
     solo.input(Input::Connected { peer, directions, fence });
 }
 
+/// A session of a node that has met peer 1 over `near`, and could go by `far`.
+fn met_over_near(solo: &mut Solo) -> SessionId {
+    let session = meets(solo, &["near", "far"]);
+    connected(solo, PeerId(0));
+    solo.welcome(1, 1);
+    session
+}
+
 /// A session of a node that has tried `near` in vain, and has met peer 1 over `far`.
 pub fn met_over_far(solo: &mut Solo) -> SessionId {
     let session = meets(solo, &["near", "far"]);
@@ -121,9 +129,7 @@ fn a_transport_that_leads_nowhere_makes_way_for_the_next_and_the_last_ends_the_s
 #[test]
 fn a_lost_way_is_reopened_only_by_the_same_transport() {
     let mut solo = solo();
-    let session = meets(&mut solo, &["near", "far"]);
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let session = met_over_near(&mut solo);
     solo.init_receiver(session, &[1, 2], None);
     for _ in 0..3 {
         solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Lost });
@@ -240,9 +246,7 @@ fn a_hello_that_brings_no_answer_is_said_over_the_next_transport_in_time() {
 #[test]
 fn after_a_loss_only_the_sessions_under_way_fail_and_new_ones_take_the_other_transport() {
     let mut solo = solo();
-    let session = meets(&mut solo, &["near", "far"]);
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let session = met_over_near(&mut solo);
     solo.init_receiver(session, &[1, 2], None);
     lost(&mut solo, PeerId(0));
     assert_eq!(solo.cause(session), Cause::WayLost);
@@ -428,9 +432,7 @@ fn lost_over_far(prefers: [&str; 2]) -> Solo {
 fn after_a_session_has_waited_in_vain_for_a_lost_way_the_next_one_tries_the_other() {
     let mut solo = solo();
     solo.listen();
-    let session = meets(&mut solo, &["near", "far"]);
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let session = met_over_near(&mut solo);
     solo.init_receiver(session, &[1, 2], None);
     lost(&mut solo, PeerId(0));
     assert_eq!(solo.cause(session), Cause::WayLost);
@@ -690,20 +692,6 @@ fn hellos(said: &[Body], name: &str) -> Vec<Hello> {
     said.iter().filter_map(by).collect()
 }
 
-/// Peer 1 answers this hello.
-fn welcomes(solo: &mut Solo, hello: &Hello) {
-    let (versions, nonce, conversation) = (VERSIONS, hello.nonce, ConversationId::new(2, 1));
-    let welcome = Body::Welcome(Welcome { versions, nonce, conversation, ask: 1 });
-    solo.frame_from(1, Frame { conversation: hello.conversation, body: welcome });
-}
-
-/// Another incarnation answers this hello, on a connection of its own.
-fn another_life_answers(solo: &mut Solo, hello: &Hello) {
-    let (versions, conversation, cause) = (VERSIONS, ConversationId::NONE, PeerCause::Unknown);
-    let refused = Body::Refused(Refused { versions, nonce: hello.nonce, conversation, cause });
-    solo.frame_from(66, Frame { conversation: hello.conversation, body: refused });
-}
-
 /// What the node says in this time.
 fn said_in(solo: &mut Solo, time: Duration) -> Vec<Body> {
     solo.run_for(time).into_iter().map(|(_, body)| body).collect()
@@ -726,7 +714,7 @@ fn a_preferred_way_on_which_hellos_get_lost_costs_one_session_and_no_later_one()
     let (second, asked) = meets_again(&mut solo);
     let said = hellos(&solo.frames(), "far");
     assert!(asked && said.len() == 1, "it goes by the other way at once");
-    welcomes(&mut solo, &said[0]);
+    solo.welcome_to(&said[0], 1, 2);
     assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
 }
 
@@ -755,7 +743,7 @@ fn a_way_that_leads_to_another_incarnation_costs_one_session_and_no_later_one() 
         }
         let first = meets(&mut solo, &["near", "far"]);
         let hello = hellos(&solo.frames(), "near").remove(0);
-        another_life_answers(&mut solo, &hello);
+        solo.another_life_answers(&hello);
         assert_eq!(solo.cause(first), Cause::PeerRestarted, "the peer comes itself: {comes}");
         let (second, asked) = meets_again(&mut solo);
         assert!(asked && hellos(&solo.frames(), "far").len() == 1, "the peer comes itself: {comes}");
@@ -768,18 +756,16 @@ fn a_way_that_leads_to_another_incarnation_costs_one_session_and_no_later_one() 
 #[test]
 fn a_way_on_which_another_incarnation_follows_a_met_peer_costs_one_session_and_no_later_one() {
     let mut solo = solo();
-    let first = meets(&mut solo, &["near", "far"]);
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let first = met_over_near(&mut solo);
     solo.init_receiver(first, &[1], None);
     let said = said_in(&mut solo, SECOND * 7 / 2);
-    another_life_answers(&mut solo, &hellos(&said, "near")[0]);
+    solo.another_life_answers(&hellos(&said, "near")[0]);
     assert_eq!(solo.cause(first), Cause::PeerRestarted);
     assert_eq!(solo.released(first), [], "nothing was proven about the peer");
     let (second, asked) = meets_again(&mut solo);
     let said = hellos(&solo.frames(), "far");
     assert!(asked && said.len() == 1, "it goes by the other way at once");
-    welcomes(&mut solo, &said[0]);
+    solo.welcome_to(&said[0], 1, 2);
     assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
     // The peer lives, and says on its own connection that it writes nothing more.
     solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
@@ -811,9 +797,7 @@ fn a_second_try_takes_no_place_from_the_way_that_a_session_has_chosen() {
 #[test]
 fn a_preferred_way_over_which_the_peer_was_given_up_is_tried_again_by_later_sessions() {
     let mut solo = solo();
-    let session = meets(&mut solo, &["near", "far"]);
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let session = met_over_near(&mut solo);
     solo.abort(session);
     solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
     solo.says(1, Body::Register(register(1, Room::Number(77), &[1])));
@@ -822,7 +806,7 @@ fn a_preferred_way_over_which_the_peer_was_given_up_is_tried_again_by_later_sess
     let said = solo.frames();
     let [far] = &hellos(&said, "far")[..] else { panic!("the other way is not taken") };
     assert_eq!(hellos(&said, "near").len(), 1, "the pause is over");
-    welcomes(&mut solo, far);
+    solo.welcome_to(far, 1, 2);
     assert_eq!(solo.poll(session), KvPoll::WaitingForInput);
     // Tries that nobody answers become rarer, and go on.
     let mut tries = Vec::new();
@@ -840,9 +824,7 @@ fn a_preferred_way_over_which_the_peer_was_given_up_is_tried_again_by_later_sess
 #[test]
 fn a_hello_of_long_ago_that_was_not_answered_speaks_against_no_way() {
     let mut solo = solo();
-    let session = meets(&mut solo, &["near", "far"]);
-    connected(&mut solo, PeerId(0));
-    solo.welcome(1, 1);
+    let session = met_over_near(&mut solo);
     solo.init_receiver(session, &[1], None);
     // A hiccup, in which the hello is lost or its answer. Then the peer goes on.
     let said = said_in(&mut solo, SECOND * 7 / 2);

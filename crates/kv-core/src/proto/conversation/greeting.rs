@@ -56,8 +56,8 @@ impl Context {
         Some(id)
     }
 
-    /// A session looks for a peer that is known, or a failed way to the peer is tried again. An old hello for which no session waited is
-    /// replaced, so that its age does not count as silence.
+    /// A session looks for a peer that is known, or a failed way to the peer is tried again. An old hello for which no
+    /// session waited is replaced, so that its age does not count as silence.
     pub(in crate::proto) fn want_again(&mut self, id: PeerId) -> PeerId {
         if let Some(peer) = self.peers.get_mut(id) {
             peer.contact.turn(Event::Wanted);
