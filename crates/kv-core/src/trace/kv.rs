@@ -213,7 +213,7 @@ pub enum WayFault {
     Refused(TransportError),
     /// The way is lost.
     Lost,
-    /// Nothing has come back over the way.
+    /// Nothing has come back over the way: for too long, or before a session had to end.
     Silent,
     /// Another incarnation has answered over the way.
     AnotherLife,

@@ -8,7 +8,7 @@ use kv_core::trace::{KvWhat, WayFault};
 use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Hello};
 use kv_core::{
     Attempt, BootstrapError, Cause, Directions, Geometry, KvPoll, LookupId, Mismatch, PeerCause, PeerId,
-    RankRecord, Room, SessionId, TransportError, TransportOffer, WayEnd, WriteFence,
+    RankRecord, Room, SessionId, SessionOptions, TransportError, TransportOffer, WayEnd, WriteFence,
 };
 
 use crate::solo::{Solo, args, hello, list, record, record_with, register, sign_of_life};
@@ -716,6 +716,51 @@ fn a_preferred_way_on_which_hellos_get_lost_costs_one_session_and_no_later_one()
     assert!(asked && said.len() == 1, "it goes by the other way at once");
     solo.welcome_to(&said[0], 1, 2);
     assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
+}
+
+/// Sessions that open and end within the time for which a way may be silent: each said its hello as if for the first time, and
+/// none was ever taken for the answer that does not come.
+#[test]
+fn sessions_shorter_than_the_patience_with_a_silent_way_lose_one_and_no_later_one() {
+    for is_aborted in [false, true] {
+        let mut solo = solo();
+        solo.listen();
+        let deadline = (!is_aborted).then_some(SECOND);
+        let options = || SessionOptions::default().with(|options| options.deadline = deadline);
+        let first = [1, 2, 3].map(|room| {
+            let session = solo.open_receiver_with(Room::Number(room), options());
+            for (lookup, _) in solo.lookups() {
+                solo.found(lookup, vec![reached_by(&["near", "far"])]);
+            }
+            session
+        });
+        connected(&mut solo, PeerId(0));
+        solo.run_for(SECOND);
+        for session in first.into_iter().filter(|_| is_aborted) {
+            solo.abort(session);
+        }
+        let failed = first.map(|session| solo.failure_count(session));
+        assert_eq!((failed, solo.node().gauges().failed_ways), ([1; 3], 1), "aborted: {is_aborted}");
+        assert_eq!(
+            faults_of_near(&mut solo),
+            [(WayFault::Silent, SECOND)],
+            "of three sessions, one has said so"
+        );
+        let (later, asked) = meets_again(&mut solo);
+        let said = hellos(&solo.frames(), "far");
+        assert!(asked && said.len() == 1, "the next goes by the other way at once");
+        solo.welcome_to(&said[0], 1, 2);
+        assert_eq!(solo.poll(later), KvPoll::WaitingForInput);
+    }
+}
+
+#[test]
+fn a_session_that_is_aborted_before_an_answer_can_have_come_speaks_against_no_way() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    solo.abort(session);
+    assert_eq!(solo.node().gauges().failed_ways, 0);
 }
 
 /// The peer's hellos put off what the node does next about the peer: repeating its own hello, and giving up.

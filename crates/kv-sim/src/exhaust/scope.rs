@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kv_core::proto::{Limits, Timing};
 
-use crate::kv::params::{Params, SchedParams, Topology};
+use crate::kv::params::{Faults, Params, SchedParams, Topology};
 use crate::net::params::{Physics, WayParams};
 
 /// The duration of the lease in every small world.
@@ -213,9 +213,7 @@ impl Scope {
             limits: Limits::default().with(|limits| limits.max_post_bytes = PAGE),
             max_inflight: 64,
             max_sge: 1024,
-            lossless: false,
-            drizzle: false,
-            frayed: false,
+            faults: Faults::All,
             sched: SchedParams { pull: 1000, ..SchedParams::default() },
             ..Params::draw(0)
         }

@@ -9,7 +9,7 @@ use crate::clock::{MS, SEC};
 use crate::kv::act::KvAct;
 use crate::kv::fact::{Check, Fact, KvFact};
 use crate::kv::ledger::{Leg, LegId, Side};
-use crate::kv::params::Topology;
+use crate::kv::params::{Faults, Topology};
 use crate::kv::service::{Kv, KvWorld};
 use crate::net::lives::{LifeId, is_drained};
 use crate::planted::Planted;
@@ -74,7 +74,7 @@ impl KvWorld {
     pub(crate) fn watch_refused(&mut self, leg: LegId) {
         let known = &self.service.ledger.legs[leg];
         let waits = known.side == Side::Receiver && known.is_open() && known.poll == KvPoll::Transferring;
-        if !self.service.params.lossless || self.healed.is_some() || !waits {
+        if self.service.params.faults != Faults::None || self.healed.is_some() || !waits {
             return;
         }
         let legs = &self.service.ledger.legs;

@@ -8,6 +8,7 @@ use crate::clock::MS;
 use crate::kv::act::{Act, KvAct};
 use crate::kv::fact::{Check, Fact, KvFact};
 use crate::kv::ledger::{LegId, Side};
+use crate::kv::params::Faults;
 use crate::kv::service::KvWorld;
 use crate::net::calendar::Event;
 use crate::net::flight::Flight;
@@ -462,7 +463,7 @@ impl KvWorld {
                 Side::Receiver if ended.poll == KvPoll::Success => false,
                 // A receiver that had met its sender's host says goodbye.
                 Side::Receiver if ended.before < KvPoll::WaitingForInput => false,
-                Side::Receiver if self.service.params.lossless => true,
+                Side::Receiver if self.service.params.faults == Faults::None => true,
                 // Where the connection breaks before the goodbye is heard, it is said again in the next conversation, for
                 // senders that were open when the receiver failed. Each host measures that by its own clock: nothing is
                 // asked for a sender that was opened so shortly before that the clocks may see it otherwise.

@@ -16,7 +16,7 @@ use crate::kv::host::{Conversations, Stock, held_of};
 use crate::kv::invariants::Invariants;
 use crate::kv::ledger::Ledger;
 use crate::kv::memory::Memory;
-use crate::kv::params::Params;
+use crate::kv::params::{Faults, Params};
 use crate::kv::request::{Plan, Request};
 use crate::kv::sabotage::Sabotage;
 use crate::kv::seen::Seen;
@@ -67,9 +67,9 @@ impl Kv {
             plans: Vec::new(),
             to_serve: params.heal_requests,
             counters: KvCounters {
-                lossless: u64::from(params.lossless),
-                drizzle: u64::from(params.drizzle),
-                frayed: u64::from(params.frayed),
+                lossless: u64::from(params.faults == Faults::None),
+                drizzle: u64::from(params.faults == Faults::Losses),
+                frayed: u64::from(params.faults == Faults::Breaks),
                 unequal: u64::from(params.unequal.is_some()),
                 ..KvCounters::default()
             },

@@ -8,7 +8,7 @@ use crate::clock::{MS, SEC};
 use crate::kv::act::{Act, KvAct};
 use crate::kv::fact::Check;
 use crate::kv::ledger::{Leg, Side};
-use crate::kv::params::Topology;
+use crate::kv::params::{Faults, Topology};
 use crate::kv::request::{Plan, Request};
 use crate::kv::service::KvWorld;
 use crate::net::calendar::Event;
@@ -34,7 +34,7 @@ impl KvWorld {
                 self.service.counters.disagreeing += 1;
             }
             self.service.requests[request].retry = self.rng.chance(sched.retry);
-            self.service.requests[request].must_succeed = self.service.params.drizzle;
+            self.service.requests[request].must_succeed = self.service.params.faults == Faults::Losses;
             self.open_request(request, start, true);
         }
     }
@@ -117,7 +117,7 @@ impl KvWorld {
         let by_id = self.rng.chance(self.service.params.sched.request_ids);
         let tokens = match self.rng.below(10) {
             0 => 0,
-            1 if !self.service.params.drizzle => smallest,
+            1 if self.service.params.faults != Faults::Losses => smallest,
             _ => 1 + self.rng.index(smallest.min(10)),
         };
         let wants_aux = self.service.params.aux_rows > 0 && self.rng.chance(700);

@@ -130,10 +130,33 @@ pub(crate) fn transports_of(seed: u64, ways: &WayParams, life: LifeId) -> Vec<Tr
     roads_of(seed, ways, life).iter().map(offer).collect()
 }
 
-/// True if this transport does not connect the two lives, as shared memory does not connect two hosts.
-/// Another transport connects them.
-pub(crate) fn leads_nowhere(seed: u64, ways: &WayParams, road: Road, (one, other): (LifeId, LifeId)) -> bool {
+/// How a transport leads from one life to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// A connection can be opened, and frames arrive.
+    Open,
+    /// No connection can be opened in either direction, as shared memory does not connect two hosts.
+    Nowhere,
+    /// No connection can be opened, as behind a firewall that lets only the other side open connections.
+    Refused,
+    /// A connection seems to be open, and nothing that is sent arrives.
+    Swallowed,
+}
+
+/// How this transport leads from one life to another. Both lives have another transport where it does not lead there.
+pub(crate) fn passage(seed: u64, ways: &WayParams, road: Road, (from, to): (LifeId, LifeId)) -> Passage {
     let both = |life| roads_of(seed, ways, life).len() == ROADS.len();
-    let pair = (one.min(other) as u64) << 32 | one.max(other) as u64;
-    road == 0 && both(one) && both(other) && mix(seed ^ mix(pair ^ 0xdead_e2d0)).is_multiple_of(4)
+    if road != 0 || !both(from) || !both(to) {
+        return Passage::Open;
+    }
+    let pair = (from.min(to) as u64) << 32 | from.max(to) as u64;
+    if mix(seed ^ mix(pair ^ 0xdead_e2d0)).is_multiple_of(4) {
+        return Passage::Nowhere;
+    }
+    // In one direction only: from the life that began earlier, or to it.
+    match (mix(seed ^ mix(pair ^ 0x04e_3a75)) % 16, from < to) {
+        (0, true) | (1, false) => Passage::Refused,
+        (2, true) | (3, false) => Passage::Swallowed,
+        _ => Passage::Open,
+    }
 }

@@ -157,7 +157,7 @@ pub struct WayParams {
     pub stuck: u32,
     /// How long a way that was lost may be refused.
     pub refused_max: u64,
-    /// True if most workers have two transports, one of which may connect nothing, or be lost while the other
-    /// is not.
+    /// True if most workers have two transports, one of which may connect two workers in one direction only or not
+    /// at all, or be lost while the other is not.
     pub several: bool,
 }

@@ -20,7 +20,7 @@ use kv_ways::{Member, Ways};
 
 use crate::clock::Clock;
 use crate::net::cost::{Cost, Held};
-use crate::net::lives::{LifeId, ROADS, Road, leads_nowhere, metadata_by, road_and_life, roads_of};
+use crate::net::lives::{LifeId, Passage, ROADS, Road, metadata_by, passage, road_and_life, roads_of};
 use crate::net::params::{Physics, WayParams};
 use crate::net::way::fence_between;
 use crate::planted::Planted;
@@ -343,7 +343,8 @@ impl<M: Machine, G: Send> Transport for End<M, G> {
         let state = &mut *self.open();
         let (seed, ways) = &state.ways;
         let there = road_and_life(metadata);
-        if there.is_some_and(|(road, there)| leads_nowhere(*seed, ways, road, (state.life, there))) {
+        let passage = |(road, there)| passage(*seed, ways, road, (state.life, there));
+        if there.map(passage) == Some(Passage::Nowhere) {
             return Err(TransportError::Metadata("it is of another host"));
         }
         let transport = TransportOffer::new(ROADS[self.road], Bytes::copy_from_slice(metadata));

@@ -28,6 +28,8 @@ NetCounters {
     duplicated: "fault: frames duplicated",
     /// Frames delayed by more than a retry.
     delayed: "fault: frames delayed past a retry",
+    /// Frames that were sent over a connection that carries nothing in their direction.
+    swallowed: "fault: frames swallowed by one-way connections",
     /// Frames that were lost to a partition.
     partitioned: "fault: frames lost to partitions",
     /// Partitions between two hosts.

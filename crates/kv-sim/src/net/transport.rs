@@ -12,7 +12,7 @@ use crate::net::calendar::{Event, Report};
 use crate::net::fact::{Effects, Fact};
 use crate::net::flight::WayId;
 use crate::net::host::{Conn, Engine};
-use crate::net::lives::{LifeId, Road, leads_nowhere, road_and_life, roads_of};
+use crate::net::lives::{LifeId, Passage, Road, passage, road_and_life, roads_of};
 use crate::net::service::Service;
 use crate::net::world::World;
 use crate::planted::Planted;
@@ -34,7 +34,7 @@ impl<S: Service> World<S> {
         self.counters.second_ways += u64::from(road > 0);
         let slots = (self.hosts[life].slot, self.hosts[target].slot);
         let refused = self.net.refused(road, slots, self.now)
-            || leads_nowhere(self.params.seed, &self.params.ways, road, (life, target));
+            || matches!(self.passage(road, (life, target)), Passage::Nowhere | Passage::Refused);
         let mut conn = Conn { target, road, way, dead: fails || refused, gone_at: None };
         if conn.dead {
             self.report_later(delay, life, Report::ConnectFailed { peer, way });
@@ -51,6 +51,10 @@ impl<S: Service> World<S> {
             self.report_later(0, life, Report::Connected { peer, way });
         }
         self.hosts[life].conns.insert(peer, conn);
+    }
+
+    fn passage(&self, road: Road, ends: (LifeId, LifeId)) -> Passage {
+        passage(self.params.seed, &self.params.ways, road, ends)
     }
 
     pub(crate) fn report_later(&mut self, delay: u64, life: LifeId, report: Report) {
@@ -148,6 +152,11 @@ impl<S: Service> World<S> {
         self.counters.frames_by_kind.count(bytes.get(2).copied(), &bytes);
         self.trace.frame(now, &bytes, || format!("  {what} life {from} -> life {to}: {}", S::show(&bytes)));
         if conn.dead || conn.gone_at.is_some() && self.lives[to].alive {
+            return;
+        }
+        if self.passage(conn.road, (from, to)) == Passage::Swallowed {
+            self.counters.swallowed += 1;
+            self.trace.note(now, || "    swallowed".to_owned());
             return;
         }
         let (source, destination) = (self.hosts[from].slot, self.hosts[to].slot);

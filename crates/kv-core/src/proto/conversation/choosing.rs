@@ -18,6 +18,7 @@ use super::contact::Event;
 use super::detours::Pauses;
 use super::peers::NextWay;
 use super::{Introduction, Peer};
+use crate::error::PeerCause;
 use crate::id::{Incarnation, PeerId};
 use crate::meter::each;
 use crate::proto::context::Context;
@@ -149,6 +150,26 @@ impl Context {
         let pauses = Pauses { first: timing.way_retry_first, longest: timing.way_retry_max, ways };
         let pause = self.peers.detours.fail(way, &fault, now, pauses);
         self.fx.tell(id, || KvWhat::WayFailed { transport: name, fault, pause });
+    }
+
+    /// A session has ended while it waited for the peer to answer a hello. That the session has failed says nothing, unless its
+    /// deadline is over, or its scheduler has aborted it and the hello has been repeated: then the way has failed. Sessions that
+    /// wait for less time than a way is given for its answer would otherwise never go by another one.
+    pub(in crate::proto) fn note_vain_wait(&mut self, id: PeerId, told: &PeerCause) {
+        let Some(peer) = self.peers.get(id).filter(|peer| !peer.is_up()) else { return };
+        let Some(said) = peer.contact.hello() else { return };
+        let is_vain = match told {
+            PeerCause::DeadlineExceeded => true,
+            PeerCause::Aborted => said.times > 1,
+            _ => false,
+        };
+        // Of many sessions that end, the first has said so.
+        let way = (peer.incarnation, peer.transport.clone());
+        if is_vain && self.peers.detours.left_alone(&way, self.fx.now()).is_none() {
+            self.note_fault(id, WayFault::Silent);
+            // The next session asks the bootstrap server anew, and goes by another way if the server names this one.
+            self.lookups.forget(id);
+        }
     }
 
     /// Notes that the peer has answered over the way of its conversation.

@@ -221,6 +221,7 @@ impl ReceiveSession {
                 Closes::Meeting => {
                     peer.outgoing_mut().wait_no_more(session);
                     peer.abort_when_met(&self.room, &self.lease_refs, told, now);
+                    cx.note_vain_wait(source.peer, told);
                 }
                 Closes::Already => {}
             }

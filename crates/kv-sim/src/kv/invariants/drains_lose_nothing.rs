@@ -8,6 +8,7 @@ use kv_core::{Cause, KvPoll, PeerCause};
 use crate::kv::fact::{Check, Fact, KvFact, View};
 use crate::kv::invariant::{Invariant, Verdict};
 use crate::kv::ledger::{Leg, LegId, Side};
+use crate::kv::params::Faults;
 
 #[derive(Default, Clone)]
 pub(crate) struct DrainsLoseNothing;
@@ -113,7 +114,7 @@ fn fails(view: &View<'_>, leg: LegId, cause: &Cause) -> Verdict {
         half.poll == KvPoll::Success && half.life.is_some_and(|life| view.lives[life].emptied.is_some())
     };
     // A receiver whose own way breaks does not wait for what its server may yet tell.
-    let told = gentle || view.params.frayed && *cause == Cause::PeerLost;
+    let told = gentle || view.params.faults == Faults::Breaks && *cause == Cause::PeerLost;
     if told && lost && known.side == Side::Receiver && !halves.is_empty() && halves.iter().all(served) {
         return Err(format!("leg {leg} was served, and fails when its server is stopped empty: {cause}"));
     }

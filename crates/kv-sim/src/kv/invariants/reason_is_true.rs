@@ -6,6 +6,7 @@ use kv_core::{BootstrapError, Cause, PeerCause, TransferError};
 use crate::kv::fact::{Fact, KvFact, View};
 use crate::kv::invariant::{Invariant, Verdict};
 use crate::kv::ledger::{Leg, LegId, Side};
+use crate::kv::params::Faults;
 
 #[derive(Default, Clone)]
 pub(crate) struct ReasonIsTrue;
@@ -133,7 +134,7 @@ fn peer_said(view: &View<'_>, leg: LegId, cause: &PeerCause) -> bool {
         PeerCause::DeadlineExceeded => {
             known.side == Side::Receiver
                 || others.any(|other| other.told.as_ref() == Some(cause) || is_almost_due(view, other))
-                || !params.lossless
+                || params.faults != Faults::None
         }
         _ => true,
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kv_core::proto::{Limits, Timing};
 
 use crate::clock::{MS, SEC, US};
-use crate::kv::params::{Params, SchedParams, Topology};
+use crate::kv::params::{Faults, Params, SchedParams, Topology};
 use crate::kv::unequal::Unequal;
 use crate::net::params::Physics;
 use crate::net::params::{ChaosParams, DmaParams, LookupParams, NetParams, WayParams};
@@ -31,8 +31,7 @@ impl Params {
         let small = [8, 16, 24, 32, 48];
         let sched = draw_sched(rng, lossless);
         let params = Params {
-            drizzle: false,
-            frayed: false,
+            faults: if lossless { Faults::None } else { Faults::All },
             topology,
             misfit: (unequal.is_none() && rng.chance(40)).then(|| rng.index(hosts)),
             unequal,
@@ -48,7 +47,6 @@ impl Params {
             limits,
             max_inflight: rng.pick(&[1, 1, 2, 4, 32]),
             max_sge: rng.pick(&[1, 2, 4, 64]),
-            lossless,
             physics: Physics {
                 seed,
                 prefills,
@@ -81,17 +79,18 @@ impl Params {
         let later = &mut Rng::new(self.physics.seed ^ 0x5eed_9e21_1550);
         self.physics.timing.write_permission = Duration::from_millis(later.pick(&[20, 50, 100, 400, 2000]));
         self.suffixed = later.chance(600);
-        if !self.lossless {
+        if self.faults == Faults::All {
             self.draw_late_faults(later);
         }
-        let mut params = if self.lossless || tiny || rng.chance(750) { self } else { self.drizzle(rng) };
+        let is_spared = self.faults == Faults::None || tiny || rng.chance(750);
+        let mut params = if is_spared { self } else { self.only_losses(rng) };
         // Drawn apart: worlds are otherwise the same.
         let apart = &mut Rng::new(params.physics.seed ^ 0x5eed_d2a1_4000);
         if apart.chance(250) {
             params.physics.chaos.drains = 1 + apart.below(2);
         }
         let apart = &mut Rng::new(params.physics.seed ^ 0x5eed_f4a7_ed00);
-        if !(params.lossless || params.drizzle || tiny) && apart.chance(100) {
+        if params.faults == Faults::All && !tiny && apart.chance(100) {
             params.fray(apart);
         }
         params
@@ -99,7 +98,7 @@ impl Params {
 
     /// The same world without lost frames and without faults of hosts, in which connections between living hosts break.
     pub(in crate::kv) fn fray(&mut self, rng: &mut Rng) {
-        (self.lossless, self.drizzle, self.frayed) = (false, false, true);
+        self.faults = Faults::Breaks;
         let timing = &mut self.physics.timing;
         timing.peer_timeout = a_dozen_repetitions(timing);
         // The deadline is later than the latest moment at which an end may be told.
@@ -147,8 +146,8 @@ impl Params {
     }
 
     /// The same world with no worse fault than lost, duplicated or late frames.
-    fn drizzle(mut self, rng: &mut Rng) -> Params {
-        self.drizzle = true;
+    fn only_losses(mut self, rng: &mut Rng) -> Params {
+        self.faults = Faults::Losses;
         self.requests = 1 + rng.index(4);
         self.num_pages.fill(48);
         self.aux_rows = rng.pick(&[0, 8]);

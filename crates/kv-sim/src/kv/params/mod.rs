@@ -23,6 +23,20 @@ pub enum Topology {
     Unequal,
 }
 
+/// Which faults a world has, and thereby what is promised in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Faults {
+    /// All of them.
+    All,
+    /// Connections between living hosts may break, with the frames on them, and posts may fail. No host fails, and no
+    /// other frame is lost: how each half of a request ends must be told to the other half over the next connection.
+    Breaks,
+    /// Frames may be lost, and nothing worse: every request must be served.
+    Losses,
+    /// No frame is lost and no host fails, so that the end of each half must be told to the other half.
+    None,
+}
+
 /// The parameters of one world. All rates are in permille.
 #[derive(Debug, Clone)]
 pub struct Params {
@@ -58,13 +72,8 @@ pub struct Params {
     pub max_inflight: usize,
     /// The `max_sge` of all machines.
     pub max_sge: usize,
-    /// True if no frame is lost and no host fails, so that the end of each half must be told to the other half.
-    pub lossless: bool,
-    /// Frames may be lost, and nothing worse: every request must be served.
-    pub drizzle: bool,
-    /// Connections between living hosts may break, with the frames on them, and posts may fail. No host fails, and no
-    /// other frame is lost: how each half of a request ends must be told to the other half over the next connection.
-    pub frayed: bool,
+    /// The faults, and what is promised.
+    pub faults: Faults,
     /// What the schedulers do.
     pub sched: SchedParams,
 }
@@ -164,24 +173,19 @@ impl Params {
         if prefill { rank } else { pair.aux_source(rank) }
     }
 
-    /// From now on nothing is promised that depends on which faults there are: all of them may be added.
-    pub(crate) fn allow_all_faults(&mut self) {
-        (self.lossless, self.drizzle, self.frayed) = (false, false, false);
-    }
-
     /// True if no host fails and no connection breaks.
     pub fn is_gentle(&self) -> bool {
-        self.lossless || self.drizzle
+        matches!(self.faults, Faults::Losses | Faults::None)
     }
 
     /// True if no host fails. A host that drains is stopped nevertheless, once it is empty.
     pub fn spares_hosts(&self) -> bool {
-        self.is_gentle() || self.frayed
+        self.faults != Faults::All
     }
 
     /// True if what becomes of a half of a request must be told to the other side, and not be left to its deadline.
     pub fn tells_ends(&self) -> bool {
-        self.lossless || self.frayed
+        matches!(self.faults, Faults::Breaks | Faults::None)
     }
 
     /// How long such an end may take to reach the other side.
@@ -194,7 +198,7 @@ impl Params {
             + self.physics.ways.refused_max
             + 8 * keepalive.as_nanos() as u64
             + once;
-        once + if self.frayed { (1 + self.physics.chaos.breaks) * reopened } else { 0 }
+        once + if self.faults == Faults::Breaks { (1 + self.physics.chaos.breaks) * reopened } else { 0 }
     }
 
     /// How long the healed world may take to serve a request.

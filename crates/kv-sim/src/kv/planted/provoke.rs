@@ -6,7 +6,7 @@ use std::time::Duration;
 use kv_core::proto::Limits;
 
 use super::ranks;
-use crate::kv::params::Params;
+use crate::kv::params::{Faults, Params};
 use crate::planted::Planted;
 use crate::rng::Rng;
 
@@ -33,7 +33,7 @@ impl Planted {
                 | Planted::HealedInName
                 | Planted::DrainInvented
         ) {
-            params.allow_all_faults();
+            params.faults = Faults::All;
         }
         match self {
             Planted::WriteIntoSuccessor => {
@@ -49,7 +49,7 @@ impl Planted {
                 params.physics.timing.session_deadline = Duration::from_secs(2);
             }
             Planted::RoomsConfused => {
-                params.allow_all_faults();
+                params.faults = Faults::All;
                 params.suffixed = false;
                 (params.sched.twins, params.sched.abort) = (1000, 0);
             }
@@ -89,7 +89,9 @@ impl Planted {
             Planted::StopsInDebt => {
                 params.physics.chaos.drains = 3;
                 params.physics.net.drop = params.physics.net.drop.max(100);
-                (params.lossless, params.frayed) = (false, false);
+                if params.faults != Faults::Losses {
+                    params.faults = Faults::All;
+                }
             }
             Planted::NotOwedWhileLost => {
                 fray_wide(params);
@@ -103,7 +105,7 @@ impl Planted {
     fn provoke_leases(self, params: &mut Params) {
         match self {
             Planted::LeaseInflated | Planted::HeartbeatForged | Planted::ClocksBeyondMargin => {
-                params.allow_all_faults();
+                params.faults = Faults::All;
                 params.sched.pull = 1000;
                 params.requests = 12;
                 params.physics.timing.kv_lease_duration = Duration::from_millis(30);
@@ -115,7 +117,7 @@ impl Planted {
                 }
             }
             Planted::PermissionFromAnswer => {
-                params.allow_all_faults();
+                params.faults = Faults::All;
                 (params.sched.pull, params.requests) = (0, 12);
                 (params.physics.ways.kinds, params.physics.ways.bound) = ([0, 0, 10], 1_000);
                 (params.physics.net.tail, params.physics.net.delay_max) = (600, 200_000_000);
@@ -124,7 +126,7 @@ impl Planted {
                 params.physics.chaos.breaks = 6;
             }
             Planted::FirstWayIsAll | Planted::WayChanged => {
-                params.allow_all_faults();
+                params.faults = Faults::All;
                 (params.sched.pull, params.requests) = (0, 12);
                 (params.physics.ways.several, params.physics.ways.kinds) = (true, [0, 10, 0]);
                 params.physics.ways.refused_max = 0;
@@ -139,7 +141,7 @@ impl Planted {
                 }
             }
             Planted::EventsAsOfBefore => {
-                params.allow_all_faults();
+                params.faults = Faults::All;
                 params.physics.driven = true;
                 (params.sched.pull, params.requests) = (1000, 30);
                 (params.sched.abort, params.sched.misuse, params.sched.one_sided) = (0, 0, 0);
