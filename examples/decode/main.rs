@@ -29,7 +29,7 @@ use kv_examples::progress::Progress;
 use kv_examples::rank::RankSpec;
 use kv_examples::report::Report;
 use kv_examples::router::{Router, Side};
-use kv_examples::transport;
+use kv_examples::transport::{self, note_of_loopback};
 use kv_examples::verdict;
 
 /// How long to wait for the prefill rank, whose program may still be compiling.
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Receives the KV of prompts from a prefill rank, generates tokens, and checks every token.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "decode", version)]
 struct Options {
     /// The bootstrap server that the prefill rank is registered with.
     #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_BOOTSTRAP)]
@@ -97,7 +97,7 @@ fn run(options: Options) -> Result<ExitCode, ExampleError> {
         dialect,
     };
     plan.finish_within = spec.finish_within();
-    for line in notes(&spec) {
+    for line in notes(&spec).into_iter().chain(note_of_loopback(spec.cache.transport, &spec.bootstrap)) {
         eprintln!("{line}");
     }
     let mut router = Router::new();
@@ -134,8 +134,9 @@ fn connect(prefill: &str) -> Result<TcpStream, ExampleError> {
     loop {
         match TcpStream::connect(prefill) {
             Ok(stream) => return Ok(stream),
-            Err(error) if Instant::now() >= end => {
-                return Err(ExampleError::io("connect to the prefill rank")(error));
+            // What is no address is none later.
+            Err(error) if Instant::now() >= end || error.kind() == std::io::ErrorKind::InvalidInput => {
+                return Err(ExampleError::at("--prefill: cannot connect to", prefill)(error));
             }
             Err(_) => {}
         }

@@ -9,7 +9,7 @@
 //! | section | what is printed |
 //! |---|---|
 //! | kv-local | namespaces, user, limits; the speed within this process |
-//! | kv-tcp | addresses, socket buffers; the speed between two threads |
+//! | kv-tcp | addresses, socket buffers; the speed between two threads; whether the examples' settings can be used |
 //! | host | locked memory, cards, network devices, GPUs, kernel settings; the environment variables of transports |
 //! | UCX (`--features ucx`) | the library, devices, what UCX has chosen; the speed between two threads, in a process of its own |
 //! | libfabric (`--features fabric`) | the library, providers; the speed between two threads, in a process of its own |
@@ -18,7 +18,7 @@
 //! The last line names the transports that `--transport auto` of the other examples takes here, in their order.
 //!
 //! UCX and libfabric are tried in processes of their own because NIXL brings other copies of them. The exit status is 1
-//! if a library for which the program was built cannot be loaded, or its trial fails.
+//! if a library for which the program was built cannot be loaded, if its trial fails, or if TCP cannot be used.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // A program for a terminal.
 
 use std::process::ExitCode;
@@ -35,6 +35,11 @@ mod tcp;
 mod trial;
 mod ucx;
 
+/// Prints what the transports would use on this host or in this container, and tries them out.
+#[derive(clap::Parser)]
+#[command(name = "doctor", version)]
+struct Options {}
+
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
@@ -49,9 +54,10 @@ fn main() -> ExitCode {
 }
 
 fn report() -> Result<(), Error> {
+    let Options {} = clap::Parser::parse();
     let local = local::report();
     println!();
-    tcp::report();
+    let tcp = tcp::report();
     println!();
     host::report();
     println!();
@@ -67,12 +73,12 @@ fn report() -> Result<(), Error> {
         ("nixl", cfg!(feature = "nixl") && nixl.is_ok()),
         ("ucx", cfg!(feature = "ucx") && ucx.is_ok() && !(cfg!(feature = "nixl") && nixl.is_ok())),
         ("fabric", cfg!(feature = "fabric") && fabric.is_ok() && named),
-        ("tcp", true),
+        ("tcp", tcp.is_ok()),
     ];
     let members: Vec<&str> =
         members.into_iter().filter_map(|(name, is_there)| is_there.then_some(name)).collect();
     println!("\n--transport auto takes here: {}", members.join(", "));
-    let failed = [ucx, fabric, nixl].into_iter().filter_map(Result::err);
+    let failed = [tcp, ucx, fabric, nixl].into_iter().filter_map(Result::err);
     let failed: Vec<String> = failed.map(|error| error.to_string()).collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\nerror: ").into()) }
 }

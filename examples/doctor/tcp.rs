@@ -1,7 +1,10 @@
-//! What the TCP transport finds on this host: addresses, limits of socket buffers, and its speed between two threads.
+//! What the TCP transport finds on this host: addresses, limits of socket buffers, its speed between two threads, and
+//! whether the settings of the examples can be used.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use kv_examples::cli::Pace;
+use kv_examples::transport;
 use kv_transfer::Time;
 use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
 use kv_transfer::unstable::{Op, Transport};
@@ -9,8 +12,8 @@ use kv_transfer::unstable::{Op, Transport};
 use super::Error;
 use super::speed::{self, PEER, REGION};
 
-/// Prints what was found.
-pub fn report() {
+/// Prints what was found. An error is why the examples cannot use TCP here.
+pub fn report() -> Result<(), Error> {
     println!("kv-tcp (needs nothing installed)");
     let loopback = IpAddr::from([127, 0, 0, 1]);
     let routed = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
@@ -20,8 +23,14 @@ pub fn report() {
             "  address     {address} leads to other hosts: give it as TcpConfig::bind, or to the examples in KV_TCP_ADDRESS"
         );
     }
+    for address in own() {
+        if !addresses.contains(&address) {
+            println!("  address     {address} leads to hosts of its network, and is given in the same way");
+            addresses.push(address);
+        }
+    }
     if addresses.is_empty() {
-        println!("  address     no route leads to other hosts: only workers of this host can be peers");
+        println!("  address     none but those of loopback: only workers of this host can be peers");
     }
     for (name, what) in [
         ("core/rmem_max", "the largest TcpConfig::receive_buffer"),
@@ -34,16 +43,65 @@ pub fn report() {
         println!("  {name:<14}  {}  ({what})", value.join(" "));
     }
     addresses.insert(0, loopback);
+    let mut works = false;
     for address in addresses {
-        match trial(address) {
+        let rates = trial(address);
+        works |= rates.is_ok();
+        match rates {
             Ok([write, read]) => println!(
                 "  speed       WRITE {write:.2} GB/s, READ {read:.2} GB/s on {address} within this host, {} MiB in \
                  blocks of 64 KiB",
                 REGION >> 20
             ),
+            Err(error) if address == loopback => {
+                println!("  speed       on {address}: {error}; `ip link set lo up` if the interface is down")
+            }
             Err(error) => println!("  speed       on {address}: {error}"),
         }
     }
+    if !works {
+        println!("  settings    no address of this host leads to this host");
+        return Err("kv-tcp: no address of this host leads to this host".into());
+    }
+    // With the variables of the examples.
+    match transport::tcp(Pace::Normal) {
+        Ok(_) => println!(
+            "  settings    can be used: KV_TCP_ADDRESS, KV_TCP_ADVERTISE, and KV_TCP_TLS_CERT and so on"
+        ),
+        Err(error) => {
+            println!("  settings    cannot be used: {error}");
+            return Err(format!("kv-tcp: {error}").into());
+        }
+    }
+    Ok(())
+}
+
+/// The addresses of this host's interfaces, as the kernel lists them, without those that hosts have in common.
+fn own() -> Vec<IpAddr> {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let (fourth, sixth) = (read("/proc/net/fib_trie"), read("/proc/net/if_inet6"));
+    let mut own = Vec::new();
+    let lines: Vec<&str> = fourth.lines().map(str::trim).collect();
+    for pair in lines.windows(2) {
+        if let [address, "/32 host LOCAL"] = pair
+            && let Some(Ok(address)) = address.strip_prefix("|-- ").map(str::parse::<Ipv4Addr>)
+            && !(address.is_loopback() || address.is_link_local())
+        {
+            own.push(IpAddr::V4(address));
+        }
+    }
+    for line in sixth.lines() {
+        let digits = line.split_whitespace().next().unwrap_or_default();
+        if let Ok(bits) = u128::from_str_radix(digits, 16)
+            && let address = Ipv6Addr::from_bits(bits)
+            && !(address.is_loopback() || address.is_unicast_link_local())
+        {
+            own.push(IpAddr::V6(address));
+        }
+    }
+    own.sort_unstable();
+    own.dedup();
+    own
 }
 
 /// The address of this host from which packets to another host would be sent. Nothing is sent.

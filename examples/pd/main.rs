@@ -46,7 +46,7 @@ use kv_examples::verdict;
 
 /// Hands KV caches over from prefill processes to decode processes, and checks every generated token.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "pd", version)]
 struct Options {
     #[command(flatten)]
     workload: WorkloadOptions,
@@ -256,7 +256,7 @@ fn run(options: &Options) -> Result<ExitCode, ExampleError> {
 fn write_timeline(path: &Path, run: &Run) -> Result<(), ExampleError> {
     let Some(form) = Form::of(path) else { return Ok(()) };
     let written = form.write(&recording::timeline(run)?)?;
-    std::fs::write(path, written).map_err(ExampleError::io("write the timeline"))?;
+    std::fs::write(path, written).map_err(ExampleError::at("--timeline: cannot write", path.display()))?;
     eprintln!("the timeline of all requests is in {}", path.display());
     Ok(())
 }

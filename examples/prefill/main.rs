@@ -29,11 +29,11 @@ use kv_examples::loading::ModelOptions;
 use kv_examples::prefill::PrefillRank;
 use kv_examples::rank::RankSpec;
 use kv_examples::router::Side;
-use kv_examples::transport;
+use kv_examples::transport::{self, note_of_loopback};
 
 /// Computes prompts and sends their KV to decode ranks.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "prefill", version)]
 struct Options {
     /// The bootstrap server to register with [default: this process runs one on 127.0.0.1:8998].
     #[arg(long, value_name = "HOST:PORT")]
@@ -89,7 +89,8 @@ fn run(options: Options) -> Result<(), ExampleError> {
             (server.local_addr().to_string(), Some(server))
         }
     };
-    let listener = TcpListener::bind(&listen).map_err(ExampleError::io("listen for requests"))?;
+    let listener =
+        TcpListener::bind(&listen).map_err(ExampleError::at("--listen: cannot take requests at", &listen))?;
     let listen = listener.local_addr().map_err(ExampleError::io("ask for the address of requests"))?;
     let whose = if server.is_some() { "its own" } else { "the" };
     let (chunk_tokens, layer_wise) = (prefill.chunk_tokens, prefill.layer_wise);
@@ -112,7 +113,7 @@ fn run(options: Options) -> Result<(), ExampleError> {
         layer_wise,
         dialect,
     };
-    for line in notes(&spec) {
+    for line in notes(&spec).into_iter().chain(note_of_loopback(spec.cache.transport, &spec.bootstrap)) {
         eprintln!("{line}");
     }
     let mut rank = PrefillRank::start(&spec)?;

@@ -16,6 +16,16 @@ pub enum ExampleError {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// The operating system refused something that a place was named for.
+    #[error("{what} {at}: {source}")]
+    At {
+        /// What the example tried to do.
+        what: &'static str,
+        /// The address or the path.
+        at: String,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
     /// The worker's arguments do not fit together.
     #[error(transparent)]
     Args(#[from] ArgsError),
@@ -32,14 +42,14 @@ pub enum ExampleError {
     #[error(transparent)]
     Local(#[from] LocalError),
     /// The TCP transport could not be set up.
-    #[error(transparent)]
+    #[error("{0} (bind is KV_TCP_ADDRESS here, and advertise KV_TCP_ADVERTISE)")]
     Tcp(#[from] kv_transfer::tcp::TcpError),
     /// The transports could not be combined.
     #[error(transparent)]
     Ways(#[from] kv_transfer::ways::WaysError),
     /// The certificates of the TCP transport cannot be used.
     #[cfg(feature = "tls")]
-    #[error(transparent)]
+    #[error("{0} (the files are those in KV_TCP_TLS_CERT, KV_TCP_TLS_KEY and KV_TCP_TLS_CA)")]
     Tls(#[from] kv_transfer::tcp::TlsError),
     /// Some of the variables for TLS have a value, and this one has none.
     #[error("{variable} is missing: TLS needs a certificate, its key, and the certificates of authorities")]
@@ -241,5 +251,10 @@ impl ExampleError {
     /// Wraps an I/O error, for `map_err`.
     pub fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> ExampleError {
         move |source| ExampleError::Io { what, source }
+    }
+
+    /// Wraps an I/O error about an address or a path, for `map_err`.
+    pub fn at(what: &'static str, at: impl ToString) -> impl FnOnce(std::io::Error) -> ExampleError {
+        move |source| ExampleError::At { what, at: at.to_string(), source }
     }
 }

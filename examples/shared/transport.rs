@@ -1,7 +1,6 @@
 //! The transport of a rank, and the memory that it reaches. All differences between transports are here.
 
 use std::net::SocketAddr;
-#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 use std::sync::{Mutex, PoisonError};
 
 use kv_transfer::bootstrap::HttpBootstrapClient;
@@ -208,7 +207,7 @@ pub fn local(pace: Pace) -> Result<LocalTransport, ExampleError> {
 
 /// Every transport that there is, as one over the same memory: peers on this host by kv-local if the memory is an
 /// arena, others by NIXL, or else UCX, where it is installed and reads as well as it writes (RDMA), by libfabric where
-/// `KV_FABRIC_PROVIDER` names a provider, and else by TCP.
+/// `KV_FABRIC_PROVIDER` names a provider, and else by TCP. One whose settings cannot be used here is left out.
 pub fn several(
     memory: &kv_transfer::tcp::Memory,
     arena: Option<&Arena>,
@@ -223,38 +222,50 @@ pub fn several(
     #[cfg(feature = "ucx")]
     let before = members.len();
     #[cfg(feature = "nixl")]
-    if let Some(mut nixl) = or_without("nixl", nixl(pace)) {
-        nixl.add_memory(memory)?;
+    if let Some(nixl) = or_without("nixl", || {
+        let mut transport = nixl(pace)?;
+        transport.add_memory(memory)?;
+        Ok(transport)
+    }) {
         members.push(Member::new(Box::new(nixl)));
     }
     // NIXL brings a UCX, and a process has one.
     #[cfg(feature = "ucx")]
     if members.len() == before
-        && let Some(mut ucx) = or_without("ucx", ucx(pace))
+        && let Some(ucx) = or_without("ucx", || {
+            let mut transport = ucx(pace)?;
+            transport.add_memory(memory)?;
+            Ok(transport)
+        })
     {
-        ucx.add_memory(memory)?;
         members.push(Member::new(Box::new(ucx)));
     }
     // Not by itself: over sockets, kv-tcp is better.
     #[cfg(feature = "fabric")]
     if std::env::var_os(FABRIC_PROVIDER).is_some()
-        && let Some(mut fabric) = or_without("fabric", fabric(pace))
+        && let Some(fabric) = or_without("fabric", || {
+            let mut transport = fabric(pace)?;
+            transport.add_memory(memory)?;
+            Ok(transport)
+        })
     {
-        fabric.add_memory(memory)?;
         members.push(Member::new(Box::new(fabric)));
     }
-    let mut tcp = tcp(pace)?;
-    tcp.add_memory(memory)?;
-    members.push(Member::new(Box::new(tcp)));
+    if let Some(tcp) = or_without("tcp", || {
+        let mut transport = tcp(pace)?;
+        transport.add_memory(memory)?;
+        Ok(transport)
+    }) {
+        members.push(Member::new(Box::new(tcp)));
+    }
     Ok(Ways::new(members)?)
 }
 
 /// A transport if it can be had; otherwise prints why not, once in a process.
-#[cfg(any(feature = "nixl", feature = "ucx", feature = "fabric"))]
 #[allow(clippy::print_stderr)] // For whoever has started the example.
-fn or_without<P>(name: &'static str, transport: Result<P, ExampleError>) -> Option<P> {
+fn or_without<P>(name: &'static str, transport: impl FnOnce() -> Result<P, ExampleError>) -> Option<P> {
     static TOLD: Mutex<Vec<&str>> = Mutex::new(Vec::new());
-    let error = match transport {
+    let error = match transport() {
         Ok(transport) => return Some(transport),
         Err(error) => error,
     };
@@ -292,12 +303,12 @@ pub fn tcp(pace: Pace) -> Result<TcpTransport, ExampleError> {
 const TLS_FILES: [&str; 3] = ["KV_TCP_TLS_CERT", "KV_TCP_TLS_KEY", "KV_TCP_TLS_CA"];
 
 /// The variable with the name in the certificates of all peers; without it, they have the peers' addresses.
-#[cfg(feature = "tls")]
 const TLS_NAME: &str = "KV_TCP_TLS_NAME";
 
 fn encrypted(config: TcpConfig) -> Result<TcpConfig, ExampleError> {
     let files = TLS_FILES.map(std::env::var_os);
-    if files.iter().all(Option::is_none) {
+    // A name of the peers alone is no plain text by mistake.
+    if files.iter().all(Option::is_none) && std::env::var_os(TLS_NAME).is_none() {
         return Ok(config);
     }
     let missing = TLS_FILES.iter().zip(&files).find(|(_, file)| file.is_none());
@@ -315,6 +326,19 @@ fn encrypted(config: TcpConfig) -> Result<TcpConfig, ExampleError> {
     }
     #[cfg(not(feature = "tls"))]
     Err(ExampleError::NotBuilt { feature: "tls" })
+}
+
+/// A note for whoever starts a process whose peers may be on other hosts, if they cannot reach it by TCP: nobody has named an
+/// address of this host, although the bootstrap server has one that other hosts reach.
+pub fn note_of_loopback(kind: TransportKind, bootstrap: &str) -> Option<String> {
+    let by_tcp = matches!(kind, TransportKind::Tcp | TransportKind::Auto);
+    let is_far = bootstrap.parse().is_ok_and(|server: SocketAddr| !server.ip().is_loopback());
+    (by_tcp && is_far && std::env::var_os(TCP_ADDRESS).is_none()).then(|| {
+        format!(
+            "{TCP_ADDRESS} is not set: only processes of this host reach this one by TCP. For others: \
+             {TCP_ADDRESS}=ADDRESS_OF_THIS_HOST:0"
+        )
+    })
 }
 
 /// A transport over NIXL, without memory.

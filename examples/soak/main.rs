@@ -37,7 +37,7 @@ const JUDGED: f64 = 5.0;
 
 /// Runs transfers for minutes, compares every byte, and checks that no memory, page or file descriptor is lost.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "soak", version)]
 struct Options {
     /// The transport that moves the bytes.
     #[arg(long, value_enum, default_value = "local")]

@@ -10,18 +10,22 @@ use std::process::{Command, Output};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-/// Runs the example with the variables that have a value.
+/// Runs the example over TCP with the variables that have a value.
 fn run(variables: [Option<PathBuf>; 3], options: &[&str]) -> Output {
+    run_over("tcp", variables, options)
+}
+
+fn run_over(transport: &str, variables: [Option<PathBuf>; 3], options: &[&str]) -> Output {
     let test = std::env::current_exe().unwrap();
     let path = test.parent().unwrap().with_file_name("examples").join("pd");
     assert!(path.exists(), "{} is missing: build the examples of the package first", path.display());
     let names = ["KV_TCP_TLS_CERT", "KV_TCP_TLS_KEY", "KV_TCP_TLS_CA"];
     let variables = names.into_iter().zip(variables).filter_map(|(name, path)| Some((name, path?)));
-    Command::new(path).args(["--transport", "tcp"]).args(options).envs(variables).output().unwrap()
+    Command::new(path).args(["--transport", transport]).args(options).envs(variables).output().unwrap()
 }
 
 #[test]
-fn tokens_are_equal_over_tls_whatever_is_killed_and_half_a_configuration_is_refused() {
+fn tokens_are_equal_over_tls_whatever_is_killed_and_half_a_configuration_is_left_out() {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
@@ -45,8 +49,12 @@ fn tokens_are_equal_over_tls_whatever_is_killed_and_half_a_configuration_is_refu
         assert!(output.status.success(), "{options:?}: {said}{}", String::from_utf8_lossy(&output.stdout));
     }
     let [certificate, key, _] = files;
-    let output = run([certificate, key, None], &[]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("KV_TCP_TLS_CA is missing"), "{said}");
+    for (transport, works) in [("tcp", false), ("auto", true)] {
+        let output = run_over(transport, [certificate.clone(), key.clone(), None], &["--requests", "2"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), works, "{transport}: {said}");
+        assert!(said.contains("KV_TCP_TLS_CA is missing"), "{transport}: {said}");
+        assert_eq!(said.contains("going on without tcp"), works, "{transport}: {said}");
+    }
     std::fs::remove_dir_all(folder).unwrap();
 }
