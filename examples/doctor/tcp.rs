@@ -12,6 +12,9 @@ use kv_transfer::unstable::{Op, Transport};
 use super::Error;
 use super::speed::{self, PEER, REGION};
 
+/// How many addresses are tried: a host of containers has an address in the network of each.
+const TRIED: usize = 4;
+
 /// Prints what was found. An error is why the examples cannot use TCP here.
 pub fn report() -> Result<(), Error> {
     println!("kv-tcp (needs nothing installed)");
@@ -44,7 +47,7 @@ pub fn report() -> Result<(), Error> {
     }
     addresses.insert(0, loopback);
     let mut works = false;
-    for address in addresses {
+    for address in addresses.into_iter().take(TRIED) {
         let rates = trial(address);
         works |= rates.is_ok();
         match rates {
