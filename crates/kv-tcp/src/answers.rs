@@ -294,6 +294,34 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_begins_after_its_read_has_ended_costs_no_way() {
+        let mut peer = Peer::new();
+        let (mut transport, arena) = reader(&peer, 1);
+        transport.config.slice_time = Duration::from_millis(200);
+        let Request::Read(Asked { number, bytes, .. }) = asked(&mut peer, &mut transport) else {
+            panic!("no read")
+        };
+        transport.cancel(PostId(0));
+        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        let mut answer = Reply::Bytes { number, bytes }.encode().to_vec();
+        answer.extend(vec![2; bytes as usize]);
+        peer.stream.as_mut().unwrap().write_all(&answer).unwrap();
+        peer.answer(number, Verdict::Done);
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            transport.poll(Time::ZERO, &mut events);
+        }
+        let mut memory = vec![1; LEN as usize];
+        arena.read(0, &mut memory).unwrap();
+        assert!(memory.iter().all(|byte| *byte == 0));
+        assert_eq!((transport.stats().broken, events.len()), (0, 1), "{events:?}");
+    }
+
+    #[test]
     fn an_answer_that_revokes_the_right_to_read_ends_the_way_for_there_is_none() {
         let mut peer = Peer::new();
         let (mut transport, _arena) = reader(&peer, 1);

@@ -280,10 +280,39 @@ mod tests {
         }
     }
 
+    #[test]
+    fn pages_that_a_guest_takes_after_their_time_are_not_read() {
+        // More than the kernel's buffers hold.
+        let len = 16 << 20;
+        let arena = Arena::new(len).unwrap();
+        arena.write(0, &vec![7; len]).unwrap();
+        let (mut transport, mut guest, _) = served(&arena);
+        let until = clock::now() + Duration::from_millis(500);
+        let ranges = vec![Range { region: 0, len: len as u32, offset: 0 }];
+        guest.write_all(&message::read(&Asked { number: 3, until, ranges, bytes: len as u64 })).unwrap();
+        while clock::now() <= until {
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        arena.write(0, &vec![9; len]).unwrap();
+        let (mut got, mut piece) = (BytesMut::new(), vec![0; 64 << 10]);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while got.len() < WELCOME + 2 * HEADER + len {
+            assert!(Instant::now() < deadline, "{} bytes", got.len());
+            transport.poll(Time::ZERO, &mut Vec::new());
+            if let Ok(count) = guest.read(&mut piece) {
+                got.extend_from_slice(&piece[..count]);
+            }
+        }
+        let mut got = got.split_off(WELCOME + HEADER);
+        assert!(!got.split_to(len).contains(&9), "bytes of the next owner of the pages");
+        let answer = Reply::next(&mut got).unwrap();
+        assert!(matches!(answer, Some(Reply::Answer { verdict: Verdict::Late, .. })), "{answer:?}");
+    }
+
     /// What this side does with a write of two pages whose second page comes after `lag` and is followed by `ending`, when
-    /// the write is to be in place within `time`: the verdict, the frames that it tells, and the byte that it has of the
-    /// second page.
-    fn written(time: Duration, lag: Duration, revoke: bool, ending: u8) -> (Verdict, usize, u8) {
+    /// the write is to be in place within `time`: the verdict, the frames that it tells, and the byte that it has of
+    /// each page.
+    fn written(time: Duration, lag: Duration, revoke: bool, ending: u8) -> (Verdict, usize, [u8; 2]) {
         const PAGE: usize = 4096;
         let arena = Arena::new(2 * PAGE).unwrap();
         let (mut transport, mut guest, token) = served(&arena);
@@ -318,10 +347,13 @@ mod tests {
             if got.len() == WELCOME + HEADER {
                 let answer = Reply::next(&mut got.split_off(WELCOME)).unwrap();
                 let Some(Reply::Answer { number: 7, verdict, .. }) = answer else { panic!("{answer:?}") };
-                let mut second = vec![0; PAGE];
-                arena.read(PAGE, &mut second).unwrap();
-                assert!(second.iter().all(|byte| *byte == second[0]));
-                return (verdict, frames, second[0]);
+                let pages = [0, PAGE].map(|at| {
+                    let mut page = vec![0; PAGE];
+                    arena.read(at, &mut page).unwrap();
+                    assert!(page.iter().all(|byte| *byte == page[0]));
+                    page[0]
+                });
+                return (verdict, frames, pages);
             }
         }
     }
@@ -329,18 +361,18 @@ mod tests {
     #[test]
     fn pages_that_come_after_their_time_or_after_the_right_was_revoked_are_not_put_in_place() {
         let (soon, hour) = (Duration::from_millis(100), Duration::from_secs(3600));
-        assert_eq!(written(hour, soon, false, WHOLE), (Verdict::Done, 1, 2));
-        assert_eq!(written(2 * soon, 3 * soon, false, WHOLE), (Verdict::Late, 0, 0));
-        assert_eq!(written(Duration::ZERO, soon, false, WHOLE), (Verdict::Late, 0, 0));
-        assert_eq!(written(hour, soon, true, WHOLE), (Verdict::Revoked, 0, 0));
+        assert_eq!(written(hour, soon, false, WHOLE), (Verdict::Done, 1, [1, 2]));
+        assert_eq!(written(5 * soon, 6 * soon, false, WHOLE), (Verdict::Late, 0, [1, 0]));
+        assert_eq!(written(Duration::ZERO, soon, false, WHOLE), (Verdict::Late, 0, [0, 0]));
+        assert_eq!(written(hour, soon, true, WHOLE), (Verdict::Revoked, 0, [1, 0]));
     }
 
     #[test]
     fn a_write_is_late_if_its_sender_was_late_whatever_this_sides_clock_says() {
-        let (soon, hour) = (Duration::from_millis(10), Duration::from_secs(3600));
+        let (soon, hour) = (Duration::from_millis(100), Duration::from_secs(3600));
         assert_eq!(written(hour, soon, false, ZEROED).0, Verdict::Late);
         assert_eq!(written(hour, soon, false, ZEROED).1, 0, "the frame says that the pages are there");
-        assert_eq!(written(hour, soon, true, ZEROED), (Verdict::Revoked, 0, 0));
+        assert_eq!(written(hour, soon, true, ZEROED), (Verdict::Revoked, 0, [1, 0]));
     }
 
     #[test]
@@ -384,6 +416,43 @@ mod tests {
             kv_core::WriteFence::AtDeath,
             "nobody can revoke it any more"
         );
+    }
+
+    #[test]
+    fn a_connection_that_a_revoked_guest_adds_brings_no_right_to_write() {
+        let arena = Arena::new(4096).unwrap();
+        let (mut transport, _guest, token) = served(&arena);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while transport.guests.len() == 0 {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+        }
+        let id = transport.guests.of(token)[0];
+        transport.guests.get_mut(id).unwrap().revoked = true;
+        let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
+        let way = transport.guests.get(id).unwrap().way;
+        let hello = Hello { number: 1, to, from: Identity::of(token, b"a guest"), way };
+        let mut added = TcpStream::connect(transport.local_addr()).unwrap();
+        added.write_all(&hello.encode()).unwrap();
+        let until = clock::now() + Duration::from_secs(3600);
+        let ranges = vec![Range { region: 0, len: 4096, offset: 0 }];
+        added.write_all(&message::write(&Asked { number: 1, until, ranges, bytes: 4096 }, 0)).unwrap();
+        added.write_all(&[1; 4096]).unwrap();
+        added.write_all(&[WHOLE]).unwrap();
+        added.set_nonblocking(true).unwrap();
+        let (mut got, mut piece) = (BytesMut::new(), [0; 256]);
+        while got.len() < WELCOME + HEADER {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+            if let Ok(count) = added.read(&mut piece) {
+                got.extend_from_slice(&piece[..count]);
+            }
+        }
+        let answer = Reply::next(&mut got.split_off(WELCOME)).unwrap();
+        assert!(matches!(answer, Some(Reply::Answer { verdict: Verdict::Revoked, .. })), "{answer:?}");
+        let mut bytes = vec![1; 4096];
+        arena.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
     }
 
     #[test]

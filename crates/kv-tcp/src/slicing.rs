@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::config::TcpConfig;
     use crate::message::{Reply, Request, Verdict};
-    use crate::scripted::{Peer, asked, fill_with_frames, opened, reader, reader_with, write_of};
+    use crate::scripted::{LEN, Peer, asked, fill_with_frames, opened, reader, reader_with, write_of};
 
     #[test]
     fn ways_for_which_there_is_no_time_keep_their_turns_in_a_circle() {
@@ -301,16 +301,67 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_a_write_may_land_no_longer_than_the_peer_permits() {
-        let mut peer = Peer::new();
-        let (mut transport, _arena) =
-            reader_with(&peer, 0, |config| config.slice_time = Duration::from_secs(60));
+    fn slices_of_writes_on_all_connections_may_land_no_longer_than_the_peer_permits() {
+        let peer = Peer::new();
+        let (mut transport, _arena) = reader_with(&peer, 0, |config| {
+            (config.data_connections, config.slice_time) = (3, Duration::from_secs(60));
+        });
         let permitted = clock::now() + Duration::from_secs(30);
         transport.permit(PeerId(1), permitted);
-        transport.post(PeerId(1), write_of(1, None)).unwrap();
-        // The clock of this peer is that of this host.
-        let Request::Write(asked, _) = asked(&mut peer, &mut transport) else { panic!("no write") };
-        assert!(asked.until <= permitted, "{:?} is after {permitted:?}", asked.until);
+        let mut connections = [0; 4].map(|_| {
+            let (listener, metadata) = (peer.listener.try_clone().unwrap(), peer.metadata.clone());
+            Peer { listener, metadata, ..Peer::new() }
+        });
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !transport.ways.values().flat_map(|way| &way.lanes).all(|lane| lane.open) {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut Vec::new());
+            connections.iter_mut().for_each(Peer::fill);
+        }
+        for id in 1..=3 {
+            transport.post(PeerId(1), write_of(id, None)).unwrap();
+        }
+        let mut asked = [None, None, None, None];
+        while asked.iter().flatten().count() < 3 {
+            assert!(Instant::now() < deadline, "{asked:?}");
+            transport.poll(Time::ZERO, &mut Vec::new());
+            for (asked, connection) in asked.iter_mut().zip(&mut connections) {
+                *asked = asked.take().or_else(|| connection.next_request());
+            }
+        }
+        for request in asked.into_iter().flatten() {
+            // The clock of this peer is that of this host.
+            let Request::Write(asked, _) = request else { panic!("{request:?}") };
+            assert!(asked.until <= permitted, "{:?} is after {permitted:?}", asked.until);
+        }
+    }
+
+    #[test]
+    fn pages_of_a_write_are_not_read_after_the_time_of_their_slice() {
+        let mut peer = Peer::new();
+        let (mut transport, arena) = reader_with(&peer, 0, |config| {
+            (config.slice_bytes, config.slice_time) = (LEN as usize, Duration::from_millis(200));
+            // The kernel does not hold all pages.
+            config.send_buffer = Some(4096);
+        });
+        transport.permit(PeerId(1), Time::MAX);
+        let mut post = write_of(1, None);
+        post.descriptors[0].len = LEN;
+        transport.post(PeerId(1), post).unwrap();
+        let Request::Write(..) = asked(&mut peer, &mut transport) else { panic!("no write") };
+        transport.cancel(PostId(1));
+        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            transport.poll(Time::ZERO, &mut events);
+        }
+        arena.write(0, &[9; LEN as usize]).unwrap();
+        while peer.got.len() < LEN as usize {
+            assert!(Instant::now() < deadline, "{} bytes", peer.got.len());
+            transport.poll(Time::ZERO, &mut events);
+            peer.fill();
+        }
+        assert!(!peer.got[..LEN as usize].contains(&9), "bytes of the next owner of the pages");
     }
 
     #[test]

@@ -167,6 +167,24 @@ fn strangers_with_garbage_or_half_a_hello_are_closed_and_learn_nothing() {
 }
 
 #[test]
+fn strangers_have_no_more_time_when_they_are_many_or_speak_slowly() {
+    let config = TcpConfig::new(loopback());
+    let mut to = worker(config.with(|config| config.handshake_timeout = Duration::from_millis(200)), &[LEN]);
+    to.transport.metadata().unwrap();
+    let mut strangers = [0; 5].map(|_| TcpStream::connect(to.transport.local_addr()).unwrap());
+    let (mut said, mut next) = (0, Instant::now());
+    while to.transport.stats().refused < 5 {
+        assert!(said < 60, "{:?}", to.transport.stats());
+        if next <= Instant::now() {
+            // The beginning of a hello, which goes on.
+            let _ = strangers[0].write(&[*b"KVt\x02".get(said).unwrap_or(&0)]);
+            (said, next) = (said + 1, Instant::now() + Duration::from_millis(50));
+        }
+        to.transport.poll(boottime(), &mut Vec::new());
+    }
+}
+
+#[test]
 fn a_crowd_of_strangers_is_bounded_and_does_not_keep_peers_out() {
     let config = TcpConfig::new(loopback()).with(|config| config.max_strangers = 8);
     let mut to = worker(config, &[LEN]);

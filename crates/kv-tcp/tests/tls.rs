@@ -198,6 +198,23 @@ fn frames_that_come_at_once_are_all_told_to_an_owner_that_takes_some_at_a_time()
     }
 }
 
+#[test]
+fn frames_that_are_read_together_with_the_last_word_of_a_peer_are_told() {
+    let ours = Authority::new();
+    let (mut from, mut to) = (worker(over(ours.tls()), &[LEN]), worker(over(ours.tls()), &[LEN]));
+    connect(&mut from.transport, PEER, &to.transport.metadata().unwrap()).unwrap();
+    from.transport.send(PEER, Bytes::from_static(b"first")).unwrap();
+    let first = |events: &[Vec<TransportEvent>]| heard(&events[1], b"first");
+    until("the first frame", &mut [&mut from, &mut to], &mut Vec::new(), first);
+    from.transport.send(PEER, Bytes::from_static(b"last")).unwrap();
+    drop(from);
+    let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+    while !heard(&events, b"last") {
+        assert!(Instant::now() < deadline, "{events:?}");
+        to.transport.poll(boottime(), &mut events);
+    }
+}
+
 /// A configuration that a careless author might give: neither side asks for certificates of clients.
 fn careless(authority: &Authority) -> Tls {
     let Signed { certificate, key } = authority.sign(&["127.0.0.1"]);
