@@ -228,6 +228,17 @@ fn frames_speak_for_a_peer_only_by_the_member_on_which_they_came() {
 }
 
 #[test]
+fn a_frame_by_any_member_speaks_for_the_metadata_of_all() {
+    let (mut ways, [_, b]) = pair();
+    let metadata = ways.metadata().unwrap();
+    b.report(TransportEvent::Frame { from: Origin(3), frame: Bytes::new() });
+    let events = round(&mut ways);
+    let [TransportEvent::Frame { from, .. }] = events[..] else { panic!("{events:?}") };
+    assert!(ways.may_speak_for(from, &metadata));
+    assert!(!ways.may_speak_for(from, b"nonsense"));
+}
+
+#[test]
 fn a_member_that_refuses_a_region_is_left_out_and_named() {
     let (mut ways, [a, b]) = pair();
     let standing = ways.standing();
@@ -308,6 +319,17 @@ fn a_busy_member_takes_only_every_second_turn() {
 }
 
 #[test]
+fn the_member_that_was_polled_last_is_asked_how_long_to_wait() {
+    let (mut ways, [a, b]) = pair();
+    assert_eq!((ways.wait(), a.waits(), b.waits()), (TransportWait::Now, 0, 0), "none was polled");
+    ways.poll(Time::ZERO, &mut Vec::new());
+    assert_eq!((ways.wait(), a.waits(), b.waits()), (TransportWait::Now, 1, 0), "the other was not polled");
+    b.set_wait(TransportWait::Now);
+    ways.poll(Time::ZERO, &mut Vec::new());
+    assert_eq!((ways.wait(), a.waits(), b.waits()), (TransportWait::Now, 1, 1));
+}
+
+#[test]
 fn the_owner_sleeps_no_longer_than_the_most_impatient_member() {
     let (mut ways, [a, b]) = pair();
     let (soon, late) = (Duration::from_millis(3), Duration::from_secs(60));
@@ -343,6 +365,19 @@ fn both_sides_find_the_same_way_and_the_next_where_it_leads_nowhere() {
 }
 
 #[test]
+fn both_sides_find_the_same_way_among_those_that_rank_alike() {
+    let (ours, [a, b]) = pair();
+    let there = ["b", "a"].map(Wire::named);
+    let theirs = ["b", "a"].into_iter().zip(&there).map(|(name, wire)| member(name, wire));
+    let mut sides = [ours, Ways::new(theirs.collect()).unwrap()];
+    let metadata = sides.each_ref().map(|side| side.metadata().unwrap());
+    for (side, other) in sides.iter_mut().zip([1, 0]) {
+        side.connect(PEER, &metadata[other]).unwrap();
+    }
+    assert_eq!((a.calls().len(), b.calls().len()), (there[1].calls().len(), there[0].calls().len()));
+}
+
+#[test]
 fn the_preferred_transport_is_the_first_that_is_good_for_both_directions() {
     let (ways, [a, b]) = pair();
     assert_eq!(ways.offers().unwrap(), [by("a"), by("b")]);
@@ -352,6 +387,15 @@ fn the_preferred_transport_is_the_first_that_is_good_for_both_directions() {
     b.set_directions(Directions::READ);
     assert_eq!(ways.offers().unwrap(), [by("a"), by("b")]);
     assert_eq!(ways.directions(None), Directions::WRITE, "the preferred one's, where nothing is common");
+}
+
+#[test]
+fn directions_are_those_of_all_members_or_of_the_way_of_a_peer() {
+    let (mut ways, [_, b]) = pair();
+    b.set_directions(Directions::WRITE);
+    assert_eq!(ways.directions(None), Directions::WRITE, "what all have in common");
+    ways.connect_by(PEER, &by("a")).unwrap();
+    assert_eq!(ways.directions(Some(PEER)), Directions::BOTH, "of its own way");
 }
 
 #[test]

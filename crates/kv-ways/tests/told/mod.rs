@@ -20,6 +20,7 @@ pub struct Told(pub Wire);
 struct State {
     calls: Vec<String>,
     polls: usize,
+    waits: usize,
     reports: VecDeque<TransportEvent>,
     refused_regions: Option<TransportError>,
     refused_connects: Option<TransportError>,
@@ -53,6 +54,10 @@ impl Wire {
 
     pub fn polls(&self) -> usize {
         self.open().polls
+    }
+
+    pub fn waits(&self) -> usize {
+        self.open().waits
     }
 
     /// Is reported by the next poll.
@@ -158,7 +163,9 @@ impl Transport for Told {
     }
 
     fn wait(&self) -> TransportWait {
-        self.0.open().wait.clone().unwrap_or(TransportWait::Readable(Vec::new()))
+        let state = &mut *self.0.open();
+        state.waits += 1;
+        state.wait.clone().unwrap_or(TransportWait::Readable(Vec::new()))
     }
 
     fn directions(&self, _: Option<PeerId>) -> Directions {
