@@ -96,6 +96,7 @@ impl LocalTransport {
         let Some(transfer) = self.posts.get_mut(id) else {
             return;
         };
+        transfer.is_in_place = true;
         let link_id = transfer.link;
         match (transfer.notify.take(), self.links.get_mut(link_id)) {
             (Some(notify), Some(link)) => {

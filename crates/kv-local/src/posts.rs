@@ -19,7 +19,7 @@ const CACHED: u64 = 16 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Posts {
     transfers: InOrder<PostId, Transfer>,
-    /// Posts with bytes to copy, the next one first. Ids of ended posts are skipped.
+    /// Posts with bytes to copy, the next one first. Ids of ended posts are skipped, and of those in place.
     run: VecDeque<PostId>,
     events: Vec<TransportEvent>,
     completed: u64,
@@ -71,8 +71,9 @@ impl Posts {
     /// Takes the next post with bytes to copy out of the line.
     pub(crate) fn next(&mut self) -> Option<(PostId, &mut Transfer)> {
         while let Some(id) = self.run.pop_front() {
-            // Asked twice: the borrow checker does not see that nothing is returned otherwise.
-            if self.transfers.contains(id) {
+            // Asked twice: the borrow checker does not see that nothing is returned otherwise. An id that was cancelled
+            // and is used again can be in line twice.
+            if self.transfers.get(id).is_some_and(|transfer| !transfer.is_in_place) {
                 return self.transfers.get_mut(id).map(|transfer| (id, transfer));
             }
         }

@@ -28,6 +28,8 @@ pub(crate) struct Transfer {
     pub(crate) bytes: u64,
     /// True if the bytes go past the processor's caches.
     pub(crate) streams: bool,
+    /// True once all bytes are in place: what is left is the way of the notify frame.
+    pub(crate) is_in_place: bool,
     op: Op,
     descriptors: Vec<Descriptor>,
     /// Position of the next descriptor.
@@ -58,7 +60,17 @@ impl Transfer {
     pub(crate) fn new(link: LinkId, post: Post) -> Transfer {
         let Post { op, descriptors, notify, .. } = post;
         let bytes = descriptors.iter().fold(0, |sum: u64, descriptor| sum.saturating_add(descriptor.len));
-        Transfer { link, notify, bytes, streams: false, op, descriptors, next: 0, done: 0 }
+        Transfer {
+            link,
+            notify,
+            bytes,
+            streams: false,
+            is_in_place: false,
+            op,
+            descriptors,
+            next: 0,
+            done: 0,
+        }
     }
 
     /// The direction of the post: write or read.

@@ -3,6 +3,7 @@
 
 mod workers;
 
+use std::ptr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,9 @@ use kv_core::{
 };
 use kv_local::{Arena, LocalConfig, LocalTransport, MemoryError};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 use rustix::time::Timespec;
-use workers::{PLACES, Place, worker};
+use workers::{PLACES, Place, worker, worker_with};
 
 const LARGE: usize = 64 << 20;
 const PEER: PeerId = PeerId(11);
@@ -278,7 +280,7 @@ fn notify_frames_wait_for_room_and_are_never_dropped() {
     assert!(ended(&events).len() < 20, "more was queued than the queue holds");
     assert_eq!(pair.a.transport.send(PEER, Bytes::new()), Err(TransportError::WouldBlock));
     assert_ne!(pair.a.transport.wait(), TransportWait::Now, "waiting for the peer must not burn a core");
-    pair.a.transport.cancel(PostId(19));
+    pair.a.transport.cancel(PostId(18));
     pair.a_events = events;
     pair.until("all are told", |pair| ended(&pair.a_events).len() == 20 && pair.b_events.len() == 19);
     let mut seen: Vec<u8> = pair
@@ -290,7 +292,80 @@ fn notify_frames_wait_for_room_and_are_never_dropped() {
         })
         .collect();
     seen.sort_unstable();
-    assert_eq!(seen, (0..19).collect::<Vec<u8>>());
+    assert_eq!(seen, (0..18).chain([19]).collect::<Vec<u8>>());
+}
+
+#[test]
+fn a_post_under_the_id_of_a_cancelled_one_ends_after_its_notify_frame() {
+    let mut pair = pair(Place::Arena, Place::Arena, &[1 << 20]);
+    // The peer does not read.
+    let mut events = Vec::new();
+    for _ in 0..200 {
+        while pair.a.transport.send(PEER, Bytes::from(vec![1; MAX_FRAME])).is_ok() {}
+        pair.a.transport.poll(boottime(), &mut events);
+    }
+    let notify = Some(Bytes::from(vec![2; MAX_FRAME]));
+    let notified = || Post { notify: notify.clone(), ..post(1, Op::Write, 4096, 4096) };
+    pair.a.transport.post(PEER, notified()).unwrap();
+    pair.a.transport.cancel(PostId(1));
+    pair.a.transport.post(PEER, notified()).unwrap();
+    for _ in 0..10 {
+        pair.a.transport.poll(boottime(), &mut events);
+    }
+    let ended = |result| TransportEvent::Posted { post: PostId(1), result };
+    assert_eq!(events, [ended(Err(TransportError::Cancelled))], "the frame has not found room");
+    let told = |event: &TransportEvent| matches!(event, TransportEvent::Frame { frame, .. } if frame[0] == 2);
+    pair.until("the frame", |pair| pair.b_events.iter().any(told));
+    pair.until("the end", |pair| !pair.a_events.is_empty());
+    assert_eq!(pair.a_events, [ended(Ok(()))]);
+}
+
+#[test]
+fn posts_beyond_their_bound_are_refused_until_the_ends_of_others_are_told() {
+    let few = LocalConfig::default().with(|config| config.max_posts = 2);
+    let from = worker_with(Place::Arena, &[4096], few);
+    let mut pair = Pair::new(from, worker(Place::Arena, &[4096])).introduce();
+    let write = |id| post(id, Op::Write, 4096, 4096);
+    for (id, wanted) in [(1, Ok(())), (2, Ok(())), (3, Err(TransportError::WouldBlock))] {
+        assert_eq!(pair.a.transport.post(PEER, write(id)), wanted);
+    }
+    pair.a.transport.cancel(PostId(1));
+    assert_eq!(pair.a.transport.post(PEER, write(3)), Err(TransportError::WouldBlock));
+    pair.turn();
+    assert_eq!(pair.a.transport.post(PEER, write(3)), Ok(()));
+}
+
+#[test]
+fn a_read_of_memory_half_of_which_is_gone_ends_with_an_error() {
+    const PAGE: usize = 4096;
+    for piece in [PAGE, 2 * PAGE] {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the place, nobody refers to it, and it is never unmapped.
+        let at = unsafe { mmap_anonymous(ptr::null_mut(), 2 * PAGE, prot, MapFlags::PRIVATE) }.unwrap();
+        // SAFETY: the page was just mapped.
+        unsafe { ptr::write_bytes(at.cast::<u8>(), 7, PAGE) };
+        let config = LocalConfig::default().with(|config| config.permit_tracing = true);
+        let mut to = LocalTransport::new(config).unwrap();
+        // SAFETY: as above.
+        unsafe { to.adopt(at as u64, 2 * PAGE as u64) }.unwrap();
+        to.register(&Region::dram(RegionRole::Kv, at as u64, 2 * PAGE as u64, 1)).unwrap();
+        let mut from = worker(Place::Arena, &[2 * PAGE]);
+        from.transport.connect(PEER, &to.metadata().unwrap()).unwrap();
+        // SAFETY: nobody refers to the page, and its place stays taken.
+        unsafe { mprotect(at.byte_add(PAGE), PAGE, MprotectFlags::empty()) }.unwrap();
+        from.transport.post(PEER, post(1, Op::Read, 2 * PAGE, piece)).unwrap();
+        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        while events.is_empty() {
+            assert!(Instant::now() < deadline);
+            from.transport.poll(boottime(), &mut events);
+            to.poll(boottime(), &mut Vec::new());
+        }
+        let [TransportEvent::Posted { post: PostId(1), result: Err(error) }] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert!(error.to_string().contains("process_vm_readv"), "{error}");
+        assert_eq!(snapshot(&from)[0], [[7; PAGE], [0; PAGE]].concat());
+    }
 }
 
 #[test]
