@@ -17,6 +17,7 @@ use kv_core::{
 use kv_local::{Arena, LocalConfig, LocalTransport, MemoryError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+use rustix::param::page_size;
 use rustix::time::Timespec;
 use workers::{PLACES, Place, worker, worker_with};
 
@@ -337,23 +338,23 @@ fn posts_beyond_their_bound_are_refused_until_the_ends_of_others_are_told() {
 
 #[test]
 fn a_read_of_memory_half_of_which_is_gone_ends_with_an_error() {
-    const PAGE: usize = 4096;
-    for piece in [PAGE, 2 * PAGE] {
+    let page = page_size();
+    for piece in [page, 2 * page] {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, nobody refers to it, and it is never unmapped.
-        let at = unsafe { mmap_anonymous(ptr::null_mut(), 2 * PAGE, prot, MapFlags::PRIVATE) }.unwrap();
+        let at = unsafe { mmap_anonymous(ptr::null_mut(), 2 * page, prot, MapFlags::PRIVATE) }.unwrap();
         // SAFETY: the page was just mapped.
-        unsafe { ptr::write_bytes(at.cast::<u8>(), 7, PAGE) };
+        unsafe { ptr::write_bytes(at.cast::<u8>(), 7, page) };
         let config = LocalConfig::default().with(|config| config.permit_tracing = true);
         let mut to = LocalTransport::new(config).unwrap();
         // SAFETY: as above.
-        unsafe { to.adopt(at as u64, 2 * PAGE as u64) }.unwrap();
-        to.register(&Region::dram(RegionRole::Kv, at as u64, 2 * PAGE as u64, 1)).unwrap();
-        let mut from = worker(Place::Arena, &[2 * PAGE]);
+        unsafe { to.adopt(at as u64, 2 * page as u64) }.unwrap();
+        to.register(&Region::dram(RegionRole::Kv, at as u64, 2 * page as u64, 1)).unwrap();
+        let mut from = worker(Place::Arena, &[2 * page]);
         from.transport.connect(PEER, &to.metadata().unwrap()).unwrap();
         // SAFETY: nobody refers to the page, and its place stays taken.
-        unsafe { mprotect(at.byte_add(PAGE), PAGE, MprotectFlags::empty()) }.unwrap();
-        from.transport.post(PEER, post(1, Op::Read, 2 * PAGE, piece)).unwrap();
+        unsafe { mprotect(at.byte_add(page), page, MprotectFlags::empty()) }.unwrap();
+        from.transport.post(PEER, post(1, Op::Read, 2 * page, piece)).unwrap();
         let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
         while events.is_empty() {
             assert!(Instant::now() < deadline);
@@ -364,7 +365,7 @@ fn a_read_of_memory_half_of_which_is_gone_ends_with_an_error() {
             panic!("{events:?}")
         };
         assert!(error.to_string().contains("process_vm_readv"), "{error}");
-        assert_eq!(snapshot(&from)[0], [[7; PAGE], [0; PAGE]].concat());
+        assert_eq!(snapshot(&from)[0], [vec![7; page], vec![0; page]].concat());
     }
 }
 

@@ -287,7 +287,7 @@ mod tests {
         let arena = Arena::new(len).unwrap();
         arena.write(0, &vec![7; len]).unwrap();
         let (mut transport, mut guest, _) = served(&arena);
-        let until = clock::now() + Duration::from_millis(500);
+        let until = clock::now() + Duration::from_secs(1);
         let ranges = vec![Range { region: 0, len: len as u32, offset: 0 }];
         guest.write_all(&message::read(&Asked { number: 3, until, ranges, bytes: len as u64 })).unwrap();
         while clock::now() <= until {
