@@ -181,6 +181,7 @@ pub(crate) mod tests {
     use crate::library::Ucx;
     use crate::metadata::{Metadata, Name};
     use crate::quiet;
+    use crate::transport::Flight;
 
     pub(crate) const PEER: PeerId = PeerId(1);
     /// Longer than what UCX sends as one piece.
@@ -189,7 +190,7 @@ pub(crate) mod tests {
     /// Two transports over TCP on the loopback device, and what they have told.
     pub(crate) struct Pair {
         pub(crate) sides: [UcxTransport; 2],
-        events: [Vec<TransportEvent>; 2],
+        pub(crate) events: [Vec<TransportEvent>; 2],
         pub(crate) arena: Arena,
     }
 
@@ -200,12 +201,23 @@ pub(crate) mod tests {
         transport
     }
 
+    /// The only page, there and here.
+    const PAGE: Descriptor =
+        Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
+
+    /// Begins to write a page to the peer. The test says when and how the slice lands.
+    pub(crate) fn begin_write(side: &mut UcxTransport, id: u64, notify: Option<Bytes>) -> Flight {
+        side.permit(PEER, Time::MAX);
+        let post = Post { id: PostId(id), op: Op::Write, descriptors: vec![PAGE], notify };
+        side.post(PEER, post).unwrap();
+        side.fill_stirred(|| false);
+        side.flights.drain().next().unwrap().1
+    }
+
     /// Begins to write more to the peer than sockets hold.
     pub(crate) fn write_much(side: &mut UcxTransport) {
         side.permit(PEER, Time::MAX);
-        let write =
-            Descriptor { local_region: 0, remote_region: 0, local_offset: 0, remote_offset: 0, len: 4096 };
-        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![write; 1 << 14], notify: None };
+        let post = Post { id: PostId(1), op: Op::Write, descriptors: vec![PAGE; 1 << 14], notify: None };
         side.post(PEER, post).unwrap();
         while side.stats().slices < 4 {
             side.poll(clock::now(), &mut Vec::new());
@@ -218,7 +230,7 @@ pub(crate) mod tests {
             Pair::with(|_| {})
         }
 
-        fn with(change: impl Fn(&mut UcxConfig)) -> Option<Pair> {
+        pub(crate) fn with(change: impl Fn(&mut UcxConfig)) -> Option<Pair> {
             let ucx = kv_conformance::needed("UCX", Ucx::load(None))?;
             let arena = Arena::new(4096).unwrap();
             let config = UcxConfig::default().with(|config| {
@@ -236,7 +248,7 @@ pub(crate) mod tests {
             self.sides[from].connect(PEER, &metadata).unwrap();
         }
 
-        fn until(&mut self, what: &str, done: impl Fn(&Pair) -> bool) {
+        pub(crate) fn until(&mut self, what: &str, done: impl Fn(&Pair) -> bool) {
             let deadline = Instant::now() + Duration::from_secs(30);
             while !done(self) {
                 assert!(Instant::now() < deadline, "{what}: {:?}", self.events);
@@ -340,11 +352,37 @@ pub(crate) mod tests {
         // The settle counts from the last poll.
         let (remote, begun) = (side.remotes.all().next().unwrap().0, side.now);
         side.break_off(remote);
-        pair.until("the end of the way", |pair| pair.events[0].len() == 2);
+        pair.until("the end of the way", |pair| !pair.events[0].is_empty());
         let took = clock::now().since(begun);
         assert!(took >= settle, "after {took:?}");
         let ended = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
         assert_eq!(pair.events[0], [ended, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    }
+
+    /// Nothing is known of a slice that has failed while another one is under way.
+    #[test]
+    fn no_post_to_a_lost_peer_ends_before_the_last_slice_of_all_posts_to_it() {
+        let settle = Duration::from_millis(1);
+        let Some(mut pair) = Pair::with(|config| config.settle = settle) else { return };
+        pair.connect(0);
+        pair.send(0, 1);
+        let side = &mut pair.sides[0];
+        let [first, last] = [1, 2].map(|id| begin_write(side, id, None));
+        let (id, remote) = side.remotes.all().next().unwrap();
+        let endpoint = remote.endpoint;
+        side.break_off(id);
+        side.landed(first, false);
+        let begun = Instant::now();
+        pair.until("the end of the endpoint", |pair| {
+            pair.sides[0].engine.is_closed(endpoint) && begun.elapsed() > 100 * settle
+        });
+        pair.sides[0].poll(clock::now(), &mut pair.events[0]);
+        assert_eq!(pair.events[0], [], "a slice is under way");
+        pair.sides[0].landed(last, false);
+        pair.until("the end of the way", |pair| !pair.events[0].is_empty());
+        let ended = |id| TransportEvent::Posted { post: PostId(id), result: Err(TransportError::PeerGone) };
+        let lost = TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost };
+        assert_eq!(pair.events[0], [ended(1), ended(2), lost]);
     }
 
     #[test]

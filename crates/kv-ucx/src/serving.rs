@@ -58,7 +58,7 @@ impl UcxTransport {
     }
 
     /// The operations of a slice have ended.
-    fn landed(&mut self, flight: Flight, done: bool) {
+    pub(crate) fn landed(&mut self, flight: Flight, done: bool) {
         let Flight { transfer, way, remote: id, weight, begun } = flight;
         if let Some(remote) = self.remotes.get_mut(id) {
             remote.flights -= 1;
@@ -92,5 +92,55 @@ impl UcxTransport {
             self.opening.remove(&(at, way));
             self.ask_again(way);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{PostId, Transport, TransportError, TransportEvent, TransportWait, WayEnd};
+
+    use super::*;
+    use crate::ending::tests::{PEER, Pair, begin_write};
+
+    #[test]
+    fn a_post_whose_last_slice_has_failed_ends_with_an_error_after_the_settle() {
+        let settle = Duration::from_millis(200);
+        let Some(mut pair) = Pair::with(|config| config.settle = settle) else { return };
+        pair.connect(0);
+        pair.send(0, 1);
+        let side = &mut pair.sides[0];
+        let flight = begin_write(side, 1, None);
+        // The settle counts from the last poll.
+        let begun = side.now;
+        side.landed(flight, false);
+        pair.until("the end of the way", |pair| !pair.events[0].is_empty());
+        let took = clock::now().since(begun);
+        assert!(took >= settle, "after {took:?}");
+        let ended = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
+        assert_eq!(pair.events[0], [ended, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
+    }
+
+    #[test]
+    fn an_owner_that_sleeps_is_woken_for_the_end_of_a_peer() {
+        let settle = Duration::from_millis(200);
+        let Some(mut pair) = Pair::with(|config| config.settle = settle) else { return };
+        pair.connect(0);
+        pair.send(0, 1);
+        let side = &mut pair.sides[0];
+        let remote = side.remotes.all().next().unwrap().0;
+        side.break_off_after_failure(remote);
+        let (mut slept, begun) = (0, Instant::now());
+        while !side.ending.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no end of the peer");
+            // A greeting that is over wakes the owner, too, but later.
+            let most = side.scans.next().since(clock::now());
+            match side.wait() {
+                TransportWait::Now => {}
+                TransportWait::ReadableOrAfter(_, after) if after <= most => slept += 1,
+                other => panic!("{other:?}, not {most:?}"),
+            }
+            side.poll(clock::now(), &mut pair.events[0]);
+        }
+        assert!(slept > 0, "the owner cannot sleep");
     }
 }

@@ -163,3 +163,68 @@ impl UcxTransport {
         self.settle(id);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{PostId, Transport, TransportEvent};
+
+    use super::*;
+    use crate::ending::tests::{PEER, Pair, begin_write};
+
+    /// Longer than the room that frames of [`FRAME`] bytes leave.
+    const NOTIFY: usize = 100_000;
+    const FRAME: usize = 60_000;
+
+    /// A side with a post whose bytes are in place, and whose notify frame waits: frames fill the room, as the peer does
+    /// not poll.
+    fn parked() -> Option<(Pair, WayId)> {
+        let mut pair = Pair::new()?;
+        pair.connect(0);
+        pair.send(0, 1);
+        let side = &mut pair.sides[0];
+        let flight = begin_write(side, 1, Some(vec![7; NOTIFY].into()));
+        // UCX sends nothing of what waits while it is given more.
+        while side.send(PEER, vec![7; FRAME].into()).is_ok() {
+            side.fill_stirred(|| false);
+        }
+        side.landed(flight, true);
+        side.fill_stirred(|| false);
+        let (id, way) = side.ways.first_key_value().unwrap();
+        assert_eq!((way.parked.len(), side.posts.open()), (1, 1));
+        let id = *id;
+        Some((pair, id))
+    }
+
+    /// The lengths of the frames that the peer has heard, without those that have filled the room.
+    fn heard(pair: &Pair) -> Vec<usize> {
+        let len = |event: &TransportEvent| match event {
+            TransportEvent::Frame { frame, .. } => frame.len(),
+            other => panic!("{other:?}"),
+        };
+        pair.events[1].iter().map(len).filter(|len| *len != FRAME).collect()
+    }
+
+    #[test]
+    fn a_notify_frame_that_finds_no_room_waits_for_it_and_no_frame_overtakes_it() {
+        let Some((mut pair, id)) = parked() else { return };
+        let side = &mut pair.sides[0];
+        assert!(side.frame_bytes(id) < side.config.outbound_bytes, "there is room for the frame");
+        assert_eq!(side.send(PEER, vec![7].into()), Err(TransportError::WouldBlock));
+        pair.until("the end of the post", |pair| !pair.events[0].is_empty());
+        assert_eq!(pair.events[0], [TransportEvent::Posted { post: PostId(1), result: Ok(()) }]);
+        pair.send(0, 1);
+        assert_eq!(heard(&pair), [NOTIFY]);
+    }
+
+    #[test]
+    fn the_notify_frame_of_a_post_that_was_cancelled_while_it_waited_for_room_is_not_sent() {
+        let Some((mut pair, id)) = parked() else { return };
+        pair.sides[0].cancel(PostId(1));
+        pair.until("room", |pair| pair.sides[0].frame_bytes(id) == 0);
+        pair.sides[0].poll(clock::now(), &mut pair.events[0]);
+        let result = Err(TransportError::Cancelled);
+        assert_eq!(pair.events[0], [TransportEvent::Posted { post: PostId(1), result }]);
+        pair.send(0, 1);
+        assert_eq!(heard(&pair), []);
+    }
+}
