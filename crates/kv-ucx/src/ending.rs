@@ -251,11 +251,17 @@ pub(crate) mod tests {
         pub(crate) fn until(&mut self, what: &str, done: impl Fn(&Pair) -> bool) {
             let deadline = Instant::now() + Duration::from_secs(30);
             while !done(self) {
-                assert!(Instant::now() < deadline, "{what}: {:?}", self.events);
+                assert!(Instant::now() < deadline, "{what}: {:?} beside frames", self.beside_frames());
                 for (side, events) in self.sides.iter_mut().zip(&mut self.events) {
                     side.poll(clock::now(), events);
                 }
             }
+        }
+
+        /// What was told, without frames, which may be many and long.
+        fn beside_frames(&self) -> Vec<&TransportEvent> {
+            let is_frame = |event: &&TransportEvent| matches!(event, TransportEvent::Frame { .. });
+            self.events.iter().flatten().filter(|event| !is_frame(event)).collect()
         }
 
         /// Sends a frame, and sees it arrive.

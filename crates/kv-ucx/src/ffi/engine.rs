@@ -167,6 +167,12 @@ impl Engine {
         !self.shared.has_news() && Status::check(unsafe { self.api.ucp.ucp_worker_arm(self.worker) }).is_ok()
     }
 
+    /// True if there is something that the transport has not looked at.
+    #[cfg(test)]
+    pub(crate) fn has_news(&self) -> bool {
+        self.shared.has_news()
+    }
+
     /// True if UCX moves memory of this kind.
     pub(crate) fn knows(&self, kind: MemoryKind) -> bool {
         // SAFETY: a structure of zeros is valid.
