@@ -351,7 +351,15 @@ fn a_peer_that_is_silent_from_the_beginning_is_lost_and_can_be_connected_once_it
     let refused = here.transport.send(PEER, Bytes::from_static(b"hello"));
     assert_eq!(refused, Err(TransportError::PeerGone));
     resume(&peer);
-    connect(&mut here.transport, PEER, peer.metadata()).unwrap();
+    let begun = Instant::now();
+    while !heard(&events, b"echo") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no way opens: {events:?}");
+        connect(&mut here.transport, PEER, peer.metadata()).unwrap();
+        here.transport.send(PEER, Bytes::from_static(b"echo")).unwrap();
+        let told = events.len();
+        // Where the processors are busy, half a second may be too short.
+        until("an echo or an end", &mut here, &mut events, |events| events.len() > told);
+    }
     assert!(read(&mut here, 3) == pattern(Kind::FAR_LEN), "a write of the lost way has moved bytes");
 }
 
@@ -424,14 +432,15 @@ fn metadata_of_another_table_of_regions_open_no_way() {
     here.transport.post(PEER, post(1, Op::Write, 1)).unwrap();
     let (mut events, mut others) = (Vec::new(), Vec::new());
     let deadline = Instant::now() + Duration::from_secs(60);
-    while events.len() < 2 {
-        assert!(Instant::now() < deadline, "{events:?}");
+    // The time for opening may be over before the hello has come.
+    while events.len() < 2 || there.transport.stats().strangers == 0 {
+        assert!(Instant::now() < deadline, "{events:?}, {:?}", there.transport.stats());
         there.transport.poll(boottime(), &mut others);
         here.transport.poll(boottime(), &mut events);
     }
     let ended = TransportEvent::Posted { post: PostId(1), result: Err(TransportError::PeerGone) };
     assert_eq!(events, [ended, TransportEvent::PeerGone { peer: PEER, end: WayEnd::Lost }]);
-    assert!(others.is_empty() && there.transport.stats().strangers > 0);
+    assert_eq!(others, []);
 }
 
 #[test]
