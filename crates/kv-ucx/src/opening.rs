@@ -247,6 +247,25 @@ mod tests {
         assert!(matches!(way.stage, Stage::Open(_)), "{:?}", way.stage);
     }
 
+    /// Otherwise posts would end of which no byte has moved, for want of a key.
+    #[test]
+    fn a_welcome_with_fewer_or_more_keys_than_regions_opens_no_way() {
+        let arena = Arena::new(4096).unwrap();
+        let Some(mut here) = transport(&arena, 1) else { return };
+        let there = transport(&arena, 1).unwrap();
+        here.connect(PeerId(1), &there.metadata().unwrap()).unwrap();
+        let token = here.ways.values().next().unwrap().token;
+        for (keys, opens) in [(0, false), (2, false), (1, true)] {
+            let secret = Token::random().unwrap();
+            let welcome = Welcome { session: secret, keys: vec![Bytes::new(); keys], parting: secret };
+            let header = message::header(Kind::Welcome, token);
+            here.on_message(Arrived { header, body: welcome.encode() });
+            let way = here.ways.values().next().unwrap();
+            assert_eq!(matches!(way.stage, Stage::Open(_)), opens, "{keys} keys");
+        }
+        assert_eq!(here.stats().strangers, 2);
+    }
+
     /// A transport over TCP on the loopback device; `None`, and the reason why nothing is tested, without UCX.
     fn transport(arena: &Arena, regions: u64) -> Option<UcxTransport> {
         let ucx = kv_conformance::needed("UCX", Ucx::load(None))?;

@@ -175,8 +175,8 @@ mod tests {
     const NOTIFY: usize = 100_000;
     const FRAME: usize = 60_000;
 
-    /// A side with a post whose bytes are in place, and whose notify frame waits: the peer does not poll, so that
-    /// frames fill the room.
+    /// A side with a post whose bytes are in place, and whose notify frame waits: the peer does not poll, so frames
+    /// fill the room.
     fn parked() -> Option<(Pair, WayId)> {
         let mut pair = Pair::new()?;
         pair.connect(0);
