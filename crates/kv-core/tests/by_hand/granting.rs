@@ -11,7 +11,7 @@ use kv_core::{
     TransportError, WayEnd,
 };
 
-use crate::solo::{Solo, abort, ack, list, register};
+use crate::solo::{Solo, abort, ack, list, record, register};
 
 const ROOM: Room = Room::Number(7);
 const LEASE: Duration = Duration::from_secs(6);
@@ -453,6 +453,20 @@ fn a_reader_that_begins_anew_has_lost_its_lease() {
     let session = granting(&mut solo, &[4]);
     solo.says(1, Body::Register(acquire(1, Some(session), 1)));
     solo.greet_again(1, kv_core::wire::ConversationId::new(2, 1));
+    assert_eq!(solo.cause(session), Cause::PeerRestarted);
+    assert_eq!(solo.released(session), vec![list(&[4])]);
+}
+
+/// The peer's answer to a hello shows that it has forgotten the conversation, and so that what read for it has
+/// failed. The pages would be kept until the lease ends.
+#[test]
+fn a_reader_that_answers_in_a_new_conversation_has_lost_its_lease() {
+    let mut solo = quiet_node();
+    let session = granting(&mut solo, &[4]);
+    solo.says(1, Body::Register(acquire(1, Some(session), 1)));
+    solo.open_receiver(Room::Number(2), None);
+    solo.found(solo.lookups()[0].0, vec![record(1)]);
+    solo.welcome(1, 2);
     assert_eq!(solo.cause(session), Cause::PeerRestarted);
     assert_eq!(solo.released(session), vec![list(&[4])]);
 }

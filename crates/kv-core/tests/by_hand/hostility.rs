@@ -272,6 +272,25 @@ fn a_request_over_a_lost_way_fails_as_with_a_silent_peer() {
     assert!(!matches!(cause, Cause::DeadlineExceeded { last: None, .. }), "{cause:?}");
 }
 
+/// The fence ends the conversation, and with it what this node remembers of the peer's attempt. The receiver
+/// would wait for a sender that has failed.
+#[test]
+fn after_a_fence_a_receiver_that_registers_again_is_refused_at_once() {
+    let (mut solo, session, peer) = receiving_over(WriteFence::Within(SECOND));
+    solo.init_receiver(session, &[0], None);
+    let sender = solo.open_sender(Room::Number(77), 1);
+    solo.says(1, Body::Register(register(1, Room::Number(77), &[1])));
+    solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
+    assert_eq!(solo.cause(sender), Cause::WayLost);
+    solo.run_for(SECOND * 13);
+    assert_eq!(solo.released(session), [list(&[0])], "the fence has ended");
+    connected(&mut solo, PeerId(1), WriteFence::Within(SECOND));
+    solo.greet(1);
+    solo.says(1, Body::Register(register(2, Room::Number(77), &[1])));
+    let said = solo.frames();
+    assert!(said.iter().any(|body| matches!(body, Body::Failed(_))), "{said:?}");
+}
+
 /// P5: a peer that answers everything but aborts keeps pages, and is named for it: its process may be in the
 /// middle of a write, and whoever runs it can tell.
 #[test]

@@ -79,6 +79,15 @@ pub fn connected(solo: &mut Solo, peer: PeerId) {
     solo.input(Input::Connected { peer, directions, fence });
 }
 
+/// Until the node tries `far`, because nobody answers by `near`.
+fn until_far_is_tried(solo: &mut Solo) {
+    let begun = solo.now;
+    while connects(solo).iter().all(|(_, by)| *by != theirs("far")) {
+        solo.run_until_said(SECOND * 3);
+        assert!(solo.now - begun < SECOND * 5);
+    }
+}
+
 /// A session of a node that has met peer 1 over `near`, and could go by `far`.
 fn met_over_near(solo: &mut Solo) -> SessionId {
     let session = meets(solo, &["near", "far"]);
@@ -168,6 +177,27 @@ fn a_lost_way_is_left_as_it_is_while_the_right_to_write_is_revoked() {
     assert_eq!(solo.released(session), [], "nothing was proven");
     solo.input(Input::Revoked { peer });
     assert_eq!(solo.released(session), [list(&[1, 2])]);
+}
+
+/// Losses of long ago would make each later pause longer, up to the longest one.
+#[test]
+fn the_pause_before_a_lost_way_is_reopened_starts_anew_with_every_answer() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["far"]);
+    connected(&mut solo, PeerId(0));
+    solo.welcome(1, 1);
+    solo.init_receiver(session, &[1], None);
+    for round in 0..10 {
+        lost(&mut solo, PeerId(0));
+        let begun = solo.now;
+        while connects(&solo).is_empty() {
+            solo.run_until_said(SECOND * 10);
+        }
+        let pause = solo.now - begun;
+        assert!(pause < SECOND / 2, "round {round}: {pause:?}");
+        connected(&mut solo, PeerId(0));
+        solo.welcome(1, 1);
+    }
 }
 
 #[test]
@@ -384,6 +414,20 @@ fn failed_ways_of_ever_new_peers_are_bounded_by_the_limit_of_peers() {
     }
 }
 
+/// A scheduler that opens and aborts requests for a dead prefill worker would fill the memory.
+#[test]
+fn ends_of_sessions_for_a_peer_that_never_answers_are_bounded() {
+    let mut solo = solo();
+    meets(&mut solo, &["far"]);
+    connected(&mut solo, PeerId(0));
+    for _ in 0..5000 {
+        let (session, _) = meets_again(&mut solo);
+        solo.abort(session);
+    }
+    let draining = solo.node().gauges().draining;
+    assert!(draining > 0 && draining <= 4096, "{draining}");
+}
+
 #[test]
 fn without_a_common_transport_both_errors_name_all_transports() {
     let mut solo = solo();
@@ -516,6 +560,26 @@ fn a_sender_is_told_of_a_failed_session_whose_transport_led_nowhere() {
     assert!(ends, "{:?}", solo.frames());
 }
 
+/// The first abort may get lost like any other message. The sender would keep the pages of the request.
+#[test]
+fn an_abort_that_moves_to_another_way_is_said_more_than_once() {
+    let mut solo = solo();
+    let aborted = meets(&mut solo, &["near", "far"]);
+    comes_by(&mut solo, "far", 1);
+    let other = solo.open_receiver(Room::Number(2), Some(1));
+    solo.found(solo.lookups()[0].0, vec![reached_by(&["near", "far"])]);
+    solo.welcome(1, 1);
+    assert_eq!(solo.poll(other), KvPoll::WaitingForInput);
+    solo.abort(other);
+    solo.says(1, Body::AbortAck(AbortAck { attempt: Attempt(1) }));
+    solo.run_for(SECOND * 2);
+    solo.abort(aborted);
+    refused_for_now(&mut solo, PeerId(0));
+    let aborts = |said: Vec<Body>| said.iter().filter(|body| matches!(body, Body::Abort(_))).count();
+    let (first, later) = (aborts(solo.frames()), aborts(said_in(&mut solo, SECOND * 4)));
+    assert!(first >= 1 && later >= 1, "{first} at once, {later} later");
+}
+
 #[test]
 fn a_peer_that_never_answered_is_forgotten_after_its_way_was_lost() {
     let mut solo = solo();
@@ -541,11 +605,7 @@ fn a_session_comes_back_to_a_slow_transport_if_the_others_lead_nowhere() {
         let mut solo = solo();
         let session = meets(&mut solo, &["near", "far"]);
         connected(&mut solo, PeerId(0));
-        let begun = solo.now;
-        while connects(&solo).iter().all(|(_, by)| *by != theirs("far")) {
-            solo.run_until_said(SECOND * 3);
-            assert!(solo.now - begun < SECOND * 5);
-        }
+        until_far_is_tried(&mut solo);
         match end {
             None => refused(&mut solo, PeerId(0)),
             Some(end) => solo.input(Input::PeerGone { peer: PeerId(0), end }),
@@ -763,6 +823,16 @@ fn a_session_that_is_aborted_before_an_answer_can_have_come_speaks_against_no_wa
     assert_eq!(solo.node().gauges().failed_ways, 0);
 }
 
+/// Strangers would fill the table of failed ways, and keep sessions away from ways that work.
+#[test]
+fn a_way_that_no_session_has_chosen_is_not_remembered_as_failed() {
+    let mut solo = solo();
+    comes_by(&mut solo, "near", 1);
+    let near = connects(&solo)[0].0;
+    refused_for_now(&mut solo, near);
+    assert_eq!(solo.node().gauges().failed_ways, 0);
+}
+
 /// The peer's hellos put off what the node does next about the peer: repeating its own hello, and giving up.
 #[test]
 fn a_peer_that_greets_all_the_time_and_never_answers_holds_a_session_up_no_longer() {
@@ -885,6 +955,22 @@ fn a_hello_of_long_ago_that_was_not_answered_speaks_against_no_way() {
     assert_eq!(greets(&solo), [ours("near")], "the way has always worked");
 }
 
+/// A process that was suspended has received nothing. The request would fail as soon as it goes on.
+#[test]
+fn a_node_that_was_stopped_while_it_greeted_blames_only_later_silence() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["far"]);
+    connected(&mut solo, PeerId(0));
+    solo.run_for(SECOND);
+    solo.now = solo.now + SECOND * 30;
+    solo.input(Input::Timeout);
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.run_for(SECOND * 2);
+    assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
+    solo.run_for(SECOND * 7);
+    assert!(matches!(solo.cause(session), Cause::PeerUnresponsive { .. }));
+}
+
 #[test]
 fn a_session_goes_on_where_the_peer_has_come_itself_and_a_better_way_is_tried_later() {
     let mut solo = solo();
@@ -900,19 +986,54 @@ fn a_session_goes_on_where_the_peer_has_come_itself_and_a_better_way_is_tried_la
     assert!(asked && connects(&solo) == [(PeerId(2), theirs("near"))]);
 }
 
+/// The ways that a session has learned count for the whole peer. Every session would go on by the slower
+/// transport.
+#[test]
+fn a_preferred_way_is_tried_again_beside_a_peer_that_came_itself() {
+    let mut solo = solo();
+    let first = met_over_far(&mut solo);
+    solo.abort(first);
+    solo.input(Input::PeerGone { peer: PeerId(0), end: WayEnd::Dead { quiet_after: Duration::ZERO } });
+    comes_by(&mut solo, "far", 2);
+    let (second, asked) = meets_again(&mut solo);
+    assert!(asked);
+    solo.welcome(1, 2);
+    assert_eq!(solo.poll(second), KvPoll::WaitingForInput);
+    pass(&mut solo, 3);
+    let (_, asked) = meets_again(&mut solo);
+    assert!(asked && connects(&solo).iter().any(|(_, by)| *by == theirs("near")), "{:?}", connects(&solo));
+}
+
 #[test]
 fn a_greeting_that_came_back_to_a_slow_transport_ends_when_it_is_refused_there() {
     let mut solo = solo();
     let session = meets(&mut solo, &["near", "far"]);
     connected(&mut solo, PeerId(0));
-    while connects(&solo).iter().all(|(_, by)| *by != theirs("far")) {
-        solo.run_until_said(SECOND * 3);
-    }
+    until_far_is_tried(&mut solo);
     // The next session joins the greeting over `far`.
     let (joined, _) = meets_again(&mut solo);
     for (left, next) in [(1, "near"), (0, "")] {
         solo.input(Input::ConnectFailed { peer: PeerId(0), error: TransportError::PeerGone });
         assert_eq!(connects(&solo).len(), left, "{next}");
+    }
+    for session in [session, joined] {
+        assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
+    }
+}
+
+/// The answer of the bootstrap server has the slow transport among the others. It would be tried twice, and
+/// both sessions would wait for it.
+#[test]
+fn a_session_that_joins_a_greeting_waits_for_each_transport_only_once() {
+    let mut solo = solo();
+    let session = meets(&mut solo, &["near", "far"]);
+    connected(&mut solo, PeerId(0));
+    until_far_is_tried(&mut solo);
+    // Another question: the answer is the same worker, which is being greeted over `far`.
+    let joined = solo.open_receiver(ROOM, Some(1));
+    solo.found(solo.lookups()[0].0, vec![reached_by(&["near", "far"])]);
+    for _ in 0..2 {
+        refused_for_now(&mut solo, PeerId(0));
     }
     for session in [session, joined] {
         assert_eq!(solo.cause(session), Cause::Connect(TransportError::PeerGone));
