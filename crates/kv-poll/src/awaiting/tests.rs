@@ -398,6 +398,24 @@ fn a_stream_of_a_group_reports_a_request_once_and_hands_on_what_waited_for_room(
     assert_eq!(Poll::Ready(drained.pop()), told(1));
 }
 
+/// What waits for room in a rank's ring is handed on by the stream. The pages would stay until something else
+/// happens.
+#[test]
+fn a_stream_of_a_group_is_woken_when_a_full_ring_has_room() {
+    let (links, managers): (Vec<_>, Vec<_>) = (0..2).map(|_| queues(8, 2)).unzip();
+    let group = EngineGroup::new(managers.clone()).unwrap();
+    let (task, waker) = Task::new();
+    let mut changes = group.changes();
+    let mut sender = group.sender("", Room::from(1), &[], SessionOptions::default()).unwrap();
+    let _in_the_way = open(&managers[1], 9);
+    sender.send(pages(&[1, 2])).unwrap();
+    assert!(Pin::new(&mut changes).poll_next(&mut Context::from_waker(&waker)).is_pending());
+    task.woken();
+    take(&links[1]);
+    links[1].made_room();
+    assert!(task.woken() > 0);
+}
+
 /// The cells of the sessions that the next command of each rank opens.
 fn opened(links: &[Link]) -> Vec<Arc<Cell<KvMachine>>> {
     links.iter().map(|link| take(link).0).collect()

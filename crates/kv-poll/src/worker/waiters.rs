@@ -363,4 +363,15 @@ mod tests {
         }
         changer.join().unwrap();
     }
+
+    /// Nobody wakes a task for a change that was made before the task was registered.
+    #[test]
+    fn a_change_between_the_look_and_the_registration_is_seen_at_once() {
+        let (mut waiting, mut looks) = (Waiting::on([]), 0);
+        let poll = waiting.look(&Context::from_waker(Waker::noop()), || {
+            looks += 1;
+            if looks == 1 { Poll::Pending } else { Poll::Ready(()) }
+        });
+        assert!(poll.is_ready());
+    }
 }

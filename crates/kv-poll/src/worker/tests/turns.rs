@@ -14,7 +14,7 @@ use super::script::{SLOW, Script, WRITES};
 use super::transport::{Wire, fake_transport};
 use super::{BootTime, Log, PATIENCE, Rig, Seen, args, driver, manager, pages};
 use crate::kv::{KvMachine, WorkerConfig};
-use crate::worker::{Driver, Turn};
+use crate::worker::{Driver, Rest, Turn};
 
 /// A worker of a scripted machine without its thread, what its parts have seen, and the other end of its transport.
 fn scripted() -> (Driver<KvMachine>, Log, Arc<Wire>) {
@@ -22,6 +22,17 @@ fn scripted() -> (Driver<KvMachine>, Log, Arc<Wire>) {
     let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
     let config = WorkerConfig::new(args(), WorkerRole::Prefill);
     (driver(Box::new(node), config, transport, client, BootTime), log, wire)
+}
+
+/// Turns until the worker would sleep.
+fn until_rest(driver: &mut Driver<KvMachine>) -> Rest {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < PATIENCE);
+        if let Turn::Rest(rest) = driver.turn() {
+            return rest;
+        }
+    }
 }
 
 #[test]
@@ -60,6 +71,26 @@ fn a_command_given_at_the_moment_of_falling_asleep_is_taken() {
     rig.until_seen(&Seen::Aborted(0));
 }
 
+/// The caller of a stop or a drain would wait until something else wakes the worker.
+#[test]
+fn an_order_to_end_given_at_the_moment_of_falling_asleep_is_taken() {
+    for order in ["stop", "drain", "drain then stop"] {
+        let (mut driver, ..) = scripted();
+        if order == "drain then stop" {
+            drop(driver.port().begin_drain());
+        }
+        let rest = Rest { at_most: Some(Duration::from_secs(4)), ..until_rest(&mut driver) };
+        match order {
+            "stop" => driver.stop(PATIENCE),
+            "drain" => drop(driver.port().begin_drain()),
+            _ => driver.port().request_drain_then_stop(PATIENCE, PATIENCE),
+        }
+        let start = Instant::now();
+        driver.sleep(&rest);
+        assert!(start.elapsed() < Duration::from_secs(3), "{order}");
+    }
+}
+
 #[test]
 fn sessions_of_a_dropped_driver_fail_before_the_transport_closes() {
     let (driver, _, wire) = scripted();
@@ -90,6 +121,37 @@ fn sessions_that_were_opened_before_a_stop_are_counted_however_many_commands_wai
     };
     assert_eq!(ended.sessions, senders.len());
     assert!(senders.iter().all(|sender| sender.poll() == KvPoll::Failed));
+}
+
+/// A worker that drains refuses new sessions. Requests that the scheduler was told are accepted would fail.
+#[test]
+fn sessions_that_were_opened_before_a_drain_reach_the_machine_before_it() {
+    let (mut driver, log, _) = scripted();
+    let manager = manager(&driver);
+    // More than one turn takes.
+    let open = |_| manager.sender("", Room::from(SLOW), &[], SessionOptions::default()).unwrap();
+    let _senders: Vec<_> = (0..300).map(open).collect();
+    drop(driver.port().begin_drain());
+    for _ in 0..5 {
+        driver.turn();
+    }
+    let log = log.lock().unwrap();
+    let drain = log.iter().position(|seen| *seen == Seen::Drain).unwrap();
+    assert_eq!(log[..drain].iter().filter(|seen| matches!(seen, Seen::Opened(_))).count(), 300);
+}
+
+/// The record would stay at the bootstrap server, and name a worker that is gone.
+#[test]
+fn a_stop_gives_the_bootstrap_client_a_turn_to_withdraw_the_record() {
+    let (log, wire) = (Log::default(), Wire::new());
+    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
+    let config = WorkerConfig::new(args(), WorkerRole::Prefill)
+        .with(|config| config.bootstrap = Some("host:1".to_owned()));
+    let mut driver = driver(Box::new(node), config, transport, client, BootTime);
+    until_rest(&mut driver);
+    driver.stop(PATIENCE);
+    let turn = driver.turn();
+    assert!(!matches!(turn, Turn::Ended(_)), "the client was told, and has not been polled since");
 }
 
 #[test]
@@ -154,6 +216,16 @@ fn the_bootstrap_client_is_heard_in_every_second_turn_however_often_the_schedule
         turn_with_a_success(),
         "the worker may have told the scheduler before anything else twice in a row"
     );
+}
+
+/// The worker would use up a core from its first question on.
+#[test]
+fn a_worker_that_has_asked_the_bootstrap_server_rests_after_the_answer() {
+    let (mut driver, log, wire) = scripted();
+    wire.say("outputs");
+    let last = (0..20).map(|_| driver.turn()).last();
+    assert!(log.lock().unwrap().contains(&Seen::LookupFailed(5)));
+    assert!(matches!(last, Some(Turn::Rest(_))), "{last:?}");
 }
 
 #[test]
