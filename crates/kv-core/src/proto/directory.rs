@@ -198,6 +198,18 @@ mod tests {
         assert_eq!(directory.known(&question), None);
     }
 
+    /// A decode worker that meets ever new engines would remember each of them.
+    #[test]
+    fn the_number_of_replicas_is_forgotten_with_the_answer_of_an_engine() {
+        let (mut directory, max) = (Directory::default(), 4);
+        for engine in 0..10 * max {
+            let addr = format!("{engine}:1");
+            let question = directory.question((addr, "kv"), WorkerRole::Prefill, &Room::Number(5), None);
+            directory.learn(&question, (0, 1), vec![PeerId(7)], max);
+        }
+        assert_eq!((directory.known.len(), directory.replicas.len()), (max, max));
+    }
+
     #[test]
     fn a_failed_lookup_is_repeated_while_sessions_wait_and_may_succeed() {
         let (busy, wrong) = (BootstrapError::UnknownRank, BootstrapError::Unauthorized);

@@ -369,7 +369,7 @@ mod tests {
     fn peers_of_one_connection_share_a_window_and_wake_each_other() {
         let mut posting = Posting::new(2, Duration::from_secs(1));
         let shared = Leave { origin: Some(Origin(5)), ..FREE };
-        for peer in 1..4 {
+        for peer in 1..6 {
             posting.queue(PeerId(peer), Op::Write, SessionId(peer), 0);
         }
         let mut started = Vec::new();
@@ -377,8 +377,9 @@ mod tests {
             started.push(posting.start(InFlight { origin: shared.origin, ..post(session.0) }, at(1)));
         }
         assert_eq!(started.len(), 2);
-        assert_eq!(posting.queued(), 1);
+        assert_eq!(posting.queued(), 3);
         posting.end(started[0], at(2));
+        assert_eq!(posting.turns, [3, 4, 5].map(PeerId), "none of those that wait is forgotten");
         assert_eq!(posting.next_ready(at(2), |_| shared), Some((Op::Write, SessionId(3), 0)));
         posting.end(started[1], at(2));
         assert!(posting.of_origin.is_empty() && posting.waiting.is_empty());

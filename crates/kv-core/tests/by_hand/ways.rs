@@ -962,7 +962,7 @@ fn a_node_that_was_stopped_while_it_greeted_blames_only_later_silence() {
     let session = meets(&mut solo, &["far"]);
     connected(&mut solo, PeerId(0));
     solo.run_for(SECOND);
-    solo.now = solo.now + SECOND * 30;
+    solo.sleep(SECOND * 30);
     solo.input(Input::Timeout);
     assert_eq!(solo.poll(session), KvPoll::Bootstrapping);
     solo.run_for(SECOND * 2);

@@ -82,3 +82,17 @@ impl WritesIn {
         self.until + bound + bound / 32 + Duration::from_millis(1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer whose clock is slow could still write into pages that were given away.
+    #[test]
+    fn the_end_of_the_last_write_allows_for_a_clock_of_another_rate() {
+        let until = Time::from_nanos(5_000_000_000);
+        let writes = WritesIn { until, ..WritesIn::default() };
+        let end = writes.end_of_last(Duration::from_secs(32));
+        assert_eq!(end, until + Duration::from_millis(33_001));
+    }
+}

@@ -14,11 +14,15 @@ use super::{Log, Seen};
 pub(super) struct FakeClient {
     log: Log,
     answers: VecDeque<BootstrapEvent>,
+    /// How long the withdrawal of a record takes; `None` if it is over at once.
+    pub(super) withdraws_for: Option<Duration>,
+    withdrawing: Option<Time>,
 }
 
 impl FakeClient {
     pub(super) fn new(log: &Log) -> FakeClient {
-        FakeClient { log: Arc::clone(log), answers: VecDeque::new() }
+        let log = Arc::clone(log);
+        FakeClient { log, answers: VecDeque::new(), withdraws_for: None, withdrawing: None }
     }
 }
 
@@ -37,8 +41,9 @@ impl BootstrapClient for FakeClient {
         self.log.lock().unwrap().push(Seen::Left);
     }
 
-    fn withdraw(&mut self, _: Time) {
+    fn withdraw(&mut self, now: Time) {
         self.log.lock().unwrap().push(Seen::Withdrawn);
+        self.withdrawing = self.withdraws_for.map(|time| now + time);
     }
 
     fn lookup(&mut self, _: Time, lookup: LookupId, _: &str, _: &RankQuery) {
@@ -50,7 +55,7 @@ impl BootstrapClient for FakeClient {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        None
+        self.withdrawing
     }
 
     fn as_raw_fd(&self) -> Option<RawFd> {

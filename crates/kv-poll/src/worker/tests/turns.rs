@@ -18,10 +18,27 @@ use crate::worker::{Driver, Rest, Turn};
 
 /// A worker of a scripted machine without its thread, what its parts have seen, and the other end of its transport.
 fn scripted() -> (Driver<KvMachine>, Log, Arc<Wire>) {
+    scripted_with(|_, _| ())
+}
+
+fn scripted_with(
+    change: impl FnOnce(&mut WorkerConfig, &mut FakeClient),
+) -> (Driver<KvMachine>, Log, Arc<Wire>) {
     let (log, wire) = (Log::default(), Wire::new());
-    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill);
+    let (node, transport) = (Script::new(&log), fake_transport(&log, &wire));
+    let (mut config, mut client) = (WorkerConfig::new(args(), WorkerRole::Prefill), FakeClient::new(&log));
+    change(&mut config, &mut client);
     (driver(Box::new(node), config, transport, client, BootTime), log, wire)
+}
+
+/// A worker that has published its record, and rests.
+fn published(withdraws_for: Option<Duration>) -> Driver<KvMachine> {
+    let (mut driver, ..) = scripted_with(|config, client| {
+        config.bootstrap = Some("host:1".to_owned());
+        client.withdraws_for = withdraws_for;
+    });
+    until_rest(&mut driver);
+    driver
 }
 
 /// Turns until the worker would sleep.
@@ -29,8 +46,10 @@ fn until_rest(driver: &mut Driver<KvMachine>) -> Rest {
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < PATIENCE);
-        if let Turn::Rest(rest) = driver.turn() {
-            return rest;
+        match driver.turn() {
+            Turn::Again => {}
+            Turn::Rest(rest) => return rest,
+            Turn::Ended(ended) => panic!("{ended:?}"),
         }
     }
 }
@@ -143,15 +162,19 @@ fn sessions_that_were_opened_before_a_drain_reach_the_machine_before_it() {
 /// The record would stay at the bootstrap server, and name a worker that is gone.
 #[test]
 fn a_stop_gives_the_bootstrap_client_a_turn_to_withdraw_the_record() {
-    let (log, wire) = (Log::default(), Wire::new());
-    let (node, transport, client) = (Script::new(&log), fake_transport(&log, &wire), FakeClient::new(&log));
-    let config = WorkerConfig::new(args(), WorkerRole::Prefill)
-        .with(|config| config.bootstrap = Some("host:1".to_owned()));
-    let mut driver = driver(Box::new(node), config, transport, client, BootTime);
-    until_rest(&mut driver);
+    let mut driver = published(None);
     driver.stop(PATIENCE);
     let turn = driver.turn();
     assert!(!matches!(turn, Turn::Ended(_)), "the client was told, and has not been polled since");
+}
+
+/// With a bootstrap server that does not answer, every stop would take as long as it may.
+#[test]
+fn a_worker_that_stops_does_not_sleep_through_the_time_for_the_withdrawal() {
+    let mut driver = published(Some(Duration::from_secs(3600)));
+    driver.stop(PATIENCE);
+    let rest = until_rest(&mut driver);
+    assert!(rest.at_most.is_some_and(|at_most| at_most <= Duration::from_millis(250)), "{rest:?}");
 }
 
 #[test]
