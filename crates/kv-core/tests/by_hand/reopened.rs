@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use kv_core::proto::{Input, Output};
-use kv_core::wire::{AbortAck, Body, Frame};
-use kv_core::{Attempt, PeerId, SessionId, WayEnd, WriteFence};
+use kv_core::wire::{AbortAck, Body, ConversationId, Frame, Hello};
+use kv_core::{Attempt, Cause, KvPoll, PeerId, Room, SessionId, WayEnd, WriteFence};
 
 use crate::hostility::{connected, connects, from_elsewhere, receiving_over};
 use crate::solo::*;
@@ -46,6 +46,25 @@ fn pages_come_back_in_the_time_that_only_the_new_connection_has_declared() {
     assert_eq!(solo.released(session), [], "the permission and its fence have not ended");
     solo.run_for(SECOND * 2);
     assert_eq!(solo.released(session), [list(&[1, 2])]);
+}
+
+/// The cause would be a way that is lost, and the user would look for a fault in the network.
+#[test]
+fn a_session_that_comes_during_the_fence_names_the_restart_of_its_peer() {
+    let (mut solo, session, peer) = receiving_over(WriteFence::Within(SECOND));
+    solo.init_receiver(session, &[1, 2], None);
+    solo.says(1, asks_to_write(1));
+    solo.input(Input::PeerGone { peer, end: WayEnd::Lost });
+    solo.run_for(LONG - SECOND * 3);
+    assert_eq!(solo.released(session), [], "the fence has not ended");
+    let next = solo.open_receiver(Room::Number(2), None);
+    solo.found(solo.lookups()[0].0, vec![record(1)]);
+    let worker = record(1).worker;
+    solo.hello(Hello { worker, ..hello(2, ConversationId::new(1, 2)) });
+    assert_eq!(solo.poll(next), KvPoll::Bootstrapping);
+    solo.run_for(SECOND * 3);
+    assert_eq!(solo.released(session), [list(&[1, 2])]);
+    assert_eq!(solo.cause(next), Cause::PeerRestarted);
 }
 
 #[test]

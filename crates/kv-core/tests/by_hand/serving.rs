@@ -11,7 +11,10 @@ use kv_core::{
     TransportError,
 };
 
-use crate::solo::{Solo, abort, ack, asks_about, done, heartbeat, hello, list, register, release, with};
+use crate::solo::{
+    Solo, abort, ack, asks_about, done, heartbeat, hello, list, permits, register, release, sign_of_life,
+    with,
+};
 
 const ROOM: Room = Room::Number(7);
 const ONE: Attempt = Attempt(1);
@@ -113,6 +116,26 @@ fn a_waiting_registration_lasts_as_long_as_its_receiver_and_one_session() {
         let sender = solo.open_sender(ROOM, 1);
         assert_eq!(solo.cause(sender), Cause::ByPeer(PeerCause::DeadlineExceeded));
     }
+}
+
+/// A request whose pages are computed for longer than a permission lasts would wait for an answer of its peer
+/// first.
+#[test]
+fn a_waiting_registration_keeps_the_permission_to_write_until_its_sender_opens() {
+    let mut solo = Solo::serving(|_| {});
+    solo.says(1, Body::Register(register(1, ROOM, &[0])));
+    for _ in 0..30 {
+        let said = solo.run_for(Duration::from_secs(1));
+        solo.says(1, sign_of_life());
+        for (_, body) in said {
+            if let Body::Heartbeat(Heartbeat { number, writes: true, .. }) = body {
+                solo.says(1, permits(number, 10_000));
+            }
+        }
+    }
+    let sender = solo.open_sender(ROOM, 1);
+    solo.send(sender, 1, &[&[3]]);
+    assert_eq!(solo.take_posts().len(), 1);
 }
 
 #[test]
