@@ -311,3 +311,6 @@ impl Sign {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
