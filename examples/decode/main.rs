@@ -134,7 +134,7 @@ fn connect(prefill: &str) -> Result<TcpStream, ExampleError> {
     loop {
         match TcpStream::connect(prefill) {
             Ok(stream) => return Ok(stream),
-            // What is no address is none later.
+            // A text that is no address will not become one.
             Err(error) if Instant::now() >= end || error.kind() == std::io::ErrorKind::InvalidInput => {
                 return Err(ExampleError::at("--prefill: cannot connect to", prefill)(error));
             }

@@ -4,9 +4,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use kv_examples::cli::Pace;
+use kv_examples::error::ExampleError;
 use kv_examples::transport;
 use kv_transfer::Time;
-use kv_transfer::tcp::{HostMemory, TcpConfig, TcpTransport};
+use kv_transfer::tcp::{HostMemory, TcpConfig, TcpError, TcpTransport};
 use kv_transfer::unstable::{Op, Transport};
 
 use super::Error;
@@ -28,7 +29,9 @@ pub fn report() -> Result<(), Error> {
     }
     for address in own() {
         if !addresses.contains(&address) {
-            println!("  address     {address} leads to hosts of its network, and is given in the same way");
+            println!(
+                "  address     {address} leads to hosts of its network (or only to containers of this host), and is given in the same way"
+            );
             addresses.push(address);
         }
     }
@@ -62,24 +65,34 @@ pub fn report() -> Result<(), Error> {
             Err(error) => println!("  speed       on {address}: {error}"),
         }
     }
-    if !works {
-        println!("  settings    no address of this host leads to this host");
-        return Err("kv-tcp: no address of this host leads to this host".into());
-    }
     // With the variables of the examples.
-    match transport::tcp(Pace::Normal) {
-        Ok(_) => println!(
-            "  settings    can be used: KV_TCP_ADDRESS, KV_TCP_ADVERTISE, and KV_TCP_TLS_CERT and so on"
-        ),
+    let settings = match transport::tcp(Pace::Normal) {
+        Err(ExampleError::Tcp(error)) if is_taken(&error) => {
+            println!("  settings    KV_TCP_ADDRESS is taken, perhaps by a worker that runs: {error}");
+            Ok(())
+        }
         Err(error) => {
             println!("  settings    cannot be used: {error}");
-            return Err(format!("kv-tcp: {error}").into());
+            Err(format!("kv-tcp: {error}").into())
         }
+        Ok(_) => {
+            println!(
+                "  settings    KV_TCP_ADDRESS, KV_TCP_ADVERTISE and KV_TCP_TLS_* can be used as they are"
+            );
+            Ok(())
+        }
+    };
+    match works {
+        true => settings,
+        false => Err("kv-tcp: no address of this host leads to this host".into()),
     }
-    Ok(())
 }
 
-/// The addresses of this host's interfaces, as the kernel lists them, without those that hosts have in common.
+fn is_taken(error: &TcpError) -> bool {
+    matches!(error, TcpError::Bind { cause, .. } if cause.kind == std::io::ErrorKind::AddrInUse)
+}
+
+/// The addresses of this host's interfaces, as the kernel lists them, without those of loopback and of links.
 fn own() -> Vec<IpAddr> {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let (fourth, sixth) = (read("/proc/net/fib_trie"), read("/proc/net/if_inet6"));

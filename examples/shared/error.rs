@@ -42,14 +42,14 @@ pub enum ExampleError {
     #[error(transparent)]
     Local(#[from] LocalError),
     /// The TCP transport could not be set up.
-    #[error("{0} (bind is KV_TCP_ADDRESS here, and advertise KV_TCP_ADVERTISE)")]
+    #[error("{}{}", .0, tcp_variable(.0))]
     Tcp(#[from] kv_transfer::tcp::TcpError),
     /// The transports could not be combined.
     #[error(transparent)]
     Ways(#[from] kv_transfer::ways::WaysError),
     /// The certificates of the TCP transport cannot be used.
     #[cfg(feature = "tls")]
-    #[error("{0} (the files are those in KV_TCP_TLS_CERT, KV_TCP_TLS_KEY and KV_TCP_TLS_CA)")]
+    #[error("{}{}", .0, tls_variables(.0))]
     Tls(#[from] kv_transfer::tcp::TlsError),
     /// Some of the variables for TLS have a value, and this one has none.
     #[error("{variable} is missing: TLS needs a certificate, its key, and the certificates of authorities")]
@@ -245,6 +245,25 @@ pub enum ExampleError {
         /// What has become of the rank.
         how: String,
     },
+}
+
+/// The variable from which the example took what the error names as a field of the transport.
+fn tcp_variable(error: &kv_transfer::tcp::TcpError) -> &'static str {
+    match error {
+        kv_transfer::tcp::TcpError::Bind { .. } => " (bind is KV_TCP_ADDRESS)",
+        kv_transfer::tcp::TcpError::Advertise { .. } => {
+            " (advertise is KV_TCP_ADVERTISE, or else KV_TCP_ADDRESS)"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(feature = "tls")]
+fn tls_variables(error: &kv_transfer::tcp::TlsError) -> &'static str {
+    match error {
+        kv_transfer::tcp::TlsError::Name { .. } => " (the name is KV_TCP_TLS_NAME)",
+        _ => " (the files are those in KV_TCP_TLS_CERT, KV_TCP_TLS_KEY and KV_TCP_TLS_CA)",
+    }
 }
 
 impl ExampleError {

@@ -307,7 +307,7 @@ const TLS_NAME: &str = "KV_TCP_TLS_NAME";
 
 fn encrypted(config: TcpConfig) -> Result<TcpConfig, ExampleError> {
     let files = TLS_FILES.map(std::env::var_os);
-    // A name of the peers alone is no plain text by mistake.
+    // Whoever sets only the name wants TLS: no plain text by mistake.
     if files.iter().all(Option::is_none) && std::env::var_os(TLS_NAME).is_none() {
         return Ok(config);
     }
@@ -328,11 +328,13 @@ fn encrypted(config: TcpConfig) -> Result<TcpConfig, ExampleError> {
     Err(ExampleError::NotBuilt { feature: "tls" })
 }
 
-/// A note for whoever starts a process whose peers may be on other hosts, if they cannot reach it by TCP: nobody has named an
-/// address of this host, although the bootstrap server has one that other hosts reach.
+/// What to tell whoever starts a process over TCP that other hosts cannot reach: no address of this host was named, and the
+/// bootstrap server is not on this host alone.
 pub fn note_of_loopback(kind: TransportKind, bootstrap: &str) -> Option<String> {
     let by_tcp = matches!(kind, TransportKind::Tcp | TransportKind::Auto);
-    let is_far = bootstrap.parse().is_ok_and(|server: SocketAddr| !server.ip().is_loopback());
+    let host = bootstrap.rsplit_once(':').map_or(bootstrap, |(host, _)| host);
+    let is_loopback = |server: SocketAddr| server.ip().is_loopback();
+    let is_far = !(host.is_empty() || host == "localhost" || bootstrap.parse().is_ok_and(is_loopback));
     (by_tcp && is_far && std::env::var_os(TCP_ADDRESS).is_none()).then(|| {
         format!(
             "{TCP_ADDRESS} is not set: only processes of this host reach this one by TCP. For others: \

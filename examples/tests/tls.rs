@@ -25,7 +25,7 @@ fn run_over(transport: &str, variables: [Option<PathBuf>; 3], options: &[&str]) 
 }
 
 #[test]
-fn tokens_are_equal_over_tls_whatever_is_killed_and_half_a_configuration_is_left_out() {
+fn tokens_are_equal_over_tls_whatever_is_killed_and_half_a_configuration_is_refused_or_left_out() {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();

@@ -362,7 +362,7 @@ mod tests {
     fn pages_that_come_after_their_time_or_after_the_right_was_revoked_are_not_put_in_place() {
         let (soon, hour) = (Duration::from_millis(100), Duration::from_secs(3600));
         assert_eq!(written(hour, soon, false, WHOLE), (Verdict::Done, 1, [1, 2]));
-        assert_eq!(written(5 * soon, 6 * soon, false, WHOLE), (Verdict::Late, 0, [1, 0]));
+        assert_eq!(written(20 * soon, 21 * soon, false, WHOLE), (Verdict::Late, 0, [1, 0]));
         assert_eq!(written(Duration::ZERO, soon, false, WHOLE), (Verdict::Late, 0, [0, 0]));
         assert_eq!(written(hour, soon, true, WHOLE), (Verdict::Revoked, 0, [1, 0]));
     }

@@ -781,7 +781,7 @@ fn a_preferred_way_on_which_hellos_get_lost_costs_one_session_and_no_later_one()
 /// Sessions that open and end within the time for which a way may be silent: each said its hello as if for the first time, and
 /// none was ever taken for the answer that does not come.
 #[test]
-fn sessions_shorter_than_the_patience_with_a_silent_way_lose_one_and_no_later_one() {
+fn sessions_shorter_than_the_patience_with_a_silent_way_cost_only_those_under_way() {
     for is_aborted in [false, true] {
         let mut solo = solo();
         solo.listen();
@@ -814,13 +814,58 @@ fn sessions_shorter_than_the_patience_with_a_silent_way_lose_one_and_no_later_on
     }
 }
 
+/// A session that ends within the time in which the peer can answer says nothing: the scheduler has changed its mind, the
+/// bootstrap server was slow, this process was stopped, or another way was tried before.
 #[test]
-fn a_session_that_is_aborted_before_an_answer_can_have_come_speaks_against_no_way() {
-    let mut solo = solo();
-    let session = meets(&mut solo, &["near", "far"]);
-    connected(&mut solo, PeerId(0));
-    solo.abort(session);
-    assert_eq!(solo.node().gauges().failed_ways, 0);
+fn sessions_that_end_before_an_answer_can_have_come_speak_against_no_way() {
+    let until = |deadline| SessionOptions::default().with(|options| options.deadline = deadline);
+    let begins = |deadline, lookup_takes| {
+        let mut solo = solo();
+        solo.listen();
+        let session = solo.open_receiver_with(ROOM, until(deadline));
+        let (lookup, _) = solo.lookups()[0];
+        solo.sleep(lookup_takes);
+        solo.found(lookup, vec![reached_by(&["near", "far"])]);
+        connected(&mut solo, PeerId(0));
+        (solo, session)
+    };
+    let (mut aborted, session) = begins(None, Duration::ZERO);
+    aborted.run_for(SECOND / 4);
+    aborted.abort(session);
+    let (mut late, _) = begins(Some(SECOND), SECOND - SECOND / 1000);
+    late.run_for(SECOND / 100);
+    let (mut stopped, _) = begins(Some(SECOND * 10), Duration::ZERO);
+    stopped.sleep(SECOND * 30);
+    stopped.input(Input::Timeout);
+    for (solo, case) in [(aborted, "aborted"), (late, "late"), (stopped, "stopped")] {
+        assert_eq!(solo.node().gauges().failed_ways, 0, "{case}");
+    }
+    let (mut solo, session) = begins(Some(SECOND * 7 / 2), Duration::ZERO);
+    while !connects(&solo).iter().any(|(_, by)| *by == theirs("far")) {
+        solo.run_until_said(SECOND * 3);
+    }
+    solo.run_for(SECOND / 2);
+    assert_eq!(
+        (solo.failure_count(session), solo.node().gauges().failed_ways),
+        (1, 1),
+        "only `near` has failed"
+    );
+    meets_again(&mut solo);
+    assert_eq!(hellos(&solo.frames(), "near").len(), 0, "the next does not go back to it");
+}
+
+#[test]
+fn one_silence_is_one_fault_of_a_way_however_many_notice_it() {
+    for ways in [&["near", "far"][..], &["near"]] {
+        let mut solo = solo();
+        solo.listen();
+        let session = meets(&mut solo, ways);
+        connected(&mut solo, PeerId(0));
+        solo.run_for(SECOND * 2);
+        solo.abort(session);
+        solo.run_for(SECOND * 6);
+        assert_eq!(faults_of_near(&mut solo), [(WayFault::Silent, SECOND)], "{ways:?}");
+    }
 }
 
 /// Strangers would fill the table of failed ways, and keep sessions away from ways that work.

@@ -152,24 +152,29 @@ impl Context {
         self.fx.tell(id, || KvWhat::WayFailed { transport: name, fault, pause });
     }
 
-    /// A session has ended while it waited for the peer to answer a hello. That the session has failed says nothing, unless its
-    /// deadline is over, or its scheduler has aborted it and the hello has been repeated: then the way has failed. Sessions that
-    /// wait for less time than a way is given for its answer would otherwise never go by another one.
+    /// A session has ended before the peer has answered its hello. If the peer had time to answer, the way has failed: sessions
+    /// shorter than the patience with a silent way would otherwise never go by another one. A session that ends within two
+    /// first pauses of the hello (`retry_first`) says nothing, and neither does a second one that has waited for the same hello.
     pub(in crate::proto) fn note_vain_wait(&mut self, id: PeerId, told: &PeerCause) {
-        let Some(peer) = self.peers.get(id).filter(|peer| !peer.is_up()) else { return };
-        let Some(said) = peer.contact.hello() else { return };
-        let is_vain = match told {
-            PeerCause::DeadlineExceeded => true,
-            PeerCause::Aborted => said.times > 1,
-            _ => false,
+        let (now, time) = (self.fx.now(), self.config.timing.retry_first * 2);
+        let had_time = |peer: &Peer| {
+            peer.contact.hello().is_some_and(|said| said.times > 1 && now - said.first_said >= time)
         };
-        // Of many sessions that end, the first has said so.
-        let way = (peer.incarnation, peer.transport.clone());
-        if is_vain && self.peers.detours.left_alone(&way, self.fx.now()).is_none() {
-            self.note_fault(id, WayFault::Silent);
+        let is_cut_short = matches!(told, PeerCause::DeadlineExceeded | PeerCause::Aborted);
+        let is_vain = self.peers.get(id).is_some_and(|peer| !peer.is_up() && had_time(peer));
+        if is_cut_short && is_vain && self.note_silence(id) {
             // The next session asks the bootstrap server anew, and goes by another way if the server names this one.
             self.lookups.forget(id);
         }
+    }
+
+    /// Notes that nothing has answered the hello of this worker. False if that was noted before, of the same hello.
+    pub(in crate::proto) fn note_silence(&mut self, id: PeerId) -> bool {
+        let is_first = self.peers.get_mut(id).is_some_and(|peer| peer.contact.blame_hello());
+        if is_first {
+            self.note_fault(id, WayFault::Silent);
+        }
+        is_first
     }
 
     /// Notes that the peer has answered over the way of its conversation.

@@ -75,6 +75,8 @@ pub(super) struct HelloSaid {
     pub(super) nonce: u64,
     pub(super) first_said: Time,
     pub(super) times: u32,
+    /// True once the way has been blamed for the silence.
+    blamed: bool,
 }
 
 /// What happens to a conversation.
@@ -139,7 +141,7 @@ impl Contact {
     /// Notes that a hello is sent. A repetition has the same nonce, so that an answer to any
     /// repetition is accepted.
     pub(super) fn greet(&mut self, nonce: u64, now: Time) -> HelloSaid {
-        let said = self.hello.get_or_insert(HelloSaid { nonce, first_said: now, times: 0 });
+        let said = self.hello.get_or_insert(HelloSaid { nonce, first_said: now, times: 0, blamed: false });
         said.times += 1;
         *said
     }
@@ -156,6 +158,11 @@ impl Contact {
         if let Some(said) = &mut self.hello {
             said.first_said = now;
         }
+    }
+
+    /// Notes that the way is blamed for the silence after the hello. True for the first time, and if there is a hello.
+    pub(super) fn blame_hello(&mut self) -> bool {
+        self.hello.as_mut().is_some_and(|said| !std::mem::replace(&mut said.blamed, true))
     }
 
     /// The hello that is not answered yet; `None` if there is none.
@@ -318,9 +325,14 @@ mod tests {
         let mut contact = Contact::new();
         let [early, late] = [1, 2].map(Time::from_nanos);
         contact.greet(7, early);
-        assert_eq!(contact.greet(8, late), HelloSaid { nonce: 7, first_said: early, times: 2 });
+        assert_eq!(
+            contact.greet(8, late),
+            HelloSaid { nonce: 7, first_said: early, times: 2, blamed: false }
+        );
+        assert_eq!([contact.blame_hello(), contact.blame_hello()], [true, false], "once for each hello");
         contact.turn(Event::HelloOver);
-        assert_eq!(contact.hello(), None);
-        assert_eq!(contact.greet(8, late), HelloSaid { nonce: 8, first_said: late, times: 1 });
+        assert_eq!((contact.hello(), contact.blame_hello()), (None, false));
+        let again = HelloSaid { nonce: 8, first_said: late, times: 1, blamed: false };
+        assert_eq!(contact.greet(8, late), again);
     }
 }

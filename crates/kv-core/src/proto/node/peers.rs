@@ -199,7 +199,7 @@ impl Node {
         match self.cx.unanswered_hello(id) {
             Some(Unanswered::Repeat) => return self.cx.say_hello(id),
             Some(Unanswered::NextWay) => {
-                self.cx.note_fault(id, WayFault::Silent);
+                self.cx.note_silence(id);
                 self.cx.peers.note_slow(id);
                 if !self.go_by_next_way(id) {
                     self.cx.say_hello(id);
@@ -207,7 +207,7 @@ impl Node {
                 return;
             }
             Some(Unanswered::GiveUp { silent_for }) => {
-                self.cx.note_fault(id, WayFault::Silent);
+                self.cx.note_silence(id);
                 // The next session asks the bootstrap server anew, and may find another way.
                 self.cx.lookups.forget(id);
                 for session in each(self.cx.stop_greeting(id)) {

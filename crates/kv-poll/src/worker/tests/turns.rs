@@ -43,13 +43,17 @@ fn published(withdraws_for: Option<Duration>) -> Driver<KvMachine> {
 
 /// Turns until the worker would sleep.
 fn until_rest(driver: &mut Driver<KvMachine>) -> Rest {
+    until_rest_or_end(driver).expect("it has ended")
+}
+
+fn until_rest_or_end(driver: &mut Driver<KvMachine>) -> Option<Rest> {
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < PATIENCE);
         match driver.turn() {
             Turn::Again => {}
-            Turn::Rest(rest) => return rest,
-            Turn::Ended(ended) => panic!("{ended:?}"),
+            Turn::Rest(rest) => return Some(rest),
+            Turn::Ended(_) => return None,
         }
     }
 }
@@ -171,9 +175,13 @@ fn a_stop_gives_the_bootstrap_client_a_turn_to_withdraw_the_record() {
 /// With a bootstrap server that does not answer, every stop would take as long as it may.
 #[test]
 fn a_worker_that_stops_does_not_sleep_through_the_time_for_the_withdrawal() {
-    let mut driver = published(Some(Duration::from_secs(3600)));
-    driver.stop(PATIENCE);
-    let rest = until_rest(&mut driver);
+    let rested = || {
+        let mut driver = published(Some(Duration::from_secs(3600)));
+        driver.stop(PATIENCE);
+        until_rest_or_end(&mut driver)
+    };
+    // A busy host may take the processor away until that time is over.
+    let rest = (0..20).find_map(|_| rested()).expect("it has ended each time");
     assert!(rest.at_most.is_some_and(|at_most| at_most <= Duration::from_millis(250)), "{rest:?}");
 }
 

@@ -23,7 +23,8 @@ pub enum Topology {
     Unequal,
 }
 
-/// Which faults a world has, and thereby what is promised in it.
+/// Which faults a world has, and thereby what is promised in it. Ways that do not lead everywhere are in all of them: another
+/// transport takes their place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Faults {
     /// All of them.
