@@ -209,6 +209,8 @@ impl EcWorld {
                 Cause::Protocol(_) | Cause::BadPages(_) | Cause::InitOrder | Cause::TooManyPages { .. } => {
                     true
                 }
+                // A peer may come by a transport that swallows what this side says: one session waits there in vain.
+                Cause::PeerUnresponsive { .. } if self.params.ways.several => false,
                 Cause::PeerLost | Cause::WayLost | Cause::PeerRestarted | Cause::PeerUnresponsive { .. } => {
                     self.service.params.lossless && self.lives.iter().all(|life| life.emptied.is_none())
                 }
