@@ -182,11 +182,22 @@ pub(crate) struct Ledger {
     pub(crate) reads_given_up: BTreeSet<(LifeId, LifeId, u16)>,
     /// What producers said of entries: consumer, producer, entry, name of the cause.
     pub(crate) said: BTreeSet<(LifeId, LifeId, Item, &'static str)>,
+    /// When sessions of a life had waited in vain for a producer that had come to the life itself, by a way that swallows what
+    /// the life says: those under way at that moment fail, and no later ones. By life and by slot of the producer.
+    in_vain: BTreeMap<(LifeId, Slot), u64>,
     /// When requests were sent that were refused for good: by consumer, producer, entry, blocks.
     pub(crate) refused: BTreeMap<(LifeId, LifeId, Item, u64), Vec<u64>>,
 }
 
 impl Ledger {
+    /// A session has failed because its producer did not answer. It need not be served if it is among the first.
+    pub(crate) fn excuse_vain_wait(&mut self, id: (LifeId, SessionId), now: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if let Some(source) = session.source {
+            session.must &= *self.in_vain.entry((id.0, source)).or_insert(now) != now;
+        }
+    }
+
     /// A life tells another one, which is this peer of its, to call their conversation so.
     pub(crate) fn tells_name(&mut self, way: (LifeId, LifeId), peer: PeerId, ours: ConversationId) {
         self.called.insert(way, ours);

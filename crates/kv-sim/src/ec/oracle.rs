@@ -161,6 +161,12 @@ impl EcWorld {
 
     fn told(&mut self, life: LifeId, id: SessionId, to: EcPoll, why: Option<&EcError>) -> Verdict {
         const ENDS: &str = "sessions_end_once_by_their_budget";
+        if self.params.ways.several
+            && let Some(EcError::Transfer(error)) = why
+            && matches!(error.cause, Cause::PeerUnresponsive { .. })
+        {
+            self.service.ledger.excuse_vain_wait((life, id), self.now);
+        }
         let Some(session) = self.service.ledger.sessions.get(&(life, id)) else {
             return broken(ENDS, format!("unknown session {id} of life {life} becomes {to}"));
         };
