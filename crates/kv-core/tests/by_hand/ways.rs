@@ -854,6 +854,31 @@ fn sessions_that_end_before_an_answer_can_have_come_speak_against_no_way() {
     assert_eq!(hellos(&solo.frames(), "near").len(), 0, "the next does not go back to it");
 }
 
+/// Pauses are shorter than the sessions: every way that has failed may be tried by each. The first of the list took them all.
+#[test]
+fn sessions_take_turns_with_ways_that_have_failed_and_whose_pauses_are_over() {
+    let mut solo = Solo::new(|config| {
+        config.transports = vec![ours("near"), ours("far")];
+        config.timing.way_retry_first = Duration::from_millis(2);
+        config.timing.way_retry_max = Duration::from_millis(2);
+    });
+    let options = || SessionOptions::default().with(|options| options.deadline = Some(SECOND));
+    let mut chosen = Vec::new();
+    for room in 1..=4 {
+        solo.open_receiver_with(Room::Number(room), options());
+        for (lookup, _) in solo.lookups() {
+            solo.found(lookup, vec![reached_by(&["near", "far"])]);
+        }
+        // A way that is tried beside is greeted after the chosen one.
+        chosen.push(greets(&solo)[0].name.clone());
+        for (peer, _) in connects(&solo) {
+            connected(&mut solo, peer);
+        }
+        solo.run_for(SECOND + SECOND / 10);
+    }
+    assert_eq!(chosen, ["near", "far", "near", "far"]);
+}
+
 #[test]
 fn one_silence_is_one_fault_of_a_way_however_many_notice_it() {
     for ways in [&["near", "far"][..], &["near"]] {

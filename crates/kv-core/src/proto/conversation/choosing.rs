@@ -2,9 +2,10 @@
 //!
 //! The transport is chosen once for each conversation. A session goes by a conversation that works,
 //! before it begins one over a transport that was not tried, and tries transports that have failed
-//! only where nothing else is left: first those whose pause is over, and among them first those over
-//! which the peer has answered before. The order of this worker's list decides among equals. So a
-//! failed transport costs the sessions that were under way on it, and no later one.
+//! only where nothing else is left: first those whose pause is over, among them first those over
+//! which the peer has answered before, and then the one whose pause has been over for longest. The
+//! order of this worker's list decides among equals. So a failed transport costs the sessions that
+//! were under way on it, and no later one.
 //!
 //! A preferred transport that has failed is tried again after a pause, and no session waits for that;
 //! so is every other one while the peer does not answer over the chosen one. Once the peer answers
@@ -34,8 +35,8 @@ enum Prospect {
     Works,
     /// Nothing speaks against the way.
     Untried,
-    /// The way has failed, and its pause is over.
-    Due(Footing),
+    /// The way has failed, and its pause is over since this moment.
+    Due(Footing, Time),
     /// The way has failed, and is left alone until this moment.
     LeftAlone(Footing, Time),
 }
@@ -65,10 +66,11 @@ impl Context {
         let is_met = self.peer_by(life, way).is_some_and(Peer::has_fallen_silent);
         let footing = if is_met { Footing::Met } else { Footing::Unmet };
         let (way, now) = ((life, way.clone()), self.fx.now());
-        match self.peers.detours.left_alone(&way, now) {
-            Some(until) => Prospect::LeftAlone(footing, until),
-            None if is_met || self.peers.detours.is_due(&way, now) => Prospect::Due(footing),
-            None => Prospect::Untried,
+        match (self.peers.detours.left_alone(&way, now), self.peers.detours.due_since(&way, now)) {
+            (Some(until), _) => Prospect::LeftAlone(footing, until),
+            (None, Some(since)) => Prospect::Due(footing, since),
+            (None, None) if is_met => Prospect::Due(footing, Time::ZERO),
+            (None, None) => Prospect::Untried,
         }
     }
 

@@ -86,9 +86,14 @@ impl Detours {
         self.failed.get(way).is_some_and(|failed| failed.answered.is_none())
     }
 
+    /// Since when the way, which has failed before, may be tried again; `None` if it has not failed, or may not.
+    pub(super) fn due_since(&self, way: &Way, now: Time) -> Option<Time> {
+        self.failed.get(way).map(|failed| failed.until).filter(|until| *until <= now)
+    }
+
     /// True if the way has failed before, and may be tried again.
     pub(super) fn is_due(&self, way: &Way, now: Time) -> bool {
-        self.failed.get(way).is_some_and(|failed| failed.until <= now)
+        self.due_since(way, now).is_some()
     }
 
     /// How many ways are remembered.
