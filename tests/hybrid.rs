@@ -113,9 +113,11 @@ fn advance(prefill: &mut Hybrid, decode: &mut Hybrid, request: &mut Request, suc
         request.sender = None;
     }
     if let Some(receiver) = &mut request.receiver {
+        let reclaimed = receiver.reclaim();
+        // After that: the session may end between two looks.
         let (poll, failure) = (receiver.poll(), receiver.failure());
         assert!(poll != KvPoll::Failed || !request.whole, "{failure:?}");
-        if let Some(reclaimed) = receiver.reclaim() {
+        if let Some(reclaimed) = reclaimed {
             if poll == KvPoll::Success {
                 check(decode, request, &reclaimed);
                 *succeeded += 1;
