@@ -418,15 +418,20 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_connection_that_a_revoked_guest_adds_brings_no_right_to_write() {
-        let arena = Arena::new(4096).unwrap();
-        let (mut transport, _guest, token) = served(&arena);
+    fn until_a_guest_is_here(transport: &mut TcpTransport) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while transport.guests.len() == 0 {
             assert!(Instant::now() < deadline);
             transport.poll(Time::ZERO, &mut Vec::new());
         }
+    }
+
+    #[test]
+    fn a_connection_that_a_revoked_guest_adds_brings_no_right_to_write() {
+        let arena = Arena::new(4096).unwrap();
+        let (mut transport, _guest, token) = served(&arena);
+        until_a_guest_is_here(&mut transport);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let id = transport.guests.of(token)[0];
         transport.guests.get_mut(id).unwrap().revoked = true;
         let to = Identity::of(transport.given.token(), &transport.metadata().unwrap());
@@ -459,11 +464,7 @@ mod tests {
     fn a_guest_speaks_only_for_the_metadata_of_which_its_hello_has_the_hash() {
         let arena = Arena::new(4096).unwrap();
         let (mut transport, _guest, token) = served(&arena);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while transport.guests.len() == 0 {
-            assert!(Instant::now() < deadline);
-            transport.poll(Time::ZERO, &mut Vec::new());
-        }
+        until_a_guest_is_here(&mut transport);
         let addresses = vec![transport.local_addr()];
         let metadata = Metadata { token, addresses, regions: vec![4096], tls: false }.encode().unwrap();
         let guest = transport.guests.of(token)[0];

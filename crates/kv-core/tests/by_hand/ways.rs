@@ -217,7 +217,13 @@ pub fn lost(solo: &mut Solo, peer: PeerId) {
 
 /// A further session: answers its lookup, if it asks. True if it has asked.
 pub fn meets_again(solo: &mut Solo) -> (SessionId, bool) {
-    let session = solo.open_receiver(ROOM, None);
+    meets_within(solo, ROOM, None)
+}
+
+/// The same for a session of this room with a deadline of its own.
+fn meets_within(solo: &mut Solo, room: Room, deadline: Option<Duration>) -> (SessionId, bool) {
+    let options = SessionOptions::default().with(|options| options.deadline = deadline);
+    let session = solo.open_receiver_with(room, options);
     let lookup = solo.lookups().first().map(|(lookup, _)| *lookup);
     if let Some(lookup) = lookup {
         solo.found(lookup, vec![reached_by(&["near", "far"])]);
@@ -786,14 +792,7 @@ fn sessions_shorter_than_the_patience_with_a_silent_way_cost_only_those_under_wa
         let mut solo = solo();
         solo.listen();
         let deadline = (!is_aborted).then_some(SECOND);
-        let options = || SessionOptions::default().with(|options| options.deadline = deadline);
-        let first = [1, 2, 3].map(|room| {
-            let session = solo.open_receiver_with(Room::Number(room), options());
-            for (lookup, _) in solo.lookups() {
-                solo.found(lookup, vec![reached_by(&["near", "far"])]);
-            }
-            session
-        });
+        let first = [1, 2, 3].map(|room| meets_within(&mut solo, Room::Number(room), deadline).0);
         connected(&mut solo, PeerId(0));
         solo.run_for(SECOND);
         for session in first.into_iter().filter(|_| is_aborted) {
@@ -841,9 +840,7 @@ fn sessions_that_end_before_an_answer_can_have_come_speak_against_no_way() {
         assert_eq!(solo.node().gauges().failed_ways, 0, "{case}");
     }
     let (mut solo, session) = begins(Some(SECOND * 7 / 2), Duration::ZERO);
-    while !connects(&solo).iter().any(|(_, by)| *by == theirs("far")) {
-        solo.run_until_said(SECOND * 3);
-    }
+    until_far_is_tried(&mut solo);
     solo.run_for(SECOND / 2);
     assert_eq!(
         (solo.failure_count(session), solo.node().gauges().failed_ways),
@@ -862,13 +859,9 @@ fn sessions_take_turns_with_ways_that_have_failed_and_whose_pauses_are_over() {
         config.timing.way_retry_first = Duration::from_millis(2);
         config.timing.way_retry_max = Duration::from_millis(2);
     });
-    let options = || SessionOptions::default().with(|options| options.deadline = Some(SECOND));
     let mut chosen = Vec::new();
     for room in 1..=4 {
-        solo.open_receiver_with(Room::Number(room), options());
-        for (lookup, _) in solo.lookups() {
-            solo.found(lookup, vec![reached_by(&["near", "far"])]);
-        }
+        meets_within(&mut solo, Room::Number(room), Some(SECOND));
         // A way that is tried beside is greeted after the chosen one.
         chosen.push(greets(&solo)[0].name.clone());
         for (peer, _) in connects(&solo) {
